@@ -1,0 +1,37 @@
+PYTHON ?= python3
+BIN := .venv/bin
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all lint bench clean
+
+help: ## list the commands
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+
+setup: .venv/installed ## build .venv with every extra, at the versions of constraints.txt
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[encoder,scale,lab,dev]'
+	@touch $@
+
+demo: setup ## one low-temperature run with its report: demo/report.html
+	$(BIN)/metastable simulate examples/three_phases.toml --out demo
+
+test: lint ## lint, types, tests, browser
+	$(BIN)/pytest -n 2 -m "not slow"
+
+test-all: lint ## the same with the slow tests
+	$(BIN)/pytest -n 2
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup ## measure the ratios quoted in the README and record them in benchmarks/results/
+	$(BIN)/python benchmarks/flash.py
+	$(BIN)/python benchmarks/spectrum.py
+	$(BIN)/python benchmarks/two_atoms.py
+
+clean: ## remove what the other commands made
+	rm -rf .venv demo .pytest_cache .mypy_cache .ruff_cache .hypothesis build

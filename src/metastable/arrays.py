@@ -1,0 +1,52 @@
+"""Reading arrays that users hand in: what is refused, and in which words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metastable.errors import BadInput
+
+Array = Any
+"""Anything that `torch.as_tensor` takes: tensors, numpy arrays, nested lists."""
+
+
+def tensor(a: Array, name: str) -> Tensor:
+    try:
+        # Lists become float64 here; torch alone would make them float32.
+        t = torch.as_tensor(a if isinstance(a, Tensor) else np.asarray(a))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadInput(f"{name} is not an array of numbers: {str(error).splitlines()[0]}") from error
+    if t.is_complex():
+        raise BadInput(f"{name} is complex; heads and tokens are real")
+    t = t if t.is_floating_point() and t.dtype in (torch.float32, torch.float64) else t.to(torch.float64)
+    if not bool(torch.isfinite(t).all()):
+        raise BadInput(f"{name} holds a number that is not finite ({_first_bad(t)}); check how it was made")
+    return t
+
+
+def matrix(a: Array, name: str) -> Tensor:
+    t = tensor(a, name)
+    if t.ndim != 2 or 0 in t.shape:
+        raise BadInput(f"{name} has shape {tuple(t.shape)}, expected a matrix with two dimensions")
+    return t
+
+
+def vector(a: Array, name: str, length: int | None) -> Tensor:
+    t = tensor(a, name)
+    if t.ndim != 1 or len(t) == 0 or (length is not None and len(t) != length):
+        wanted = "a vector" if length is None else f"a vector of {length} numbers"
+        raise BadInput(f"{name} has shape {tuple(t.shape)}, expected {wanted}")
+    return t
+
+
+def _first_bad(t: Tensor) -> str:
+    index = (~torch.isfinite(t)).nonzero()[0].tolist()
+    return f"{float(t[tuple(index)])} at {index}"
+
+
+def shape_of(t: Tensor) -> str:
+    return "×".join(str(n) for n in t.shape)

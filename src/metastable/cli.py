@@ -1,0 +1,106 @@
+"""The command line: parse, call, print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="metastable",
+    help="Token dynamics of mean-field transformers at low temperature: simulate, predict, measure.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+
+EXIT_FINDING, EXIT_BAD_INPUT = 1, 2
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if version:
+        from metastable import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command(epilog="Example:  metastable simulate --beta 100 --until 20 --law graded --n 2000 --out demo")
+def simulate(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; flags override what it says.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Inverse temperature, 0 or more; inf is hardmax.")] = None,
+    until: Annotated[float | None, typer.Option(help="The time at which to stop.")] = None,
+    interaction: Annotated[str | None, typer.Option(help="Spectrum of B, as 1.5,1.0,0.6.")] = None,
+    value: Annotated[str | None, typer.Option(help="Spectrum of V, as 1.2,0.9,0.5.")] = None,
+    head: Annotated[Path | None, typer.Option(help="A .npz file with query, key and value.")] = None,
+    law: Annotated[str | None, typer.Option(help="Starting law: uniform, graded, fibonacci, …")] = None,
+    n: Annotated[int | None, typer.Option(help="Number of tokens.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the starting law.")] = None,
+    tol: Annotated[float | None, typer.Option(help="Error a step of the adaptive method.")] = None,
+    method: Annotated[str | None, typer.Option(help="auto, dopri5, rk4, heun or euler.")] = None,
+    step: Annotated[float | None, typer.Option(help="Step of the fixed-step methods.")] = None,
+    save: Annotated[int | None, typer.Option(help="How many times to save.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, dense or flash.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for run.zarr, run.json and report.html.")] = Path("metastable-run"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run in that folder.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Follow a cloud of tokens under one head and report the three phases.
+
+    The run is kept as it goes: the same command after an interruption resumes where it stopped.
+    """
+    flags = {"beta": beta, "until": until, "tol": tol, "method": method, "step": step, "save": save, "engine": engine}
+    head_flags = {"interaction": interaction, "value": value, "file": head}
+    cloud_flags = {"law": law, "n": n, "seed": seed}
+    with _one_line_errors(debug):
+        from metastable import commands
+
+        found = commands.simulate(config, flags, head_flags, cloud_flags, out, overwrite)
+        _print(found, as_json)
+
+
+def _print(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found, indent=1, allow_nan=False, ensure_ascii=False))
+        return
+    from metastable.summary import lines
+
+    print("\n".join(lines(found)))
+    print(f"report: {found['report']}")
+
+
+@contextmanager
+def _one_line_errors(debug: bool) -> Iterator[None]:
+    """Turn an error into one line on standard error and an exit code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _complain("interrupted; the same command goes on from the last checkpoint", debug)
+        raise typer.Exit(130) from None
+    except Exception as error:
+        if type(error).__name__ == "SimulationStopped":
+            code = EXIT_FINDING
+        elif isinstance(error, (ValueError, OSError)):
+            code = EXIT_BAD_INPUT
+        else:
+            raise
+        if debug:
+            raise
+        _complain(str(error), debug)
+        raise typer.Exit(code) from None
+
+
+def _complain(message: str, debug: bool) -> None:
+    print(f"metastable: {' '.join(message.split())}", file=sys.stderr)
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,62 @@
+"""What each command does once its arguments are parsed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from metastable import configuration, store
+from metastable.errors import BadInput
+from metastable.simulation import simulate as run_simulation
+from metastable.summary import summarise
+
+DEFAULT_HEAD = {"interaction": [1.5, 1.0, 0.6], "value": [1.2, 0.9, 0.5], "seed": 0}
+DEFAULT_CLOUD = {"law": "uniform", "n": 1000}
+
+
+def simulate(
+    config: Path | None,
+    flags: dict[str, Any],
+    head_flags: dict[str, Any],
+    cloud_flags: dict[str, Any],
+    out: Path,
+    overwrite: bool,
+) -> dict[str, Any]:
+    """Run (or resume) a simulation in the folder `out`, write its report, and return its findings."""
+    head, cloud, arguments = configuration.build(_tables(config, flags, head_flags, cloud_flags))
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out {out} is a file; give a folder")
+    target = store.run_path(out)
+    if overwrite:
+        for old in (target, target.with_name(target.name + ".part")):
+            shutil.rmtree(old, ignore_errors=True)
+    run = run_simulation(head, cloud, checkpoint=target, **arguments)
+    found = summarise(run)
+    report = run.report(out / "report.html")
+    return {**found, "run": str(target), "report": str(report)}
+
+
+def _tables(
+    config: Path | None, flags: dict[str, Any], head_flags: dict[str, Any], cloud_flags: dict[str, Any]
+) -> dict[str, Any]:
+    """The TOML file, if any, with the flags written over it."""
+    tables = configuration.read(config) if config else {}
+    tables |= {key: value for key, value in flags.items() if value is not None}
+    given = {key: _spectrum(key, value) for key, value in head_flags.items() if value is not None}
+    if "file" in given:
+        tables["head"] = given
+    else:
+        tables["head"] = {**(tables.get("head") or DEFAULT_HEAD), **given}
+    law = {key: value for key, value in cloud_flags.items() if value is not None}
+    tables["cloud"] = {**(tables.get("cloud") or DEFAULT_CLOUD), **law}
+    return tables
+
+
+def _spectrum(key: str, value: Any) -> Any:
+    if key == "file":
+        return str(value)
+    try:
+        return [float(part) for part in value.split(",")]
+    except ValueError:
+        raise BadInput(f"--{key} is {value!r}; give numbers with commas, as 1.5,1.0,0.6") from None

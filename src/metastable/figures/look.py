@@ -1,0 +1,92 @@
+"""The common look of all figures: palette, fonts, layout, and numbers written for people."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import plotly.graph_objects as go
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
+INK, GREY, FAINT = "#222222", "#6B6B6B", "#DDDDDD"
+
+CYCLE = [[i / 5, colour] for i, colour in enumerate((BLUE, GREEN, ORANGE, VERMILLION, PURPLE, BLUE))]
+"""A colour scale for angles: both ends are the same blue."""
+
+TITLE_HEIGHT = 62
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+CONFIG: dict[str, Any] = {
+    "responsive": True,
+    "displaylogo": False,
+    # A wheel or a finger that scrolls the page must not zoom the sphere under it.
+    "scrollZoom": False,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d", "tableRotation", "resetCameraLastSave3d"],
+}
+"""What to hand to `figure.show(config=…)` or `to_html(config=…)`."""
+
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def number(x: float | None) -> str:
+    """Three significant digits: 0.123, 1230, 4.56×10⁻⁷, ∞; a dash for what is not known.
+
+    >>> number(0.123456), number(12345.0), number(-4.56e-7)
+    ('0.123', '12300', '−4.56×10⁻⁷')
+    """
+    if x is None or math.isnan(x):
+        return "–"
+    sign = "−" if x < 0 else ""
+    if math.isinf(x):
+        return sign + "∞"
+    if x == 0 or 1e-3 <= abs(x) < 1e5:
+        return sign + f"{float(f'{abs(x):.3g}'):.10g}"
+    mantissa, exponent = f"{abs(x):.2e}".split("e")
+    return f"{sign}{float(mantissa):g}×10{str(int(exponent)).translate(_SUPERSCRIPT)}"
+
+
+def plain(title: str, height: int, caption: str, note: str = "") -> go.Figure:
+    """An empty figure in the common look; `note` is the line under the title, `caption` goes with it (see `caption`)."""
+    figure = go.Figure()
+    dress(figure, title, height, caption, note)
+    return figure
+
+
+def dress(figure: go.Figure, title: str, height: int, caption: str, note: str = "") -> None:
+    text: dict[str, Any] = {"text": title, "x": 0, "xref": "paper", "yref": "container", "y": 1, "yanchor": "top"}
+    text |= {"pad": {"t": 12}, "font": {"size": 18}, "automargin": False}
+    if note:
+        text["subtitle"] = {"text": note, "font": {"size": 13, "color": GREY}}
+    figure.update_layout(
+        template="none",
+        title=text,
+        height=height,
+        font={"family": FONT, "size": 14, "color": INK},
+        margin={"l": 64, "r": 18, "t": TITLE_HEIGHT, "b": 48},
+        paper_bgcolor="white",
+        plot_bgcolor="white",
+        hoverlabel={"font": {"family": FONT, "size": 13}},
+        meta={"caption": caption},
+    )
+    axis = {"linecolor": GREY, "gridcolor": FAINT, "ticks": "outside", "tickcolor": GREY, "zeroline": False}
+    figure.update_xaxes(showline=True, title_standoff=8, **axis)
+    figure.update_yaxes(showline=True, title_standoff=8, **axis)
+
+
+def caption(figure: go.Figure) -> str:
+    """How to read the figure and what was left out of it, in one to three sentences."""
+    return str(figure.layout.meta["caption"])
+
+
+def untitled(figure: go.Figure) -> go.Figure:
+    """The same figure for a page that has its own heading; the room of the title is given back."""
+    figure.update_layout(title=None, margin_t=max(12, (figure.layout.margin.t or 0) - TITLE_HEIGHT + 12))
+    return figure
+
+
+def wrapped(text: str, width: int) -> str:
+    """Plotly breaks no lines of its own."""
+    import textwrap
+
+    return "<br>".join(textwrap.wrap(text, width))

@@ -1,0 +1,79 @@
+"""What a run says about its distance to the limit law, asked for once and shared by figure and report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from metastable.errors import BadInput, SimulationStopped
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from metastable.phases import Phases
+    from metastable.run import Run
+    from metastable.transport import NoiseFloor
+
+DIAMETER = 2.0
+"""No two laws on the unit sphere are further apart than this in chordal distance."""
+
+_Part = TypeVar("_Part")
+
+
+@dataclass
+class Measured:
+    """Curves, noise floor and phases of a run. A part that could not be had is None and `missing` says why."""
+
+    distance: xr.DataArray | None = None
+    laplace: xr.DataArray | None = None
+    lyapunov: xr.DataArray | None = None
+    certificate: xr.DataArray | None = None
+    floor: NoiseFloor | None = None
+    phases: Phases | None = None
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def bound(self) -> np.ndarray | None:
+        """Certificate + Lyapunov term, (T,): by the triangle inequality above the distance. None without either."""
+        if self.certificate is None or self.lyapunov is None:
+            return None
+        return np.asarray(self.certificate.values + self.lyapunov["upper"].values)
+
+    @property
+    def vacuous_from(self) -> float | None:
+        """The first saved time at which the bound reaches the sphere's diameter, from where on it says nothing."""
+        if self.bound is None or self.certificate is None:
+            return None
+        above = np.flatnonzero(~(self.bound < DIAMETER))
+        return float(self.certificate["time"][above[0]]) if len(above) else None
+
+
+def measure(run: Run) -> Measured:
+    """Ask the run for everything that it can say."""
+    found = Measured()
+    if run.theory.no_limit:
+        found.missing.append(f"There is no limit law to measure a distance to: {run.theory.no_limit}.")
+        return found
+    found.distance = run.distance()
+    found.phases = run.phases()
+    found.floor = run.noise_floor()
+    found.laplace = _try(run.laplace_term, "Laplace term", found.missing)
+    found.lyapunov = _try(run.lyapunov_term, "Lyapunov term", found.missing)
+    if run.head.offset is not None:
+        found.missing.append("The bound is left out: its Lipschitz constant is that of a head without an offset.")
+    elif not np.isfinite(run.theory.lipschitz):
+        found.missing.append("The bound is left out: B is singular, so its Lipschitz constant L is infinite.")
+    else:
+        found.certificate = run.certificate()
+    return found
+
+
+def _try(part: Callable[[], _Part], name: str, missing: list[str]) -> _Part | None:
+    try:
+        return part()
+    except (BadInput, SimulationStopped) as reason:
+        missing.append(f"The {name} is left out: {reason}.")
+        return None

@@ -1,0 +1,1 @@
+"""Integrators, one file each, the step control for the adaptive one, and the exact flows."""

@@ -1,0 +1,59 @@
+"""Observables of one cloud: how far tokens have come together, without reference to any limit."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from scipy.sparse.csgraph import connected_components
+
+from metastable.attention import log_partition
+from metastable.cloud import Cloud
+from metastable.head import Head
+
+
+def observe(head: Head, cloud: Cloud, beta: float, sample: int, seed: int) -> dict[str, float]:
+    """Observables of one cloud.
+
+    log_energy : log (1/2β)∬ e^{β⟨Bᵀx,y⟩} dμ dμ  (NaN for β = 0 or ∞), on at most `sample` tokens
+    mean_cosine : Σ_{i≠j} w_i w_j ⟨x_i,x_j⟩ / Σ_{i≠j} w_i w_j
+    effective_rank : exp of the entropy of the eigenvalues of Σ w x xᵀ: 1 (one direction) to d (uniform)
+    clusters : number of groups of tokens linked by steps shorter than max(β, 1)^{−1/2}, on at most `sample`
+        tokens (1e-3 for β = ∞)
+    """
+    part = cloud.subset(sample, seed)
+    return {
+        "log_energy": _log_energy(head, part, beta),
+        "mean_cosine": _mean_cosine(cloud),
+        "effective_rank": _effective_rank(cloud),
+        "clusters": float(_clusters(part, 1e-3 if math.isinf(beta) else max(beta, 1.0) ** -0.5)),
+    }
+
+
+def _log_energy(head: Head, cloud: Cloud, beta: float) -> float:
+    if beta == 0 or math.isinf(beta):
+        return math.nan
+    u = beta * head.to(cloud.dtype, cloud.points.device).directions(cloud.points)
+    inner = log_partition(cloud.points, cloud.log_weights, u)
+    return float(torch.logsumexp(inner + cloud.log_weights, 0)) - math.log(2 * beta)
+
+
+def _mean_cosine(cloud: Cloud) -> float:
+    w, x = cloud.weights.double(), cloud.points.double()
+    same = float((w * w).sum())
+    mean = (w.unsqueeze(1) * x).sum(dim=0)
+    return (float(mean @ mean) - same) / (1 - same) if len(cloud) > 1 and same < 1 else 1.0
+
+
+def _effective_rank(cloud: Cloud) -> float:
+    w, x = cloud.weights.double(), cloud.points.double()
+    values = torch.linalg.eigvalsh(x.T @ (w.unsqueeze(1) * x)).clamp_min(0)
+    shares = values / values.sum()
+    return math.exp(-float(torch.special.xlogy(shares, shares).sum()))
+
+
+def _clusters(cloud: Cloud, reach: float) -> int:
+    """Connected components of the tokens closer than `reach`."""
+    x = cloud.points.double()
+    near = (torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist") < reach).cpu().numpy()
+    return int(connected_components(near, directed=False)[0])

@@ -1,0 +1,105 @@
+"""What happened in a run, in plain English and in a handful of numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from metastable.figures.look import number
+
+if TYPE_CHECKING:
+    from metastable.figures.measured import Measured
+    from metastable.phases import Phases
+    from metastable.run import Run
+    from metastable.verdict import Verdict
+
+
+def headline(run: Run, measured: Measured) -> str:
+    """One or two sentences: what the tokens did, and when."""
+    phases = measured.phases
+    if phases is None:
+        return f"This head has no limit law to compare with: {run.theory.no_limit}."
+    end, least = f"t = {number(phases.horizon)}", number(phases.least)
+    if math.isinf(run.theory.gap):
+        assert measured.distance is not None
+        away = number(float(measured.distance[-1]))
+        return f"No direction is preferred, so every token starts at its limit; at {end} they were at distance {away} from it."
+    if phases.course == "one time":
+        return f"Only one time was saved: distance {least} from the limit law at {end}."
+    if phases.concentrated is None and phases.course == "still":
+        return f"Hardly anything changed: the distance to the limit law stayed near {least} up to {end}."
+    if phases.concentrated is None:
+        return f"Tokens were still concentrating when the run ended at {end}, at distance {least} from the limit law."
+    came = f"Tokens concentrated by t = {number(phases.concentrated)}"
+    if phases.terminal is None:
+        return f"{came} and stayed near distance {least} from the limit law; a terminal phase was not seen up to {end}."
+    lasted = number(phases.terminal - phases.concentrated)
+    stayed = f"stayed for {lasted} time units near distance {least} from the limit law"
+    return f"{came}, {stayed}, and left for the terminal phase at t = {number(phases.terminal)}.{_later(phases)}"
+
+
+def _later(phases: Phases) -> str:
+    """Where the tokens came to rest after they had left, if they did."""
+    later = [p for p in phases.plateaus if phases.terminal is not None and p.end > phases.terminal]
+    if not later:
+        return ""
+    last = later[-1]
+    until = "to the end" if last.end == phases.horizon else f"to t = {number(last.end)}"
+    return f" They rested again at distance {number(last.level)} from t = {number(last.start)} {until}."
+
+
+def assumptions(verdict: Verdict) -> str:
+    """How many of the theory's assumptions the head meets."""
+    names = {s: [c.name for c in verdict.checks if c.status == s] for s in ("fails", "doubtful")}
+    if not names["fails"] and not names["doubtful"]:
+        return f"All {len(verdict.checks)} assumptions of the theory hold for this head."
+    parts = [
+        f"{len(found)} {word if len(found) > 1 else singular} ({'; '.join(found)})"
+        for found, singular, word in ((names["fails"], "fails", "fail"), (names["doubtful"], "is doubtful", "are doubtful"))
+        if found
+    ]
+    return f"Of the theory's {len(verdict.checks)} assumptions, {' and '.join(parts)}."
+
+
+@dataclass(frozen=True)
+class KeyNumber:
+    """A number with its name and what it means."""
+
+    name: str
+    value: str
+    meaning: str
+
+
+def key_numbers(run: Run, measured: Measured) -> list[KeyNumber]:
+    """The numbers to quote from a run, each with a word on how to take it."""
+    th = run.theory
+    weights = "equal weights" if run.cloud.equal_weights else "weighted"
+    found = [
+        KeyNumber("tokens N", f"{len(run.cloud):,}".replace(",", " "), f"{weights}, law: {run.cloud.law['law']}"),
+        KeyNumber("dimension d", str(run.cloud.dim), "tokens live on the unit sphere of this space"),
+        KeyNumber("inverse temperature β", number(run.beta), "the larger, the sharper the attention"),
+    ]
+    return [*found, *_of_the_distance(run, measured), *_of_the_theory(run, measured)] if not th.no_limit else found
+
+
+def _of_the_distance(run: Run, m: Measured) -> list[KeyNumber]:
+    assert m.phases is not None
+    assert m.floor is not None
+    above = "above" if m.phases.least > m.floor.mean else "NOT above"
+    size = f"{m.floor.size} tokens" + ("" if m.floor.size == m.floor.tokens else ", so too high for the run's own N")
+    return [
+        KeyNumber("least distance", number(m.phases.least), f"W₂ to the limit law, at t = {number(m.phases.least_time)}"),
+        KeyNumber("noise floor", number(m.floor.mean), f"two samples of the limit, {size}; the least distance is {above} it"),
+    ]
+
+
+def _of_the_theory(run: Run, m: Measured) -> list[KeyNumber]:
+    th = run.theory
+    bound = "none" if m.bound is None else "the whole run" if m.vacuous_from is None else f"t < {number(m.vacuous_from)}"
+    return [
+        KeyNumber("token rate c", number(th.rate), "a single token approaches its limit like e^(−ct)"),
+        KeyNumber("law rate", number(th.law_rate()), "the whole law does so more slowly, at this rate in W₂"),
+        KeyNumber("Lipschitz constant L", number(th.lipschitz), "two zero-temperature flows part at most like e^(Lt)"),
+        KeyNumber("bound says something for", bound, "later it exceeds 2, the diameter of the sphere"),
+    ]

@@ -1,0 +1,303 @@
+"""`simulate`: a head, a cloud and an inverse temperature make a run."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metastable import store
+from metastable.attention import choose
+from metastable.checkpoint import Checkpoint
+from metastable.cloud import Cloud
+from metastable.errors import BadInput, SimulationStopped
+from metastable.fields import check_beta, velocity, zero_temperature
+from metastable.flow.dopri5 import dopri5, first_step, next_step
+from metastable.flow.euler import euler
+from metastable.flow.heun import heun
+from metastable.flow.rk4 import rk4
+from metastable.head import Head
+from metastable.progress import Progress
+from metastable.run import Run
+
+FIXED = {"euler": euler, "heun": heun, "rk4": rk4}
+METHODS = ("auto", "dopri5", *FIXED)
+FRAME_BYTES = 256 * 2**20
+CHECKPOINT_SECONDS = 20.0
+
+
+def simulate(
+    head: Head,
+    cloud: Cloud,
+    beta: float,
+    until: float,
+    *,
+    method: str = "auto",
+    tol: float = 1e-6,
+    step: float | None = None,
+    save: int | Sequence[float] | None = None,
+    engine: str = "auto",
+    checkpoint: str | Path | None = None,
+    progress: bool | None = None,
+) -> Run:
+    """Follow dx/dt = P_x V m_β[μ_t](x) for all tokens of `cloud` from 0 to `until`.
+
+    Parameters
+    ----------
+    beta : inverse temperature, 0 ≤ β ≤ inf; inf is hardmax
+    method : "dopri5" adapts its steps to `tol`; "euler", "heun" and "rk4" take steps of at most `step`.
+        "auto" is dopri5, and for β = inf, where the field jumps, heun
+    tol : largest estimated error a step (RMS over tokens of the error's length), for dopri5
+    step : for the fixed-step methods, 0.01 unless given
+    save : how many equally spaced times to save, or the times themselves; 0 and `until` are always saved.
+        By default 101, fewer when the frames would exceed 256 MiB
+    engine : "auto", "dense" or "flash", see `attend`
+    checkpoint : a path like "run.zarr". The run is saved there, progress is kept beside it in "run.zarr.part", and
+        the same call after an interruption goes on from there to the same bits
+    progress : show a bar with the time left; by default when standard error is a terminal
+
+    Raises
+    ------
+    BadInput : an argument cannot be used
+    SimulationStopped : a number is no longer finite, or no step is small enough for `tol`
+    """
+    plan = _plan(head, cloud, beta, until, method, tol, step, save, engine)
+    head = head.to(cloud.dtype, cloud.points.device)
+    if checkpoint is None:
+        return _Solver(head, cloud, plan).run(Progress(until, progress))
+    target = store.run_path(checkpoint)
+    identity = {**plan.configuration(), "digest": store.digest(head, cloud)}
+    if target.exists():
+        return _finished(target, identity)
+    kept = Checkpoint(target, identity)
+    run = _Solver(head, cloud, plan, kept).run(Progress(until, progress))
+    run.save(target)
+    kept.remove()
+    return run
+
+
+@dataclass(frozen=True)
+class _Plan:
+    beta: float
+    times: tuple[float, ...]
+    method: str
+    tol: float
+    step: float
+    engine: str
+
+    def configuration(self) -> dict[str, Any]:
+        chosen = {"tol": self.tol} if self.method == "dopri5" else {"step": self.step}
+        beta = "inf" if math.isinf(self.beta) else self.beta
+        return {
+            "beta": beta,
+            "method": self.method,
+            **chosen,
+            "engine": self.engine,
+            "times": list(self.times),
+        }
+
+
+def _plan(
+    head: Head,
+    cloud: Cloud,
+    beta: float,
+    until: float,
+    method: str,
+    tol: float,
+    step: float | None,
+    save: int | Sequence[float] | None,
+    engine: str,
+) -> _Plan:
+    if head.dim != cloud.dim:
+        raise BadInput(f"the head has d = {head.dim} and the cloud d = {cloud.dim}; they must agree")
+    beta = check_beta(beta)
+    until = _positive("until", until)
+    tol = _positive("tol", tol)
+    if method not in METHODS:
+        raise BadInput(f"method is {method!r}; choose one of {', '.join(METHODS)}")
+    if method == "auto":
+        method = "heun" if math.isinf(beta) else "dopri5"
+    if method == "dopri5" and step is not None:
+        raise BadInput("step= is for the methods euler, heun and rk4; dopri5 chooses its steps from tol=")
+    chosen = choose(engine, cloud, len(cloud))
+    h = 0.01 if step is None else _positive("step", step)
+    return _Plan(beta, _saved_times(save, until, cloud), method, tol, h, chosen)
+
+
+def _positive(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 < value < math.inf):
+        raise BadInput(f"{name} is {value!r}; it must be a finite number above 0")
+    return float(value)
+
+
+def _saved_times(save: int | Sequence[float] | None, until: float, cloud: Cloud) -> tuple[float, ...]:
+    if save is None:
+        save = max(11, min(101, FRAME_BYTES // (cloud.points.numel() * cloud.points.element_size())))
+    if isinstance(save, int) and not isinstance(save, bool):
+        if save < 2:
+            raise BadInput(f"save is {save}; at least 2 times are saved, 0 and until")
+        return tuple(float(t) for t in np.linspace(0.0, until, save))
+    try:
+        times = {float(t) for t in save}  # type: ignore[union-attr]
+    except (TypeError, ValueError):
+        raise BadInput(f"save is {save!r}; give a whole number or a list of times") from None
+    outside = [t for t in times if not 0 <= t <= until]
+    if outside:
+        raise BadInput(f"save holds the time {outside[0]}, outside of 0 … {until}")
+    return tuple(sorted(times | {0.0, until}))
+
+
+def _finished(target: Path, identity: dict[str, Any]) -> Run:
+    """The run that an earlier call completed, if it is the same one."""
+    run = Run.load(target)
+    found = {key: run.configuration.get(key) for key in identity if key != "digest"}
+    found["digest"] = store.digest(run.head, run.cloud)
+    for key in identity:
+        if found[key] != identity[key]:
+            raise BadInput(f"{target} holds another run ({key} differs); choose another name or delete it first")
+    return run
+
+
+@dataclass
+class _State:
+    """All that the next step depends on."""
+
+    t: float
+    x: Tensor
+    k: Tensor
+    h: float
+    saved: int = 1
+    steps: int = 0
+    rejected: int = 0
+    evaluations: int = 1
+    errors: list[tuple[float, float]] = field(default_factory=list)
+
+
+class _Solver:
+    def __init__(self, head: Head, cloud: Cloud, plan: _Plan, kept: Checkpoint | None = None) -> None:
+        self.head, self.cloud, self.plan, self.kept = head, cloud, plan, kept
+        self.frames: list[Tensor] = []
+        self.evaluations = 0
+
+    def field(self, x: Tensor) -> Tensor:
+        self.evaluations += 1
+        return velocity(self.head, self.cloud.moved_to(x), self.plan.beta, engine=self.plan.engine)
+
+    def run(self, progress: Progress) -> Run:
+        began = time.perf_counter()
+        state = self._resume() or self._begin()
+        self.evaluations = state.evaluations
+        with progress:
+            while state.saved < len(self.plan.times):
+                self._advance(state, self.plan.times[state.saved], progress)
+                self._save_frame(state)
+        stats = {"steps": state.steps, "rejected": state.rejected, "evaluations": self.evaluations}
+        return Run(
+            head=self.head,
+            cloud=self.cloud,
+            beta=self.plan.beta,
+            times=torch.tensor(self.plan.times, dtype=torch.float64),
+            frames=torch.stack(self.frames),
+            field_errors=torch.tensor(state.errors, dtype=torch.float64),
+            configuration={**self.plan.configuration(), **stats, "seconds": time.perf_counter() - began},
+        )
+
+    def _begin(self) -> _State:
+        x = self.cloud.points
+        k = self.field(x)
+        self._check_finite(k, 0.0)
+        h = first_step(k, self.plan.tol) if self.plan.method == "dopri5" else self.plan.step
+        state = _State(t=0.0, x=x, k=k, h=h, saved=0)
+        self._note_error(state)
+        self._save_frame(state)
+        return state
+
+    def _advance(self, state: _State, target: float, progress: Progress) -> None:
+        """Take steps until t = target exactly."""
+        last = time.perf_counter()
+        while state.t < target:
+            if self.plan.method == "dopri5":
+                self._adaptive_step(state, target)
+            else:
+                self._fixed_step(state, target)
+            progress.at(state.t)
+            if self.kept and state.t < target and time.perf_counter() - last > CHECKPOINT_SECONDS:
+                self._save_state(state)
+                last = time.perf_counter()
+
+    def _adaptive_step(self, state: _State, target: float) -> None:
+        remaining = target - state.t
+        h = remaining if state.h >= remaining * (1 - 1e-9) else state.h
+        if h < 1e-12 * max(1.0, self.plan.times[-1]) and h < remaining:
+            raise SimulationStopped(
+                f"at t = {state.t:.6g} no step is small enough for tol = {self.plan.tol:g}; "
+                'raise tol or use a fixed step (method="rk4")'
+            )
+        new, k, error = dopri5(self.field, state.x, state.k, h)
+        self._check_finite(k, state.t + h)
+        proposed = next_step(h, error, self.plan.tol)
+        if error > self.plan.tol:
+            state.h, state.rejected = proposed, state.rejected + 1
+            return
+        # A step cut short to hit a saved time says little about the step that the tolerance allows.
+        state.h = max(state.h, proposed) if h < state.h else proposed
+        self._accept(state, new, k, target if h == remaining else state.t + h)
+
+    def _fixed_step(self, state: _State, target: float) -> None:
+        start = self.plan.times[state.saved - 1]
+        count = max(1, math.ceil((target - start) / self.plan.step * (1 - 1e-12)))
+        done = round((state.t - start) / (target - start) * count)
+        h = (target - start) / count
+        new = FIXED[self.plan.method](self.field, state.x, state.k, h)
+        k = self.field(new)
+        self._check_finite(k, state.t + h)
+        self._accept(state, new, k, target if done + 1 >= count else start + (done + 1) * h)
+
+    def _accept(self, state: _State, x: Tensor, k: Tensor, t: float) -> None:
+        state.x, state.k, state.t = x, k, t
+        state.steps += 1
+        self._note_error(state)
+
+    def _note_error(self, state: _State) -> None:
+        gap = (state.k - zero_temperature(self.head, state.x)).double().square().sum(dim=1)
+        state.errors.append((state.t, math.sqrt(float((self.cloud.weights.double() * gap).sum()))))
+
+    def _check_finite(self, k: Tensor, t: float) -> None:
+        if not math.isfinite(float(k.sum())):
+            raise SimulationStopped(
+                f"a velocity is no longer finite at t = {t:.6g} (beta = {self.plan.beta:g}, {self.cloud.dtype}); "
+                "check the head's matrices or use float64"
+            )
+
+    def _save_frame(self, state: _State) -> None:
+        self.frames.append(state.x)
+        if self.kept:
+            self.kept.save_frame(state.saved, state.x.cpu().numpy())
+        state.saved += 1
+        if self.kept:
+            self._save_state(state)
+
+    def _save_state(self, state: _State) -> None:
+        assert self.kept is not None
+        counts = np.array([state.saved, state.steps, state.rejected, self.evaluations])
+        arrays = {"x": state.x.cpu().numpy(), "k": state.k.cpu().numpy(), "errors": np.array(state.errors)}
+        self.kept.save_state({**arrays, "clock": np.array([state.t, state.h]), "counts": counts})
+
+    def _resume(self) -> _State | None:
+        stored = self.kept.load_state() if self.kept else None
+        if stored is None or self.kept is None:
+            return None
+        saved, steps, rejected, evaluations = (int(n) for n in stored["counts"])
+        device = self.cloud.points.device
+        self.frames = [torch.from_numpy(frame).to(device) for frame in self.kept.load_frames(saved)]
+        t, h = (float(v) for v in stored["clock"])
+        x, k = (torch.from_numpy(stored[name]).to(device) for name in ("x", "k"))
+        errors = [(float(s), float(e)) for s, e in stored["errors"]]
+        return _State(t, x, k, h, saved, steps, rejected, evaluations, errors)

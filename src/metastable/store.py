@@ -1,0 +1,163 @@
+"""Runs on disk: `run.zarr` (frames, times, weights) with `run.json` (everything else) beside it.
+
+The Zarr group carries the whole of the JSON as an attribute and a checksum of the frames, so that it is complete
+by itself; the JSON file is there for people and for tools that read no Zarr. Both are written under a temporary
+name and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from metastable.cloud import Cloud
+from metastable.errors import BadInput
+from metastable.head import Head
+
+if TYPE_CHECKING:
+    from metastable.run import Run
+
+SCHEMA = "metastable.run/1"
+PARTS = ("query", "key", "value", "output", "offset")
+
+
+def run_path(path: str | Path) -> Path:
+    """The *.zarr folder that a path stands for: itself, or run.zarr inside it."""
+    path = Path(path)
+    return path if path.suffix == ".zarr" else path / "run.zarr"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "w", encoding="utf-8") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+    os.replace(temporary, path)
+
+
+def versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in ("metastable", "torch", "numpy", "scipy")}
+
+
+def head_to_json(head: Head) -> dict[str, Any]:
+    return {name: None if (part := getattr(head, name)) is None else part.tolist() for name in PARTS}
+
+
+def head_from_json(record: dict[str, Any], dtype: torch.dtype) -> Head:
+    given = {name: None if record[name] is None else torch.tensor(record[name], dtype=dtype) for name in PARTS}
+    return Head(given["query"], given["key"], given["value"], output=given["output"], offset=given["offset"])
+
+
+def description(run: Run) -> dict[str, Any]:
+    """What run.json holds."""
+    return {
+        "schema": SCHEMA,
+        "beta": "inf" if run.beta == float("inf") else run.beta,
+        "head": head_to_json(run.head),
+        "head_dtype": str(run.head.dtype).removeprefix("torch."),
+        "law": run.cloud.law,
+        "seed": run.cloud.law.get("seed"),
+        "configuration": run.configuration,
+        "versions": versions(),
+    }
+
+
+def dataset(run: Run) -> xr.Dataset:
+    """The run as a labelled Dataset; its attribute `run` is the JSON description."""
+    eps = run.field_errors.cpu().numpy()
+    data = {
+        "frames": (("time", "token", "coordinate"), run.frames.cpu().numpy()),
+        "log_weight": ("token", run.cloud.log_weights.cpu().numpy()),
+        "field_error": ("step_time", eps[:, 1]),
+    }
+    coords = {"time": run.times.cpu().numpy(), "step_time": eps[:, 0]}
+    return xr.Dataset(data, coords=coords, attrs={"run": json.dumps(description(run))})
+
+
+def save(run: Run, path: str | Path) -> Path:
+    """Write the run; an older run of the same name is replaced only once the new one is complete."""
+    target = run_path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary, old = (target.with_name(f".{target.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
+    data = dataset(run).assign_attrs(crc32=_checksum(run.frames.cpu().numpy()))
+    chunks = (1, min(len(run.cloud), 65_536), run.cloud.dim)
+    try:
+        data.to_zarr(temporary, mode="w", zarr_format=3, encoding={"frames": {"chunks": chunks}})
+        if target.exists():
+            os.rename(target, old)
+        os.rename(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+    write_text(target.with_suffix(".json"), json.dumps(description(run), indent=1))
+    return target
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """The arguments of `Run` as they were saved."""
+    target = run_path(path)
+    if not target.exists():
+        leftovers = sorted(target.parent.glob(f".{target.name}.*.old")) if target.parent.is_dir() else []
+        if not leftovers:
+            raise BadInput(f"there is no run at {target}; give the path that save or --out wrote")
+        # Killed between the two renames of a replacement: the older run is whole.
+        os.rename(leftovers[-1], target)
+    try:
+        with xr.open_zarr(target, chunks=None) as stored:
+            data = stored.load()
+        record = json.loads(data.attrs["run"])
+        frames = data["frames"].values
+        if record["schema"] != SCHEMA:
+            raise BadInput(f"{target} has schema {record['schema']!r}; this version reads {SCHEMA!r}")
+        if int(data.attrs["crc32"]) != _checksum(frames):
+            raise ValueError("the checksum of the frames does not match")
+        return _arguments(record, data, frames)
+    except BadInput:
+        raise
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInput(f"{target} is not a complete run ({reason}); make it again") from error
+
+
+def _arguments(record: dict[str, Any], data: xr.Dataset, frames: np.ndarray) -> dict[str, Any]:
+    points = torch.from_numpy(frames)
+    cloud = Cloud(points[0], log_weights=data["log_weight"].values, law=record["law"])
+    # Scaling to the sphere once more could change the last bit; the frame is the truth.
+    cloud.points = points[0].clone()
+    cloud.log_weights = torch.from_numpy(data["log_weight"].values)
+    errors = np.stack([data["step_time"].values, data["field_error"].values], axis=1)
+    return {
+        "head": head_from_json(record["head"], getattr(torch, record["head_dtype"])),
+        "cloud": cloud,
+        "beta": float(record["beta"]),
+        "times": torch.from_numpy(data["time"].values),
+        "frames": points,
+        "field_errors": torch.from_numpy(errors),
+        "configuration": record["configuration"],
+    }
+
+
+def _checksum(frames: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(frames).view(np.uint8).reshape(-1).data)
+
+
+def digest(head: Head, cloud: Cloud) -> str:
+    """A fingerprint of the head and of the starting cloud, bit for bit."""
+    parts: list[Tensor] = [getattr(head, n) for n in PARTS if getattr(head, n) is not None]
+    state = 0
+    for part in (*parts, cloud.points, cloud.log_weights):
+        state = zlib.crc32(np.ascontiguousarray(part.cpu().numpy()).view(np.uint8).reshape(-1).data, state)
+        state = zlib.crc32(str((tuple(part.shape), str(part.dtype))).encode(), state)
+    return f"{state:08x}"

@@ -1,0 +1,63 @@
+"""What a run found, as plain numbers for machines and as lines for people."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from metastable.run import Run
+
+SCHEMA = "metastable.simulate/1"
+
+
+def summarise(run: Run) -> dict[str, Any]:
+    """The findings of a run; numbers that do not exist (no limit, never seen) are None."""
+    th = run.theory
+    found: dict[str, Any] = {
+        "schema": SCHEMA,
+        "tokens": len(run.cloud),
+        "dimension": run.cloud.dim,
+        "beta": _plain(run.beta),
+        "horizon": run.horizon,
+        "law": run.cloud.law["law"],
+        "steps": run.configuration.get("steps"),
+        "evaluations": run.configuration.get("evaluations"),
+        "engine": run.configuration.get("engine"),
+        "assumptions": th.verdict.status,
+        "no_limit": th.no_limit,
+        "gap": _plain(th.gap),
+        "token_rate": _plain(th.rate),
+        "law_rate": _plain(th.law_rate()),
+    }
+    if th.no_limit:
+        return found
+    phases = run.phases()
+    distance = run.distance()
+    return {
+        **found,
+        "limit_dimension": th.dim,
+        "least_distance": phases.least,
+        "least_time": phases.least_time,
+        "concentrated": phases.concentrated,
+        "terminal": phases.terminal,
+        "final_distance": float(distance[-1]),
+        "distance_method": distance.attrs["method"],
+        "noise_floor": run.noise_floor().mean,
+        "sentences": list(phases.sentences),
+    }
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """The summary for a terminal."""
+    head = f"{found['tokens']} tokens, d = {found['dimension']}, beta = {found['beta']}, to t = {found['horizon']:g}"
+    cost = f"{found['steps']} steps, {found['evaluations']} field evaluations ({found['engine']})"
+    text = [f"{head}: {cost}", f"assumptions of the theory: {found['assumptions']}"]
+    if found["no_limit"]:
+        return [*text, found["no_limit"]]
+    least = f"least W2 to the limit law {found['least_distance']:.4g} at t = {found['least_time']:.3g}"
+    return [*text, f"{least} (noise floor {found['noise_floor']:.2g})", *found["sentences"]]
+
+
+def _plain(value: float) -> float | str:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else str(value)

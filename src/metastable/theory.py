@@ -1,0 +1,174 @@
+"""What the theory predicts for a head, and which of its assumptions hold.
+
+At zero temperature tokens decouple: dx/dt = P_x M x/|Bᵀx| with M = V Bᵀ, so x(t) = e^{τM}x₀/|e^{τM}x₀| with the
+internal clock dt/dτ = |Bᵀx|. The limit law is T_# μ₀ with T(x) = Πx/|Πx| (see `spectrum`). Later, at finite β,
+clusters move by V alone: the terminal phase.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metastable.errors import BadInput
+from metastable.head import Head
+from metastable.lipschitz import one_sided_lipschitz
+from metastable.spectrum import Spectrum
+from metastable.verdict import SINGULAR, Verdict, judge
+
+
+class Theory:
+    """Spectrum, limit, rates and verdicts of a head. Made by `head.theory()`; parts are computed when asked for.
+
+    `attention` is the `Spectrum` of M = V Bᵀ (the metastable limit) and `terminal` that of V (the terminal
+    phase). The names `eigenvalues`, `gap`, `dim`, `basis`, `co_basis`, `projector` and `limit` are those of
+    `attention`.
+    """
+
+    def __init__(self, head: Head) -> None:
+        self.head = head
+        self.attention = Spectrum(head.apply_value(head.key.T), head.query, name="M = V Bᵀ")
+        if head.output is None:
+            self.terminal = Spectrum(head.value, name="V")
+        else:
+            self.terminal = Spectrum(head.output, head.value, name="V")
+
+    @property
+    def eigenvalues(self) -> Tensor:
+        return self.attention.eigenvalues
+
+    @property
+    def gap(self) -> float:
+        """g = λ₁ − Re λ₂; inf when every eigenvalue of M is dominant."""
+        return self.attention.gap
+
+    @property
+    def dim(self) -> int:
+        """dim E: 1 means that the limit law is two atoms ±e."""
+        return self.attention.dim
+
+    @property
+    def basis(self) -> Tensor:
+        return self.attention.basis
+
+    @property
+    def co_basis(self) -> Tensor:
+        return self.attention.co_basis
+
+    @property
+    def projector(self) -> Tensor:
+        return self.attention.projector
+
+    def limit(self, x: Tensor) -> Tensor:
+        """T(x) for each row of (n, d): where the theory says that a token starting at x goes."""
+        reason = self.no_limit
+        if reason:
+            raise BadInput(reason)
+        return self.attention.limit(x)
+
+    @cached_property
+    def no_limit(self) -> str | None:
+        """Why there is no limit map, or None when there is one."""
+        a = self.attention
+        if a.rotates:
+            return (
+                f"M has a complex dominant pair {a.leading:.4g} ± {a.frequency:.4g}i: tokens are drawn to its plane "
+                "and rotate there for ever, so there is no limit point"
+            )
+        if self.singular and a.leading <= a.tolerance:
+            return (
+                "no eigenvalue of M has positive real part and B is singular: the dominant eigenspace is the kernel, "
+                "where the field is undefined; attention does not concentrate tokens anywhere of its own"
+            )
+        return None
+
+    @cached_property
+    def interaction_values(self) -> Tensor:
+        """Singular values of B, decreasing; the zeros of a factored head are left out."""
+        q, k = (a.to(torch.float64) for a in (self.head.query, self.head.key))
+        if self.head.rank >= self.head.dim:
+            return torch.linalg.svdvals(q.T @ k)
+        return torch.linalg.svdvals(torch.linalg.qr(q.T).R @ torch.linalg.qr(k.T).R.T)
+
+    @property
+    def singular(self) -> bool:
+        s = self.interaction_values
+        return self.head.rank < self.head.dim or float(s[-1]) <= SINGULAR * float(s[0])
+
+    def clock(self, x: Tensor) -> Tensor:
+        """dt/dτ = |Bᵀx| for each row of (n, d): how much time passes per unit of internal time."""
+        return torch.linalg.vector_norm(self.head.directions(x), dim=1)
+
+    @cached_property
+    def rate(self) -> float:
+        """c = g/max{|Bᵀe| : e in E, |e| = 1}, the slowest rate at which a token near E converges; 0 without a limit.
+
+        inf when every eigenvalue is dominant: tokens start at their limit.
+        """
+        if self.no_limit or not self.attention.semisimple:
+            return 0.0
+        return self._over_clock(self.attention._ranges[0])
+
+    @cached_property
+    def escape_rate(self) -> float:
+        """κ = g/|Bᵀx_r|: how fast tokens near {Πx = 0} leave it, x_r being where that set is drawn to (E₂).
+
+        For a complex second pair |Bᵀx| is averaged over one turn; when dim E₂ ≥ 2 the slowest point of E₂
+        counts; inf when Bᵀ vanishes there (tokens leave in finite time).
+        """
+        if self.no_limit or not self.attention.semisimple:
+            return 0.0
+        values, second = self.attention._values, self.attention.second
+        if second.shape[1] == 0:
+            return math.inf
+        if abs(values[self.attention.multiplicity].imag) > self.attention.tolerance and second.shape[1] == 2:
+            return self.gap / self._mean_clock(second)
+        return self._over_clock(second)
+
+    def law_rate(self, p: float = 2) -> float:
+        """The rate at which W_p(μ_t^∞, ν) decays: min(c, κ·dim E/p), up to a factor polynomial in t.
+
+        A token that starts with |Πx₀| = ε ≪ 1 leaves {Πx = 0} after a time log(1/ε)/κ and then converges at
+        rate c; tokens with |Πx₀| ≤ ε have mass ~ ε^{dim E}. So W_p^p ≈ ∫₀ᵗ e^{−cp(t−s)} e^{−κ·dim E·s} ds + …
+        With κ = c this gives c/2 for p = 2, dim E = 1.
+        """
+        if not p >= 1:
+            raise BadInput(f"p is {p!r}; Wasserstein distances need p ≥ 1")
+        return min(self.rate, self.escape_rate * self.dim / p)
+
+    def _transposed(self, columns: np.ndarray) -> np.ndarray:
+        q, k = (a.detach().to("cpu", torch.float64).numpy() for a in (self.head.query, self.head.key))
+        return k.T @ (q @ columns)
+
+    def _over_clock(self, basis: np.ndarray) -> float:
+        slowest = float(np.linalg.norm(self._transposed(basis), 2))
+        return self.gap / slowest if slowest > 0 else math.inf
+
+    def _mean_clock(self, plane: np.ndarray) -> float:
+        """Mean of |Bᵀx(τ)| over one turn of x(τ) = e^{τM}y/|e^{τM}y| in an invariant plane."""
+        generator = plane.T @ self.attention._L @ (plane if self.attention._R is None else self.attention._R @ plane)
+        _, vectors = np.linalg.eig(generator)
+        phase = np.exp(1j * 2 * np.pi * (np.arange(512) + 0.5) / 512)
+        orbit = plane @ np.real(vectors[:, :1] * phase)
+        return float((np.linalg.norm(self._transposed(orbit), axis=0) / np.linalg.norm(orbit, axis=0)).mean())
+
+    @cached_property
+    def lipschitz(self) -> float:
+        """One-sided Lipschitz constant L of the zero-temperature field (see `lipschitz`); inf for singular B."""
+        return math.inf if self.singular else one_sided_lipschitz(self.head.B, self.head.M)
+
+    def best_time(self, beta: float) -> float:
+        """log β/(2(L₊ + c)): the order of the time at which the distance to the limit is least."""
+        if not beta > 1:
+            raise BadInput(f"beta is {beta!r}; the time scale log β needs β > 1")
+        denominator = 2 * (max(self.lipschitz, 0.0) + self.rate)
+        return math.log(beta) / denominator if denominator > 0 else math.inf
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """A verdict for each assumption: holds / fails / doubtful, with the number behind it."""
+        return judge(self)

@@ -1,0 +1,25 @@
+"""Wasserstein distances between clouds: exact where that is possible, bounds labelled as bounds elsewhere.
+
+W_p(μ, ν) = (inf over couplings γ of ∫ c(x, y)^p dγ)^{1/p}, with c(x, y) = |x − y| (cost "chordal") or the angle
+between x and y (cost "geodesic"). There is no hidden factor ½. Everything is computed in float64 on the CPU,
+whatever the dtype and the device of the clouds.
+"""
+
+from metastable.transport.atoms import two_atoms
+from metastable.transport.between import wasserstein
+from metastable.transport.bounds import coupling
+from metastable.transport.distance import Distance
+from metastable.transport.limit import to_limit
+from metastable.transport.line import sliced
+from metastable.transport.noise import NoiseFloor, noise_floor
+
+__all__ = [
+    "Distance",
+    "NoiseFloor",
+    "coupling",
+    "noise_floor",
+    "sliced",
+    "to_limit",
+    "two_atoms",
+    "wasserstein",
+]

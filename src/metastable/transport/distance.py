@@ -1,0 +1,120 @@
+"""What a distance is here: a number between two bounds, with its order, its cost and how it was found."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from metastable.cloud import Cloud
+from metastable.errors import BadInput
+
+Floats = NDArray[np.float64]
+
+COSTS = ("chordal", "geodesic")
+
+
+@dataclass(frozen=True)
+class Distance:
+    """lower ≤ W_p ≤ upper, and `value`, the number to quote: W_p where exact, else the bound that `method` names.
+
+    Examples
+    --------
+    >>> print(Distance(0.5, 0.5, 0.5, "network simplex"))
+    W2 = 0.5 (chordal, network simplex)
+    >>> print(Distance(0.5, 0.25, 0.5, "coupling (upper bound)", p=1.0))
+    0.25 ≤ W1 ≤ 0.5 (chordal, coupling (upper bound))
+    """
+
+    value: float
+    lower: float
+    upper: float
+    method: str
+    p: float = 2.0
+    cost: str = "chordal"
+
+    @property
+    def exact(self) -> bool:
+        """Whether the two bounds agree up to rounding."""
+        return math.isclose(self.lower, self.upper, rel_tol=1e-9, abs_tol=1e-15)
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __str__(self) -> str:
+        name, how = f"W{self.p:g}", f"({self.cost}, {self.method})"
+        if self.exact:
+            return f"{name} = {self.value:.6g} {how}"
+        top = "" if math.isinf(self.upper) else f" ≤ {self.upper:.6g}"
+        return f"{self.lower:.6g} ≤ {name}{top} {how}"
+
+
+def exactly(total: float, method: str, p: float, cost: str) -> Distance:
+    """The exact distance whose p-th power is `total`."""
+    value = max(total, 0.0) ** (1.0 / p)
+    return Distance(value, value, value, method, p, cost)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Σ w_i δ_{x_i} in float64 numpy: points (N, d), weights (N,) that add up to 1, and the points' own rounding."""
+
+    points: Floats
+    weights: Floats
+    rounding: float = 1e-12
+
+    @property
+    def equal(self) -> bool:
+        return bool((self.weights == self.weights[0]).all())
+
+    def positive(self) -> Measure:
+        """The tokens that carry mass. A token of weight 0 belongs to no coupling."""
+        seen = self.weights > 0
+        return self if seen.all() else Measure(self.points[seen], self.weights[seen], self.rounding)
+
+    def mean(self) -> Floats:
+        return self.weights @ self.points
+
+
+def measure(cloud: Cloud, name: str) -> Measure:
+    if not isinstance(cloud, Cloud):
+        raise BadInput(f"{name} is a {type(cloud).__name__}, expected a Cloud; make one with Cloud(points, weights)")
+    points = numbers(cloud.points)
+    if not np.isfinite(points).all():
+        raise BadInput(f"{name} holds a point that is not finite; check the run that it came from")
+    weights = np.exp(numbers(cloud.log_weights))
+    return Measure(points, weights / weights.sum(), 1e-12 if cloud.dtype == torch.float64 else 1e-6)
+
+
+def two_measures(a: Cloud, b: Cloud) -> tuple[Measure, Measure]:
+    mu, nu = measure(a, "the first cloud"), measure(b, "the second cloud")
+    if mu.points.shape[1] != nu.points.shape[1]:
+        raise BadInput(f"the clouds live in d = {a.dim} and d = {b.dim}; a distance needs the same dimension")
+    return mu, nu
+
+
+def numbers(t: torch.Tensor) -> Floats:
+    """float64 numpy, sharing memory with the tensor where it can."""
+    return np.asarray(t.detach().to(device="cpu", dtype=torch.float64).numpy())
+
+
+def check_order(p: Any) -> float:
+    if isinstance(p, bool) or not isinstance(p, (int, float, np.integer)) or not (math.isfinite(p) and p >= 1):
+        raise BadInput(f"p is {p!r}; the order of a Wasserstein distance is a finite number, 1 or more")
+    return float(p)
+
+
+def check_cost(cost: str) -> str:
+    if cost not in COSTS:
+        raise BadInput(f"cost is {cost!r}; it must be 'chordal' (|x − y|) or 'geodesic' (the angle)")
+    return cost
+
+
+def check_count(n: Any, name: str, least: int = 1) -> int:
+    if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < least:
+        raise BadInput(f"{name} is {n!r}; it must be a whole number, {least} or more")
+    return int(n)

@@ -1,0 +1,98 @@
+"""Every engine against the literal double loop, and against each other where the loop is too slow."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import metastable as ms
+from metastable.attention import ENGINES, choose, log_partition
+from tests import reference
+from tests.problems import random_matrix
+
+TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-12}
+
+
+def weighted_cloud(n, d, seed, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    logs = 12 * math.log(10) * torch.rand(n, generator=generator, dtype=torch.float64)
+    return ms.Cloud(ms.uniform(n, d, seed).points, log_weights=logs).to(dtype)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 10.0, 300.0])
+@pytest.mark.parametrize(("n", "d"), [(1, 2), (7, 2), (40, 3), (25, 9)])
+def test_engine_equals_the_double_loop(engine, dtype, beta, n, d):
+    cloud = weighted_cloud(n, d, seed=n, dtype=dtype)
+    queries = beta * ms.uniform(5, d, seed=1).points.to(dtype)
+    found = ms.attend(cloud, queries, engine=engine)
+    points, weights = cloud.points.double().tolist(), cloud.log_weights.double().exp().tolist()
+    for u, m in zip(queries.double().tolist(), found, strict=True):
+        expected = torch.tensor(reference.softmax_mean(u, points, weights), dtype=torch.float64)
+        scale = max(1.0, beta) if dtype == torch.float32 else 1.0
+        assert torch.allclose(m.double(), expected, atol=TOLERANCE[dtype] * scale)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 60), st.integers(2, 6), st.floats(0, 1e6), st.integers(0, 1000))
+def test_engines_agree_from_hot_to_cold(n, d, beta, seed):
+    cloud = weighted_cloud(n, d, seed)
+    queries = beta * ms.uniform(7, d, seed + 1).points
+    means = [ms.attend(cloud, queries, engine=name) for name in sorted(ENGINES)]
+    for m in means[1:]:
+        # Scores of size β carry rounding errors of β·1e-16, and the weights inherit them.
+        assert torch.allclose(m, means[0], atol=1e-12 + 1e-15 * beta)
+    assert bool((means[0].norm(dim=1) <= 1 + 1e-12).all())
+
+
+def test_tokens_of_weight_zero_are_not_seen(engine, dtype):
+    points = ms.uniform(30, d=3, seed=0).points.to(dtype)
+    weights = torch.ones(30)
+    weights[10:] = 0
+    queries = 5 * ms.uniform(4, d=3, seed=1).points.to(dtype)
+    seen = ms.attend(ms.Cloud(points[:10]), queries, engine=engine)
+    assert torch.allclose(ms.attend(ms.Cloud(points, weights), queries, engine=engine), seen, atol=TOLERANCE[dtype])
+
+
+def test_a_heavier_weight_than_the_others_put_together_wins(engine):
+    """Weights over 300 orders of magnitude: a token of log-weight −690 beats a score that is 700 lower."""
+    cloud = ms.Cloud([[1.0, 0.0], [-1.0, 0.0]], log_weights=[-690.0, 0.0])
+    assert float(ms.attend(cloud, [[350.0, 0.0]], engine=engine)[0, 0]) == pytest.approx(math.tanh(5.0), abs=1e-10)
+
+
+def test_memory_is_linear_in_the_number_of_tokens(engine):
+    """An N×N matrix of float64 would take 3.2 GB here; the peak of the process may grow by a small part of it."""
+    import resource
+
+    cloud = ms.uniform(20_000, d=3, seed=0)
+    ms.attend(cloud, cloud.points[:100], engine=engine)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    ms.attend(cloud, 10 * cloud.points, engine=engine)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    assert grown < 200e6
+
+
+def test_log_partition_is_the_logarithm_of_the_sum():
+    cloud = weighted_cloud(20, 3, seed=2)
+    u = random_matrix(3, 0)
+    expected = torch.log((cloud.weights * (u @ cloud.points.T).exp()).sum(dim=1))
+    assert torch.allclose(log_partition(cloud.points, cloud.log_weights, u), expected)
+
+
+def test_auto_takes_dense_for_few_pairs_and_flash_for_many():
+    cloud = ms.uniform(1000, d=3)
+    assert choose("auto", cloud, 1) == "dense"
+    assert choose("auto", cloud, 1000) == "flash"
+    assert choose("dense", cloud, 1000) == "dense"
+
+
+def test_bad_queries_and_engines_are_refused():
+    cloud = ms.uniform(5, d=3)
+    with pytest.raises(ms.BadInput, match="engine is 'fast'; choose one of auto, dense, flash"):
+        ms.attend(cloud, np.eye(3), engine="fast")
+    with pytest.raises(ms.BadInput, match="queries have 2 coordinates and the cloud 3"):
+        ms.attend(cloud, np.eye(2))
+    with pytest.raises(ms.BadInput, match="queries holds a number that is not finite"):
+        ms.attend(cloud, [[math.inf, 0, 0]])
