@@ -19,8 +19,9 @@ def test_interaction_scores_are_query_key_products():
 
 
 def test_output_and_value_factors_make_the_same_head_as_their_product():
-    Q, K, O, Vh = random_matrix(5, 0)[:2], random_matrix(5, 1)[:2], random_matrix(5, 2)[:, :3], random_matrix(5, 3)[:3]
-    factored, plain = ms.Head(Q, K, Vh, output=O), ms.Head(Q, K, O @ Vh)
+    Q, K = random_matrix(5, 0)[:2], random_matrix(5, 1)[:2]
+    outer, inner = random_matrix(5, 2)[:, :3], random_matrix(5, 3)[:3]
+    factored, plain = ms.Head(Q, K, inner, output=outer), ms.Head(Q, K, outer @ inner)
     assert torch.allclose(factored.V, plain.V)
     assert torch.allclose(factored.M, plain.M)
     x = random_matrix(5, 4)

@@ -46,10 +46,10 @@ def test_prescribed_eigenspace_gap_and_projector_are_found(rest, dominant, leadi
 def test_factored_spectrum_equals_the_dense_one(seed, k, d, with_output):
     generator = torch.Generator().manual_seed(seed)
     Q, K = (torch.randn(k, d, generator=generator, dtype=torch.float64) for _ in range(2))
-    V, O = torch.randn(d, d, generator=generator, dtype=torch.float64), None
+    V, outer = torch.randn(d, d, generator=generator, dtype=torch.float64), None
     if with_output:
-        V, O = V[:k], torch.randn(d, k, generator=generator, dtype=torch.float64)
-    head = ms.Head(Q, K, V, output=O)
+        V, outer = V[:k], torch.randn(d, k, generator=generator, dtype=torch.float64)
+    head = ms.Head(Q, K, V, output=outer)
     th, dense = head.theory(), Spectrum(head.M)
     order = lambda z: sorted(z.tolist(), key=lambda v: (round(-v.real, 6), round(v.imag, 6)))  # noqa: E731
     assert np.allclose(order(th.eigenvalues), order(torch.linalg.eigvals(head.M)), atol=1e-7)
@@ -236,7 +236,8 @@ def test_rank_deficient_factors_are_counted():
     ],
 )
 def test_terminal_phase_has_a_sentence_for_each_kind_of_value_matrix(V, status, word):
-    check = ms.Head.from_interaction(I3, torch.as_tensor(V, dtype=torch.float64)).theory().verdict["terminal phase of V"]
+    head = ms.Head.from_interaction(I3, torch.as_tensor(V, dtype=torch.float64))
+    check = head.theory().verdict["terminal phase of V"]
     assert check.status == status
     assert word in check.sentence
 
@@ -256,7 +257,8 @@ def test_overall_status_is_the_worst_and_unknown_names_are_refused():
 
 
 def test_ill_conditioned_eigenbasis_and_oblique_projector_are_doubtful():
-    th = ms.Head.from_interaction(I3, torch.tensor([[1.0, 1e4, 0], [0, 0.5, 0], [0, 0, 0.1]], dtype=torch.float64)).theory()
+    M = torch.tensor([[1.0, 1e4, 0], [0, 0.5, 0], [0, 0, 0.1]], dtype=torch.float64)
+    th = ms.Head.from_interaction(I3, M).theory()
     assert th.verdict["eigenbasis conditioned"].status == "doubtful"
     assert th.verdict["M near normal"].status == "doubtful"
     assert th.attention.projector_norm == pytest.approx(math.hypot(1, 2e4), rel=1e-6)

@@ -41,15 +41,22 @@ def ground(x, y, p, cost):
 
 
 def literal(x, a, y, b, p, cost):
-    """W_p as a linear program: minimise Σ γ_ij c_ij with row sums a and column sums b."""
+    """W_p^p as a linear program: minimise Σ γ_ij c_ij with row sums a and column sums b."""
     n, m = len(x), len(y)
     costs = [ground(x[i], y[j], p, cost) for i in range(n) for j in range(m)]
     rows = np.kron(np.eye(n), np.ones(m))
     columns = np.kron(np.ones(n), np.eye(m))
     # One constraint follows from the others; with rounded sums it would contradict them.
-    found = linprog(costs, A_eq=np.vstack([rows, columns[1:]]), b_eq=np.concatenate([a, b[1:]]), method="highs")
+    sums, totals = np.vstack([rows, columns[1:]]), np.concatenate([a, b[1:]])
+    tight = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+    found = linprog(costs, A_eq=sums, b_eq=totals, method="highs", options=tight)
     assert found.success, found.message
-    return max(found.fun, 0.0) ** (1 / p)
+    return max(found.fun, 0.0)
+
+
+def close(total):
+    """Up to the tolerance of the linear program, which holds for the p-th power."""
+    return pytest.approx(total, rel=1e-7, abs=1e-8)
 
 
 def of(cloud):
@@ -65,10 +72,10 @@ def unit(x):
 
 
 def random_cloud(rng, n, d):
-    """Spread or bunched points; equal, uneven or very uneven weights."""
+    """Spread or bunched points; equal, uneven or very uneven weights (not more so than the linear program takes)."""
     points = unit(rng.normal(size=(n, d)) + rng.choice([0.0, 2.0]) * rng.normal(size=d))
     kind = rng.integers(3)
-    weights = [np.full(n, 1.0), rng.random(n) + 0.05, np.exp(-rng.uniform(0, 25, n))][kind]
+    weights = [np.full(n, 1.0), rng.random(n) + 0.05, np.exp(-rng.uniform(0, 8, n))][kind]
     return Cloud(points, weights=weights)
 
 
@@ -89,7 +96,7 @@ def clouds(draw, count=2, largest=9):
 def test_exact_distance_is_the_linear_program(p, cost, pair):
     found = wasserstein(*pair, p=p, cost=cost, method="exact")
     assert found.exact
-    assert found.value == pytest.approx(between(*pair, p, cost), rel=1e-6, abs=1e-6)
+    assert found.value**p == close(between(*pair, p, cost))
 
 
 @pytest.mark.parametrize("p", ORDERS)
@@ -234,10 +241,10 @@ def test_two_atoms_is_the_linear_program_and_the_simplex(p, cost, pair, share):
     atoms, masses = unit(rng.normal(size=(2, x.shape[1]))), np.array([share, 1 - share])
     found = two_atoms(x, w, atoms, masses, p, cost)
     assert found.exact
-    assert found.value == pytest.approx(literal(x, w, atoms, masses, p, cost), rel=1e-6, abs=1e-6)
+    assert found.value**p == close(literal(x, w, atoms, masses, p, cost))
     third = Cloud(np.vstack([atoms, -atoms[:1]]), weights=[share, 1 - share, 1e-13])  # too many atoms for the shortcut
     general = simplex.simplex(*bounds.two_measures(pair[0], third), float(p), cost)
-    assert found.value == pytest.approx(general.value, rel=1e-6, abs=1e-6)
+    assert found.value**p == close(general.value**p)
 
 
 @pytest.mark.parametrize("shape", ["spread", "clusters", "three keys", "one point", "sorted"])
@@ -347,8 +354,7 @@ def test_a_slice_is_the_linear_program_on_the_line(pair, p):
     found = line.slice_totals(mu, nu, thetas, float(p))
     for theta, total in zip(thetas, found, strict=True):
         flat = [m.points @ theta[:, None] for m in (mu, nu)]
-        expected = literal(flat[0], mu.weights, flat[1], nu.weights, p, "chordal")
-        assert total ** (1 / p) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+        assert total == close(literal(flat[0], mu.weights, flat[1], nu.weights, p, "chordal"))
 
 
 @given(pair=clouds(), p=st.sampled_from(ORDERS))
@@ -397,7 +403,7 @@ def test_distance_to_the_limit_is_the_linear_program(p, cost, m, seed, n, extra)
     found = to_limit(cloud, limit, E, p, cost)
     assert found.exact
     x, w = of(cloud)
-    assert found.value == pytest.approx(literal(x, w, limit, w, p, cost), rel=1e-6, abs=1e-6)
+    assert found.value**p == close(literal(x, w, limit, w, p, cost))
 
 
 @pytest.mark.parametrize(("p", "cost"), [(2, "chordal"), (1, "chordal"), (2, "geodesic")])

@@ -16,6 +16,7 @@ import os
 import shutil
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -34,9 +35,15 @@ class Checkpoint:
             leftover.unlink()
         known = self.folder / "identity.json"
         if known.exists():
-            self._compare(json.loads(known.read_text(encoding="utf-8")))
+            self._compare(self._read(known))
         else:
             write_text(known, json.dumps(identity, indent=1))
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise BadInput(f"the checkpoint {self.folder} is damaged ({error}); delete it to start again") from error
 
     def _compare(self, found: dict[str, Any]) -> None:
         mine = json.loads(json.dumps(self.identity))
@@ -53,15 +60,18 @@ class Checkpoint:
     def save_state(self, state: dict[str, Any]) -> None:
         self._write("state.npz", lambda path: np.savez(path, **state))
 
-    def load_state(self) -> dict[str, np.ndarray] | None:
-        path = self.folder / "state.npz"
-        if not path.exists():
+    def load(self) -> tuple[dict[str, np.ndarray], list[np.ndarray]] | None:
+        """The last state and the frames saved before it; None when nothing was saved yet."""
+        if not (self.folder / "state.npz").exists():
             return None
-        with np.load(path, allow_pickle=False) as stored:
-            return dict(stored)
-
-    def load_frames(self, count: int) -> list[np.ndarray]:
-        return [np.load(self.folder / f"frame-{i:05d}.npy", allow_pickle=False) for i in range(count)]
+        try:
+            with np.load(self.folder / "state.npz", allow_pickle=False) as stored:
+                state = dict(stored)
+            count = int(state["counts"][0])
+            names = [self.folder / f"frame-{i:05d}.npy" for i in range(count)]
+            return state, [np.load(name, allow_pickle=False) for name in names]
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+            raise BadInput(f"the checkpoint {self.folder} is damaged ({error}); delete it to start again") from error
 
     def remove(self) -> None:
         shutil.rmtree(self.folder)

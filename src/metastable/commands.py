@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,7 @@ def simulate(
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file; give a folder")
     target = store.run_path(out)
-    if overwrite:
-        for old in (target, target.with_name(target.name + ".part")):
-            shutil.rmtree(old, ignore_errors=True)
-    run = run_simulation(head, cloud, checkpoint=target, **arguments)
+    run = run_simulation(head, cloud, checkpoint=target, overwrite=overwrite, **arguments)
     found = summarise(run)
     report = run.report(out / "report.html")
     return {**found, "run": str(target), "report": str(report)}

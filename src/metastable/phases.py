@@ -76,14 +76,15 @@ def detect(times: Any, distance: Any, factor: float = 1.5, floor: float = 1e-9) 
     - least = min D̃, first attained at least_time.
     - concentrated = the first t with D̃(t) ≤ factor·least.
     - terminal = the first t after least_time with D̃(t) > factor·least.
-    - A window is *quiet* if log D̃ varies in it by at most q = min(¼ log factor, 0.1). Let f be the fastest change of
-      log D̃ over any change by log factor or more. A plateau is a union of overlapping quiet windows of length 1/f
-      (at least three saved times) in which D̃ varies by no more than `factor`. A union that varies by more is searched
-      again by itself, with its own, smaller f: a slow fall followed by a sudden departure hides no plateau.
-      Neighbouring plateaus within one factor of each other are one.
-    - If the curve never leaves a factor of its least, nothing happens: concentrated is None, unless it is at the
-      floor, where it was concentrated from the start. If no plateau holds the least and D̃ has not risen by more than
-      e^q since, the curve is still falling, and concentrated is None.
+    - A window of time is *quiet* if log D̃ varies in it by at most q = min(¼ log factor, 0.1). Let f be the fastest
+      change of log D̃, taken over changes by log factor or more. A plateau is a union of overlapping quiet windows
+      of length 1/f (and at least three saved times) in which D̃ varies by no more than `factor`. A union that varies
+      by more is searched again by itself, with its own, smaller f, so that a sudden departure does not make the slow
+      fall before it look quiet. Neighbouring plateaus within one factor of each other are one. A plateau also lasts
+      at least 1/f for the f of the changes just before it and of those just after it.
+    - If D̃ never leaves a factor of its least, nothing happens, and concentrated is None (but a curve at the floor
+      was concentrated from the start). If no plateau holds the least and D̃ has not risen by more than e^q since,
+      the curve is still falling, and concentrated is None.
 
     Parameters
     ----------
@@ -108,9 +109,11 @@ def detect(times: Any, distance: Any, factor: float = 1.5, floor: float = 1e-9) 
     t, d = _curve(times, distance)
     if not (_number(factor) and factor > 1):
         raise BadInput(f"factor is {factor!r}; it must be a number above 1, such as 1.5")
-    if not (_number(floor) and floor > 0):
-        raise BadInput(f"floor is {floor!r}; it must be a positive number, the distance that counts as zero")
-    logs = np.log(np.maximum(d, floor))
+    if not (_number(floor) and floor >= 0):
+        raise BadInput(f"floor is {floor!r}; it must be 0 or more, the distance that counts as zero")
+    floor = max(floor, float(np.finfo(np.float64).tiny))
+    d = np.maximum(d, floor)
+    logs = np.log(d)
     step, first = math.log(factor), int(logs.argmin())
     bound = logs[first] + step
     plateaus = _plateaus(t, logs, step)
@@ -122,7 +125,7 @@ def detect(times: Any, distance: Any, factor: float = 1.5, floor: float = 1e-9) 
     if len(above):
         terminal = _crossing(t, logs, first + int(above[0]), bound)
     levels = tuple(Plateau(float(t[i]), float(t[j]), float(np.median(d[i : j + 1]))) for i, j in plateaus)
-    least, when = math.exp(logs[first]), float(t[first])
+    least, when = float(d[first]), float(t[first])
     return Phases(concentrated, terminal, float(t[-1]), least, when, levels, float(factor), course)
 
 
@@ -175,15 +178,27 @@ def _crossing(t: Floats, logs: Floats, k: int, bound: float) -> float:
 
 def _plateaus(t: Floats, logs: Floats, step: float) -> list[tuple[int, int]]:
     """First and last index of each plateau, in order."""
-    if len(t) >= 3 and np.ptp(logs) <= step:
-        return [(0, len(t) - 1)]
+    if len(t) < 3 or np.ptp(logs) <= step:
+        return [(0, len(t) - 1)] if len(t) >= 3 else []
     merged: list[tuple[int, int]] = []
     for i, j in _search(t, logs, 0, len(t) - 1, step):
         if merged and np.ptp(logs[merged[-1][0] : j + 1]) <= step:
             merged[-1] = (merged[-1][0], j)
         else:
             merged.append((i, j))
-    return merged
+    return [found for k, found in enumerate(merged) if _lasts(t, logs, step, merged, k)]
+
+
+def _lasts(t: Floats, logs: Floats, step: float, found: list[tuple[int, int]], k: int) -> bool:
+    """Whether plateau k lasts as long as a change by a factor e takes before it, and after it.
+
+    One sudden change elsewhere must not turn every slow start into a plateau.
+    """
+    i, j = found[k]
+    before = found[k - 1][1] if k > 0 else 0
+    after = found[k + 1][0] if k + 1 < len(found) else len(t) - 1
+    speeds = [_fastest(t[a : b + 1], logs[a : b + 1], step) for a, b in ((before, i), (j, after))]
+    return all(speed * (t[j] - t[i]) >= 1 for speed in speeds if speed > 0)
 
 
 def _search(t: Floats, logs: Floats, start: int, end: int, step: float) -> list[tuple[int, int]]:

@@ -45,6 +45,7 @@ def simulate(
     save: int | Sequence[float] | None = None,
     engine: str = "auto",
     checkpoint: str | Path | None = None,
+    overwrite: bool = False,
     progress: bool | None = None,
 ) -> Run:
     """Follow dx/dt = P_x V m_β[μ_t](x) for all tokens of `cloud` from 0 to `until`.
@@ -61,6 +62,7 @@ def simulate(
     engine : "auto", "dense" or "flash", see `attend`
     checkpoint : a path like "run.zarr". The run is saved there, progress is kept beside it in "run.zarr.part", and
         the same call after an interruption goes on from there to the same bits
+    overwrite : replace another run at `checkpoint` instead of refusing
     progress : show a bar with the time left; by default when standard error is a terminal
 
     Raises
@@ -74,6 +76,8 @@ def simulate(
         return _Solver(head, cloud, plan).run(Progress(until, progress))
     target = store.run_path(checkpoint)
     identity = {**plan.configuration(), "digest": store.digest(head, cloud)}
+    if overwrite:
+        store.remove(target)
     if target.exists():
         return _finished(target, identity)
     kept = Checkpoint(target, identity)
@@ -291,12 +295,13 @@ class _Solver:
         self.kept.save_state({**arrays, "clock": np.array([state.t, state.h]), "counts": counts})
 
     def _resume(self) -> _State | None:
-        stored = self.kept.load_state() if self.kept else None
-        if stored is None or self.kept is None:
+        found = self.kept.load() if self.kept else None
+        if found is None:
             return None
+        stored, frames = found
         saved, steps, rejected, evaluations = (int(n) for n in stored["counts"])
         device = self.cloud.points.device
-        self.frames = [torch.from_numpy(frame).to(device) for frame in self.kept.load_frames(saved)]
+        self.frames = [torch.from_numpy(frame).to(device) for frame in frames]
         t, h = (float(v) for v in stored["clock"])
         x, k = (torch.from_numpy(stored[name]).to(device) for name in ("x", "k"))
         errors = [(float(s), float(e)) for s, e in stored["errors"]]

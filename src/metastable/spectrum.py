@@ -163,7 +163,7 @@ class Spectrum:
             return power
         for _ in range(self.multiplicity):
             following = power @ self._nilpotent
-            if np.linalg.norm(following, 2) <= SAME * max(self.norm, np.linalg.norm(power, 2)):
+            if float(np.linalg.norm(following, 2)) <= SAME * max(self.norm, float(np.linalg.norm(power, 2))):
                 break
             power = following
         return power

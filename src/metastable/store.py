@@ -94,7 +94,7 @@ def save(run: Run, path: str | Path) -> Path:
     data = dataset(run).assign_attrs(crc32=_checksum(run.frames.cpu().numpy()))
     chunks = (1, min(len(run.cloud), 65_536), run.cloud.dim)
     try:
-        data.to_zarr(temporary, mode="w", zarr_format=3, encoding={"frames": {"chunks": chunks}})
+        data.to_zarr(temporary, mode="w", zarr_format=3, consolidated=False, encoding={"frames": {"chunks": chunks}})
         if target.exists():
             os.rename(target, old)
         os.rename(temporary, target)
@@ -103,6 +103,13 @@ def save(run: Run, path: str | Path) -> Path:
     shutil.rmtree(old, ignore_errors=True)
     write_text(target.with_suffix(".json"), json.dumps(description(run), indent=1))
     return target
+
+
+def remove(target: Path) -> None:
+    """Delete a run, its JSON and its checkpoint."""
+    for folder in (target, target.with_name(target.name + ".part")):
+        shutil.rmtree(folder, ignore_errors=True)
+    target.with_suffix(".json").unlink(missing_ok=True)
 
 
 def load(path: str | Path) -> dict[str, Any]:
@@ -115,34 +122,32 @@ def load(path: str | Path) -> dict[str, Any]:
         # Killed between the two renames of a replacement: the older run is whole.
         os.rename(leftovers[-1], target)
     try:
-        with xr.open_zarr(target, chunks=None) as stored:
+        with xr.open_zarr(target, chunks=None, consolidated=False) as stored:
             data = stored.load()
         record = json.loads(data.attrs["run"])
-        frames = data["frames"].values
-        if record["schema"] != SCHEMA:
-            raise BadInput(f"{target} has schema {record['schema']!r}; this version reads {SCHEMA!r}")
-        if int(data.attrs["crc32"]) != _checksum(frames):
+        schema = record["schema"]
+        if int(data.attrs["crc32"]) != _checksum(data["frames"].values):
             raise ValueError("the checksum of the frames does not match")
-        return _arguments(record, data, frames)
-    except BadInput:
-        raise
+        arguments = _arguments(record, data) if schema == SCHEMA else {}
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadInput(f"{target} is not a complete run ({reason}); make it again") from error
+    if schema != SCHEMA:
+        raise BadInput(f"{target} has schema {schema!r}; this version reads {SCHEMA!r}")
+    return arguments
 
 
-def _arguments(record: dict[str, Any], data: xr.Dataset, frames: np.ndarray) -> dict[str, Any]:
-    points = torch.from_numpy(frames)
-    cloud = Cloud(points[0], log_weights=data["log_weight"].values, law=record["law"])
-    # Scaling to the sphere once more could change the last bit; the frame is the truth.
-    cloud.points = points[0].clone()
-    cloud.log_weights = torch.from_numpy(data["log_weight"].values)
+def _arguments(record: dict[str, Any], data: xr.Dataset) -> dict[str, Any]:
+    points, log_weights, times = (torch.tensor(data[name].values) for name in ("frames", "log_weight", "time"))
+    cloud = Cloud(points[0], log_weights=log_weights, law=record["law"])
+    # Scaling to norm 1 and sum 1 once more could change the last bit; what was saved is the truth.
+    cloud.points, cloud.log_weights = points[0].clone(), log_weights
     errors = np.stack([data["step_time"].values, data["field_error"].values], axis=1)
     return {
         "head": head_from_json(record["head"], getattr(torch, record["head_dtype"])),
         "cloud": cloud,
         "beta": float(record["beta"]),
-        "times": torch.from_numpy(data["time"].values),
+        "times": times,
         "frames": points,
         "field_errors": torch.from_numpy(errors),
         "configuration": record["configuration"],

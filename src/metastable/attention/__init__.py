@@ -10,7 +10,7 @@ from metastable.attention.flash import flash
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
 
-__all__ = ["ENGINES", "argmax_mean", "attend", "choose", "log_partition"]
+__all__ = ["ENGINES", "argmax_mean", "attend", "choose", "log_partition", "softmax_mean"]
 
 ENGINES = {"dense": dense, "flash": flash}
 
@@ -43,4 +43,9 @@ def attend(cloud: Cloud, queries: Array, engine: str = "auto") -> Tensor:
     u = matrix(queries, "queries").to(dtype=cloud.dtype, device=cloud.points.device)
     if u.shape[1] != cloud.dim:
         raise BadInput(f"queries have {u.shape[1]} coordinates and the cloud {cloud.dim}; they must agree")
+    return softmax_mean(cloud, u, engine)
+
+
+def softmax_mean(cloud: Cloud, u: Tensor, engine: str) -> Tensor:
+    """`attend` for queries that are known to fit the cloud."""
     return ENGINES[choose(engine, cloud, len(u))](cloud.points, cloud.log_weights, u)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from metastable.attention import attend
+from metastable.attention import softmax_mean
 from metastable.cloud import Cloud
 from metastable.fields.tangent import tangent
 from metastable.head import Head
@@ -12,4 +12,4 @@ from metastable.head import Head
 
 def softmax(head: Head, cloud: Cloud, x: Tensor, beta: float, engine: str = "auto") -> Tensor:
     """m_β[μ](x) = ∫ y e^{β⟨Bᵀx, y⟩}dμ(y) / ∫ e^{β⟨Bᵀx, y⟩}dμ(y), then V, then the tangent part: (n, d)."""
-    return tangent(x, head.values(attend(cloud, beta * head.directions(x), engine)))
+    return tangent(x, head.values(softmax_mean(cloud, beta * head.directions(x), engine)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 TINTS = {"concentration": "#E3F0F8", "plateau": "#E0F2EA", "terminal": "#FBEBDD"}
 DECADES_BELOW = 1.5
 """The axis goes this far below the least distance; a term that falls on for ever would flatten all the rest."""
-UNFINISHED = {"still": "hardly any change", "falling": "concentration, not complete"}
-"""What to write above a run that saw no phase begin or end."""
+NOTHING = {"still": "hardly any change", "one time": "only one time saved"}
+"""What to write above a run without phases."""
+ROUNDING = 1e-9
+"""Smaller distances are zeros with rounding errors; the axis does not reach for them."""
+KEY_LINE = 20
 NARROWEST = 290
 """Width in pixels of the plotting area on a small phone, for which the labels are laid out."""
 
@@ -35,7 +39,7 @@ def distance(run: Run, measured: Measured | None = None) -> go.Figure:
     m = measured or measure(run)
     if m.distance is None:
         return _without_limit(run)
-    figure = look.plain("Distance to the limit law over time", 520, _caption(m))
+    figure = look.plain("Distance to the limit law over time", 600, _caption(m))
     low, high = _range(m)
     if m.phases is not None:
         _resting(figure, m.phases)
@@ -47,8 +51,7 @@ def distance(run: Run, measured: Measured | None = None) -> go.Figure:
         _curve(figure, m.lyapunov, "Lyapunov term: zero temperature to limit", look.GREEN)
     _bound(figure, m)
     _floor(figure, m, run.horizon)
-    if m.phases is not None:
-        _shade(figure, m.phases)
+    rows = _shade(figure, m.phases) if m.phases is not None else 0
     figure.update_xaxes(title_text="time t", range=[0, run.horizon], showgrid=False)
     figure.update_yaxes(
         title_text="Wasserstein-2 distance (chordal)",
@@ -56,18 +59,22 @@ def distance(run: Run, measured: Measured | None = None) -> go.Figure:
         range=[np.log10(low), np.log10(high)],
         minor={"ticks": "outside", "ticklen": 3, "tickcolor": look.GREY},
         dtick=1,
-        exponentformat="power",
+        exponentformat="none" if low > 1e-4 else "power",
     )
     figure.update_layout(
         hovermode="x unified",
-        margin_t=look.TITLE_HEIGHT + 34,
-        legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "font": {"size": 13}},
+        height=470 + KEY_LINE * len(figure.data),
+        margin={"t": look.TITLE_HEIGHT + 4 + 17 * rows, "b": 60 + KEY_LINE * len(figure.data)},
+        # One entry a line under the axis: side by side they would not fit a phone.
+        legend={"yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "font": {"size": 13}},
     )
     return figure
 
 
 def phase_intervals(phases: Phases) -> list[tuple[str, float, float]]:
-    """(name, begin, end) of the phases that the run saw, from 0 to its horizon."""
+    """(name, begin, end) of the phases that the run saw, from 0 to its horizon; none if nothing happened."""
+    if phases.concentrated is None and phases.course in NOTHING:
+        return []
     times = [0.0, phases.concentrated, phases.terminal]
     seen = [(name, t) for name, t in zip(TINTS, times, strict=True) if t is not None]
     ends = [*(t for _, t in seen[1:]), phases.horizon]
@@ -86,13 +93,12 @@ def _range(m: Measured) -> tuple[float, float]:
     main = [_positive(m.distance), _positive([m.floor.mean if m.floor else 0.0])]
     terms = [_positive(c) for c in (m.laplace, m.lyapunov) if c is not None]
     shown, everything = (np.concatenate(parts) for parts in (main, [*main, *terms]))
-    everything = everything[np.isfinite(everything)]
+    shown, everything = (part[part > ROUNDING] for part in (shown, everything))
     if len(everything) == 0:
-        return 1e-3, DIAMETER
-    high = min(everything.max(), DIAMETER)
-    least = np.nanmin(shown) if np.isfinite(shown).any() else everything.min()
-    low = max(everything.min(), least * 10**-DECADES_BELOW, high * 1e-12)
-    return min(low / 1.3, high / 10), high * 1.5
+        return 1e-3, 1.1 * DIAMETER
+    least = shown.min() if len(shown) else everything.min()
+    low = max(everything.min(), least * 10**-DECADES_BELOW)
+    return min(low / 1.3, 0.1), 1.1 * DIAMETER
 
 
 def _resting(figure: go.Figure, phases: Phases) -> None:
@@ -101,7 +107,8 @@ def _resting(figure: go.Figure, phases: Phases) -> None:
     y = [level for plateau in phases.plateaus for level in (plateau.level, plateau.level, None)]
     if x:
         figure.add_scatter(
-            x=x, y=y, name="at rest", mode="lines", line={"color": look.YELLOW, "width": 14}, hoverinfo="skip",
+            x=x, y=y, name="at rest", mode="lines", line={"color": "#F6EE9C", "width": 13}, hoverinfo="skip",
+            zorder=-1, legendrank=2000,
         )  # fmt: skip
 
 
@@ -165,52 +172,72 @@ def _floor(figure: go.Figure, m: Measured, horizon: float) -> None:
     )
 
 
-def _shade(figure: go.Figure, phases: Phases) -> None:
+def _shade(figure: go.Figure, phases: Phases) -> int:
+    """Shade and name the phases; how many rows their names take comes back."""
+    taken = [-math.inf] * 3
     intervals = phase_intervals(phases)
-    taken = [0.0, 0.0]
     for name, begin, end in intervals:
         figure.add_shape(
             name=name, type="rect", x0=begin, x1=end, y0=0, y1=1, yref="y domain", layer="below", line_width=0,
             fillcolor=TINTS[name],
         )  # fmt: skip
-        _label(figure, UNFINISHED.get(phases.course, name) if len(intervals) == 1 else name, begin, end, phases, taken)
-    for name, t in (("concentrated", phases.concentrated), ("terminal", phases.terminal)):
-        if t is not None:
-            _mark(figure, name, t, phases.horizon)
+        if end - begin > 0.01 * phases.horizon:
+            _label(figure, name if len(intervals) > 1 else "concentration, not complete", begin, end, phases, taken)
+    if not intervals:
+        _label(figure, NOTHING[phases.course], 0.0, phases.horizon, phases, taken)
+    _marks(figure, phases)
+    return sum(edge > -math.inf for edge in taken)
 
 
 def _label(figure: go.Figure, text: str, begin: float, end: float, phases: Phases, taken: list[float]) -> None:
-    """Name a phase above its interval, in the second row where its neighbour takes the room of the first."""
-    width = (7.5 * len(text) + 8) / NARROWEST
-    left = min(max(0.5 * (begin + end) / phases.horizon - width / 2, 0.0), 1.0 - width)
-    row = 0 if left >= taken[0] else 1
+    """Name a phase above its interval, in a higher row where its neighbour takes the room on a phone."""
+    width, centre = 6.8 * len(text) + 10, 0.5 * (begin + end) / phases.horizon * NARROWEST
+    outside = centre + width / 2 > NARROWEST + 10
+    left = NARROWEST - width if outside else centre - width / 2
+    row = next(i for i, edge in enumerate(taken) if left >= edge)
     taken[row] = left + width
     figure.add_annotation(
-        text=text, x=left + width / 2, xref="x domain", y=1, yref="y domain", yanchor="bottom", yshift=2 + 18 * row,
-        showarrow=False, font={"size": 13, "color": look.INK},
+        text=text, x=end if outside else 0.5 * (begin + end), xanchor="right" if outside else "center", y=1,
+        yref="y domain", yanchor="bottom", yshift=2 + 17 * row, showarrow=False, font={"size": 13, "color": look.INK},
     )  # fmt: skip
 
 
-def _mark(figure: go.Figure, name: str, t: float, horizon: float) -> None:
-    figure.add_shape(
-        name=name, type="line", x0=t, x1=t, y0=0, y1=1, yref="y domain", line={"color": look.GREY, "width": 1.5},
-    )  # fmt: skip
-    figure.add_annotation(
-        text=f"t = {look.number(t)}", x=t, y=0, yref="y domain", yanchor="bottom", showarrow=False,
-        xanchor="left" if t < 0.75 * horizon else "right", font={"size": 13, "color": look.GREY},
-    )  # fmt: skip
+def _marks(figure: go.Figure, phases: Phases) -> None:
+    """A line and the time at which a phase begins, written to its outer side where there is room."""
+    left_of, right_of = phases.concentrated, phases.terminal
+    room = 0.22 * phases.horizon
+    sides = {
+        "concentrated": (left_of, "right" if left_of is not None and left_of > room else "left"),
+        "terminal": (right_of, "left" if right_of is not None and right_of < phases.horizon - room else "right"),
+    }
+    crowded = left_of is not None and right_of is not None and right_of - left_of < room
+    crowded = crowded and sides["concentrated"][1] == sides["terminal"][1]
+    for name, (t, side) in sides.items():
+        if t is None:
+            continue
+        figure.add_shape(
+            name=name, type="line", x0=t, x1=t, y0=0, y1=1, yref="y domain", line={"color": look.GREY, "width": 1.5}
+        )
+        if t < 0.01 * phases.horizon:
+            continue
+        figure.add_annotation(
+            text=f"t = {look.number(t)}", x=t, y=0, yref="y domain", yanchor="bottom", xanchor=side, showarrow=False,
+            font={"size": 13, "color": look.GREY}, yshift=18 if crowded and name == "terminal" else 0,
+        )  # fmt: skip
 
 
 def _caption(m: Measured) -> str:
+    text = (
+        "The blue line falls while tokens gather at the limit law, stays low on the metastable plateau and rises "
+        "when clusters leave for the terminal phase. By the triangle inequality it lies below the sum of the "
+        "Laplace and the Lyapunov term."
+    )
     floor = ""
     if m.floor is not None and m.floor.mean > 0:
-        floor = " Below the dotted line a distance cannot be told from sampling noise."
-    text = (
-        "The blue line falls while tokens gather at the limit law, stays level on the metastable plateau and rises "
-        "when clusters leave for the terminal phase. By the triangle inequality it lies below the sum of the "
-        f"Laplace and the Lyapunov term.{floor}"
-    )
-    return " ".join([text, *m.missing])
+        so = "these tokens are a quadrature and no random sample, so lower distances mean something too"
+        floor = f"Dotted: the distance between two random samples of the limit law, {m.floor.size} tokens each; "
+        floor += f"{so if m.quadrature else 'what is lower cannot be told from sampling noise'}."
+    return " ".join([text, floor, *m.missing])
 
 
 def _without_limit(run: Run) -> go.Figure:
@@ -231,11 +258,12 @@ def _without_limit(run: Run) -> go.Figure:
     )
     look.dress(figure, "No limit law to measure a distance to", 520, text)
     figure.update_xaxes(title_text="time t", row=2, col=1)
-    sentence = look.wrapped(f"Theory: {reason}.", 48)
+    figure.update_yaxes(range=[min(0.0, float(seen["mean_cosine"].min())) - 0.05, 1.05], row=1, col=1)
+    sentence = look.wrapped(f"Theory: {reason}.", 46)
     lines = sentence.count("<br>") + 1
     figure.add_annotation(
         text=sentence, name="no limit", x=0, xref="paper", y=1, yref="paper", yanchor="bottom", xanchor="left",
-        align="left", yshift=8, showarrow=False, font={"size": 14},
+        align="left", yshift=8, xshift=-52, showarrow=False, font={"size": 13},
     )  # fmt: skip
     figure.update_layout(margin_t=look.TITLE_HEIGHT + 10 + 19 * lines, hovermode="x unified")
     return figure

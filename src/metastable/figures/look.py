@@ -69,7 +69,8 @@ def dress(figure: go.Figure, title: str, height: int, caption: str, note: str = 
         hoverlabel={"font": {"family": FONT, "size": 13}},
         meta={"caption": caption},
     )
-    axis = {"linecolor": GREY, "gridcolor": FAINT, "ticks": "outside", "tickcolor": GREY, "zeroline": False}
+    axis: dict[str, Any] = {"linecolor": GREY, "gridcolor": FAINT, "ticks": "outside", "tickcolor": GREY, "zeroline": False}
+    axis |= {"automargin": True, "tickfont": {"size": 13}}
     figure.update_xaxes(showline=True, title_standoff=8, **axis)
     figure.update_yaxes(showline=True, title_standoff=8, **axis)
 

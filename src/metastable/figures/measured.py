@@ -20,12 +20,18 @@ if TYPE_CHECKING:
 DIAMETER = 2.0
 """No two laws on the unit sphere are further apart than this in chordal distance."""
 
+PLACED = ("graded", "fibonacci", "equally_spaced")
+"""Laws whose tokens are no random sample."""
+
 _Part = TypeVar("_Part")
 
 
 @dataclass
 class Measured:
-    """Curves, noise floor and phases of a run. A part that could not be had is None and `missing` says why."""
+    """Curves, noise floor and phases of a run. A part that could not be had is None and `missing` says why.
+
+    `quadrature` tells that the tokens were placed by rule instead of drawn at random.
+    """
 
     distance: xr.DataArray | None = None
     laplace: xr.DataArray | None = None
@@ -33,6 +39,7 @@ class Measured:
     certificate: xr.DataArray | None = None
     floor: NoiseFloor | None = None
     phases: Phases | None = None
+    quadrature: bool = False
     missing: list[str] = field(default_factory=list)
 
     @property
@@ -53,7 +60,7 @@ class Measured:
 
 def measure(run: Run) -> Measured:
     """Ask the run for everything that it can say."""
-    found = Measured()
+    found = Measured(quadrature=run.cloud.law["law"] in PLACED)
     if run.theory.no_limit:
         found.missing.append(f"There is no limit law to measure a distance to: {run.theory.no_limit}.")
         return found

@@ -51,6 +51,10 @@ def observables(run: Run) -> go.Figure:
     figure.update_layout(showlegend=False, margin={"l": 48, "t": look.TITLE_HEIGHT + 24})
     figure.update_xaxes(range=[0, run.horizon], nticks=5)
     figure.update_xaxes(title_text="time t", row=2)
+    lowest = min(0.0, float(seen["mean_cosine"].min()))
+    figure.update_yaxes(range=[lowest - 0.05, 1.05], row=1, col=1)
+    if run.cloud.dim <= 8:
+        figure.update_yaxes(range=[0.9, run.cloud.dim + 0.1], dtick=1, row=1, col=2)
     if float(seen["clusters"].max()) >= 30:
         figure.update_yaxes(type="log", dtick=1, row=2, col=1)
     return figure

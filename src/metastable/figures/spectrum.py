@@ -27,9 +27,9 @@ def spectrum(theory: Theory) -> go.Figure:
     caption = (
         "Tokens are drawn to the eigenvalue furthest to the right (large marker): of M on the plateau, of V in the "
         "terminal phase. The wider the gap to the next one, the faster; a dominant pair off the real axis means "
-        "rotation and no limit."
+        "rotation and no limit. The dotted line is real part 0."
     )
-    look.dress(figure, "Eigenvalues of M and V", 660, caption)
+    look.dress(figure, "Eigenvalues of M and V", 700, caption)
     for row in (1, 2):
         figure.update_yaxes(title_text="imaginary part", row=row, col=1)
     figure.update_xaxes(title_text="real part", row=2, col=1)
@@ -48,8 +48,11 @@ def _heading(s: Spectrum, name: str) -> str:
 def _panel(figure: go.Figure, s: Spectrum, name: str, colour: str, row: int) -> None:
     values = s.eigenvalues.numpy()
     x_range, y_range = _ranges(values)
-    figure.add_vline(x=0, line={"color": look.GREY, "width": 1.5, "dash": "dot"}, row=row, col=1)
-    figure.add_hline(y=0, line={"color": look.FAINT, "width": 1}, row=row, col=1)
+    axis = "" if row == 1 else "2"
+    figure.add_shape(
+        name="Re λ = 0", type="line", x0=0, x1=0, y0=0, y1=1, xref=f"x{axis}", yref=f"y{axis} domain",
+        line={"color": look.INK, "width": 1.5, "dash": "dot"}, layer="below",
+    )  # fmt: skip
     if math.isfinite(s.gap):
         _gap(figure, s, row)
     size = 9 if len(values) <= 40 else 5
@@ -57,7 +60,6 @@ def _panel(figure: go.Figure, s: Spectrum, name: str, colour: str, row: int) -> 
     _dots(figure, rest, f"eigenvalues of {name}", {"size": size, "color": colour, "opacity": 0.55}, row)
     ring = {"width": 2, "color": look.INK}
     _dots(figure, first, f"dominant of {name}", {"size": 15, "color": colour, "line": ring}, row)
-    axis = "" if row == 1 else "2"
     figure.update_xaxes(range=x_range, row=row, col=1)
     figure.update_yaxes(range=y_range, scaleanchor=f"x{axis}", scaleratio=1, row=row, col=1)
 
@@ -74,7 +76,7 @@ def _merged(values: np.ndarray[Any, Any], tolerance: float) -> list[tuple[comple
 def _ranges(values: np.ndarray[Any, Any]) -> tuple[list[float], list[float]]:
     left, right = min(0.0, values.real.min()), max(0.0, values.real.max())
     width = max(right - left, 1e-9)
-    height = max(1.25 * float(np.abs(values.imag).max()), 0.15 * width)
+    height = max(1.7 * float(np.abs(values.imag).max()), 0.15 * width)
     return [left - 0.1 * width, right + 0.1 * width], [-height, height]
 
 
@@ -100,9 +102,9 @@ def _gap(figure: go.Figure, s: Spectrum, row: int) -> None:
     refs = {"xref": f"x{axis}", "yref": f"y{axis} domain"}
     for x in (left, right):
         figure.add_shape(
-            type="line", x0=x, x1=x, y0=0, y1=0.86, line={"color": look.GREY, "width": 1, "dash": "dash"}, **refs
+            type="line", x0=x, x1=x, y0=0, y1=0.88, line={"color": look.GREY, "width": 1, "dash": "dash"}, **refs
         )
     figure.add_shape(
-        name="gap", type="line", x0=left, x1=right, y0=0.86, y1=0.86, line={"color": look.INK, "width": 3}, **refs
+        name="gap", type="line", x0=left, x1=right, y0=0.88, y1=0.88, line={"color": look.INK, "width": 3}, **refs
     )
-    figure.add_annotation(text="gap", x=right, y=0.86, xanchor="right", yanchor="bottom", showarrow=False, **refs)
+    figure.add_annotation(text="gap", x=right, y=0.88, xanchor="right", yanchor="bottom", showarrow=False, **refs)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MOST_TOKENS = 1500
 MOST_FRAMES = 40
+CAMERA = 1.36
+"""Distance of the camera: the sphere just fits a phone."""
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -33,11 +35,11 @@ def sphere(run: Run) -> go.Figure:
     keep = sample_indices(len(run.cloud), min(MOST_TOKENS, len(run.cloud)), seed=0)
     steps = np.unique(np.linspace(0, len(run.times) - 1, MOST_FRAMES).round().astype(int))
     groups = _groups(run, keep)
-    figure = look.plain(_title(view), 640 if view.flat else 660, _caption(run, view, groups, len(keep)), view.note)
+    figure = look.plain(_title(view), 620 if view.flat else 700, _caption(run, view, len(keep)), view.note)
     if len(view.names) == 3:
         _globe(figure)
     else:
-        _circle(figure, np.eye(2), "", look.FAINT, "solid")
+        _circle(figure, np.eye(2), "", look.FAINT, width=2)
     marks = _landmarks(figure, run, view)
     positions = _rounded(run.frames[torch.from_numpy(steps)][:, keep].cpu().double().numpy() @ view.axes)
     sizes = _sizes(run, keep)
@@ -50,7 +52,14 @@ def sphere(run: Run) -> go.Figure:
         for i, x in enumerate(positions)
     ]
     _controls(figure, times)
-    (_solid if len(view.names) == 3 else _flat)(figure, view)
+    # A colour bar takes the place above the sphere; the legend goes into the empty corner of the scene.
+    figure.update_layout(legend_yanchor="top" if groups[0].angles else "bottom")
+    if groups[0].angles:
+        figure.update_layout(margin_t=look.TITLE_HEIGHT + 50)
+    if view.flat:
+        _flat(figure)
+    else:
+        _solid(figure, run, view)
     return figure
 
 
@@ -127,7 +136,7 @@ def _rounded(x: Floats) -> np.ndarray[Any, Any]:
 
 def _sizes(run: Run, keep: Tensor) -> Floats | float:
     """The area of a marker grows with the token's weight, from a visible least size on."""
-    plain = 3.5 if run.cloud.dim > 2 else 6.0
+    plain = 6.0 if run.cloud.dim == 2 else 5.0 if len(keep) <= 500 else 3.5
     if run.cloud.equal_weights:
         return plain
     w = run.cloud.weights[keep].cpu().double().numpy()
@@ -151,7 +160,7 @@ def _tokens(x: np.ndarray[Any, Any], group: _Group, sizes: Floats | float) -> An
     }
     if group.angles:
         bar = {"orientation": "h", "y": 1, "yanchor": "bottom", "thickness": 10, "len": 0.7, "tickvals": [-180, -90, 0, 90, 180]}
-        bar |= {"ticksuffix": "°", "title": {"text": group.name, "side": "top"}, "tickfont": {"size": 13}}
+        bar |= {"ticktext": ["−180°", "−90°", "0°", "90°", "180°"], "title": {"text": group.name, "side": "top"}, "tickfont": {"size": 13}}
         marker |= {"colorscale": look.CYCLE, "cmin": -180, "cmax": 180, "colorbar": bar}
     return _trace(x.shape[-1])(
         **_coordinates(x[group.rows]), mode="markers", name=group.name, marker=marker, showlegend=not group.angles,
@@ -185,47 +194,51 @@ def _landmarks(figure: go.Figure, run: Run, view: _View) -> int:
     theory = run.theory
     kernel_only = theory.no_limit and not theory.attention.rotates
     if not kernel_only:
-        _space(figure, theory.attention, view, "e", "E", look.INK, "solid", reach=1.18)
-    _space(figure, theory.terminal, view, "v", "plane of V", look.GREEN, "dash", reach=1.36, like=theory.attention)
+        _space(figure, theory.attention, view, "e", "M", look.INK)
+    _space(figure, theory.terminal, view, "v", "V", look.GREEN, like=theory.attention)
     return len(figure.data)
 
 
 def _space(
-    figure: go.Figure, of: Spectrum, view: _View, letter: str, plane: str, colour: str, dash: str, reach: float,
-    like: Spectrum | None = None,
-) -> None:  # fmt: skip
-    basis = _numpy(of.basis)
-    if of.dim == 1:
-        tip = basis[:, 0]
-        if like is not None and like.dim == 1 and tip @ _numpy(like.basis)[:, 0] < 0:
-            tip = -tip  # an eigenvector has no sign of its own; +v is the end on +e's side
-        of_what = "M" if letter == "e" else "V"
-        _axis(figure, tip @ view.axes, letter, f"±{letter}, dominant direction of {of_what}", colour, dash, reach)
-    elif of.dim == 2 and of.size > 2:
-        _circle(figure, basis.T @ view.axes, plane, colour, dash)
-
-
-def _axis(
-    figure: go.Figure, tip: Floats, letter: str, name: str, colour: str, dash: str, reach: float
+    figure: go.Figure, of: Spectrum, view: _View, letter: str, matrix: str, colour: str, like: Spectrum | None = None
 ) -> None:
+    """A dominant line as an axis through the centre, a dominant plane as its circle, anything larger not at all."""
+    basis = _numpy(of.basis)
+    # The second is longer as an axis and thinner as a circle, so that both can be seen where they coincide.
+    first = like is None
+    if of.dim == 1:
+        tip = _dominant(of, like)
+        name = f"±{letter}, dominant direction of {matrix}"
+        _axis(figure, tip @ view.axes, letter, name, colour, reach=1.15 if first else 1.28)
+    elif of.dim == 2 and of.size > 2:
+        _circle(figure, basis.T @ view.axes, f"dominant plane of {matrix}", colour, width=7 if first else 2.5)
+
+
+def _dominant(of: Spectrum, like: Spectrum | None = None) -> Floats:
+    """The dominant unit vector. An eigenvector has no sign of its own: +v is the end on +e's side."""
+    tip = _numpy(of.basis)[:, 0]
+    return -tip if like is not None and like.dim == 1 and tip @ _numpy(like.basis)[:, 0] < 0 else tip
+
+
+def _axis(figure: go.Figure, tip: Floats, letter: str, name: str, colour: str, reach: float) -> None:
     ends = _rounded(np.stack([-reach * tip, reach * tip]))
     figure.add_trace(
         _trace(ends.shape[-1])(
             **_coordinates(ends), mode="lines+text", text=[f"−{letter}", f"+{letter}"], name=name, hoverinfo="skip",
-            textposition=["middle left", "middle right"] if tip[0] >= 0 else ["middle right", "middle left"],
+            textposition="top center",
             textfont={"size": 17, "color": colour},
-            line={"color": colour, "width": 5 if ends.shape[-1] == 3 else 2.5, "dash": dash},
+            line={"color": colour, "width": 5 if ends.shape[-1] == 3 else 2.5},
         )
     )  # fmt: skip
 
 
-def _circle(figure: go.Figure, plane: Floats, name: str, colour: str, dash: str) -> None:
+def _circle(figure: go.Figure, plane: Floats, name: str, colour: str, width: float) -> None:
     angle = np.linspace(0, 2 * np.pi, 121)
     ring = _rounded(np.stack([np.cos(angle), np.sin(angle)], axis=1) @ plane)
     figure.add_trace(
         _trace(ring.shape[-1])(
             **_coordinates(ring), mode="lines", name=name, showlegend=bool(name), hoverinfo="skip",
-            line={"color": colour, "width": 4 if ring.shape[-1] == 3 else 2, "dash": dash},
+            line={"color": colour, "width": width}, opacity=0.6,
         )
     )  # fmt: skip
 
@@ -245,8 +258,16 @@ def _controls(figure: go.Figure, times: list[float]) -> None:
                 "len": 1,
                 "y": 0,
                 "pad": {"t": 44, "l": 10, "r": 10},
-                "currentvalue": {"prefix": "time t = ", "font": {"size": 15}, "xanchor": "right"},
-                "font": {"size": 13},
+                "currentvalue": {
+                    "prefix": "time t = ",
+                    "suffix": f" of {look.number(times[-1])}",
+                    "font": {"size": 15, "color": look.INK},
+                    "xanchor": "right",
+                },
+                # Forty labels in a row cannot be read; the current one is written above.
+                "font": {"color": "rgba(0,0,0,0)", "size": 1},
+                "ticklen": 0,
+                "minorticklen": 0,
             }
         ],
         updatemenus=[
@@ -270,39 +291,63 @@ def _controls(figure: go.Figure, times: list[float]) -> None:
     )
 
 
-def _solid(figure: go.Figure, view: _View) -> None:
-    hidden = {"visible": False, "range": [-1.45, 1.45]}
+def _solid(figure: go.Figure, run: Run, view: _View) -> None:
+    hidden = {"visible": False, "range": [-1.38, 1.38]}
     figure.update_layout(
         scene={
             "xaxis": hidden,
             "yaxis": hidden,
             "zaxis": hidden,
             "aspectmode": "cube",
-            "camera": {"eye": {"x": 1.05, "y": 0.95, "z": 0.6}},
-            "domain": {"x": [0, 1], "y": [0, 1]},
+            "camera": {"eye": dict(zip("xyz", _eye(run, view).round(3).tolist(), strict=True))},
         },
         margin={"l": 6, "r": 6, "b": 110},
-        uirevision="camera",
     )
 
 
-def _flat(figure: go.Figure, view: _View) -> None:
-    common = {"range": [-1.5, 1.5], "showgrid": False, "dtick": 1, "constrain": "domain"}
-    figure.update_xaxes(title_text=view.names[0], **common)
-    figure.update_yaxes(title_text=view.names[1], scaleanchor="x", **common)
-    figure.update_layout(margin={"b": 130})
+def _eye(run: Run, view: _View) -> Floats:
+    """Where to look from: with +e and +v turned towards the viewer and apart from each other, if there are such axes."""
+    eye = np.array([0.66, 0.6, 0.46])
+    if run.theory.dim == 1 and not run.theory.no_limit:
+        e = _dominant(run.theory.attention) @ view.axes
+        v = _dominant(run.theory.terminal, run.theory.attention) @ view.axes
+        side = np.cross(e, v)
+        side = side if np.linalg.norm(side) > 1e-3 else np.cross(e, np.eye(3)[np.abs(e).argmin()])
+        side /= np.linalg.norm(side)
+        eye = 0.8 * (e + v) / np.linalg.norm(e + v) + 0.6 * (side if side[2] >= 0 else -side)
+        # From straight above or below, "up" has no meaning and the picture would turn over.
+        eye[2] = np.clip(eye[2], -0.7, 0.7)
+    return np.asarray(CAMERA * eye / np.linalg.norm(eye))
 
 
-def _caption(run: Run, view: _View, groups: list[_Group], shown: int) -> str:
-    colour = {
-        "starting azimuth": "Colour is the direction in which a token starts, because this head has no limit law",
-        "angle of the limit in E": "Colour is the angle, inside the dominant space E of M, at which the theory says that a token ends",
-    }.get(groups[0].name, "Colour is the side to which the theory sends a token: +e or −e, the dominant direction of M")
-    parts = [f"{colour}. Move the slider: tokens gather there first and leave later along ±v, the dominant direction of V."]
-    if not run.cloud.equal_weights:
-        parts.append("A larger dot carries more weight.")
+def _flat(figure: go.Figure) -> None:
+    figure.update_xaxes(range=[-1.5, 1.5], visible=False, constrain="domain")
+    figure.update_yaxes(range=[-1.42, 1.42], visible=False, constrain="domain", scaleanchor="x")
+    figure.update_layout(margin={"l": 6, "r": 6, "b": 110})
+
+
+def _caption(run: Run, view: _View, shown: int) -> str:
+    parts = [f"{_colours(run)} Larger dots carry more weight." if not run.cloud.equal_weights else _colours(run)]
     if shown < len(run.cloud):
         parts.append(f"{shown} of the {len(run.cloud)} tokens are drawn.")
     if view.note:
-        parts.append(view.note[0].upper() + view.note[1:] + ": tokens inside the ball have the rest of their length in other directions.")
+        parts.append(f"{view.note[0].upper()}{view.note[1:]}. Tokens inside the ball point partly in other directions.")
     return " ".join(parts)
+
+
+def _colours(run: Run) -> str:
+    th = run.theory
+    later = "later, clusters drift to ±v, the dominant direction of V"
+    if th.terminal.rotates:
+        later = "later, clusters circle in the dominant plane of V"
+    elif th.terminal.dim > 1:
+        later = "later, clusters drift to the dominant space of V"
+    if th.no_limit:
+        return "Colour is the direction in which a token starts, because this head has no limit law. Move the slider."
+    if th.dim == 1:
+        where = "the end of the axis ±e (dominant direction of M) to which the theory sends a token"
+        return f"Colour is {where}. Move the slider: tokens gather there first; {later}."
+    if th.dim == run.cloud.dim:
+        return f"Colour is the angle at which a token starts: no direction of M is dominant. Move the slider; {later}."
+    where = f"the angle at which the theory puts a token inside E, the dominant space of M (dimension {th.dim})"
+    return f"Colour is {where}. Move the slider: tokens gather in E first; {later}."

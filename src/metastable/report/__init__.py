@@ -14,7 +14,7 @@ from metastable import figures, store
 from metastable.errors import BadInput
 from metastable.figures.look import CONFIG, caption, number, untitled
 from metastable.figures.measured import measure
-from metastable.report.words import assumptions, headline, key_numbers
+from metastable.report.words import afterwards, assumptions, headline, key_numbers
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -53,6 +53,7 @@ def render(run: Run) -> str:
     return pages.get_template("run.html.j2").render(
         plotly=Markup(get_plotlyjs()),
         headline=headline(run, measured),
+        afterwards=afterwards(measured),
         assumptions=assumptions(run.theory.verdict),
         numbers=key_numbers(run, measured),
         figures={kind: _block(kind, figure) for kind, figure in drawn.items()},

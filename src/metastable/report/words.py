@@ -36,17 +36,20 @@ def headline(run: Run, measured: Measured) -> str:
         return f"{came} and stayed near distance {least} from the limit law; a terminal phase was not seen up to {end}."
     lasted = number(phases.terminal - phases.concentrated)
     stayed = f"stayed for {lasted} time units near distance {least} from the limit law"
-    return f"{came}, {stayed}, and left for the terminal phase at t = {number(phases.terminal)}.{_later(phases)}"
+    return f"{came}, {stayed}, and left for the terminal phase at t = {number(phases.terminal)}."
 
 
-def _later(phases: Phases) -> str:
-    """Where the tokens came to rest after they had left, if they did."""
-    later = [p for p in phases.plateaus if phases.terminal is not None and p.end > phases.terminal]
+def afterwards(measured: Measured) -> str:
+    """Where the tokens came to rest after they had left, if they did; else nothing."""
+    phases = measured.phases
+    if phases is None or phases.terminal is None or phases.concentrated is None:
+        return ""
+    later = [plateau for plateau in phases.plateaus if plateau.end > phases.terminal]
     if not later:
         return ""
     last = later[-1]
-    until = "to the end" if last.end == phases.horizon else f"to t = {number(last.end)}"
-    return f" They rested again at distance {number(last.level)} from t = {number(last.start)} {until}."
+    until = "to the end of the run" if last.end == phases.horizon else f"to t = {number(last.end)}"
+    return f"They came to rest again at distance {number(last.level)}, from t = {number(last.start)} {until}."
 
 
 def assumptions(verdict: Verdict) -> str:
@@ -78,6 +81,7 @@ def key_numbers(run: Run, measured: Measured) -> list[KeyNumber]:
     found = [
         KeyNumber("tokens N", f"{len(run.cloud):,}".replace(",", " "), f"{weights}, law: {run.cloud.law['law']}"),
         KeyNumber("dimension d", str(run.cloud.dim), "tokens live on the unit sphere of this space"),
+        KeyNumber("horizon", f"t = {number(run.horizon)}", f"{len(run.times)} times saved; nothing is known beyond"),
         KeyNumber("inverse temperature β", number(run.beta), "the larger, the sharper the attention"),
     ]
     return [*found, *_of_the_distance(run, measured), *_of_the_theory(run, measured)] if not th.no_limit else found
@@ -86,11 +90,12 @@ def key_numbers(run: Run, measured: Measured) -> list[KeyNumber]:
 def _of_the_distance(run: Run, m: Measured) -> list[KeyNumber]:
     assert m.phases is not None
     assert m.floor is not None
-    above = "above" if m.phases.least > m.floor.mean else "NOT above"
-    size = f"{m.floor.size} tokens" + ("" if m.floor.size == m.floor.tokens else ", so too high for the run's own N")
+    size = f"{m.floor.size} tokens" + (" (fewer than in the run: too high)" if m.floor.size < m.floor.tokens else "")
+    only = "; for scale only, the tokens were not drawn at random" if m.quadrature else ""
+    where = f"W₂ to the limit law, at t = {number(m.phases.least_time)}"
     return [
-        KeyNumber("least distance", number(m.phases.least), f"W₂ to the limit law, at t = {number(m.phases.least_time)}"),
-        KeyNumber("noise floor", number(m.floor.mean), f"two samples of the limit, {size}; the least distance is {above} it"),
+        KeyNumber("least distance", number(m.phases.least), where),
+        KeyNumber("noise floor", number(m.floor.mean), f"W₂ of two random samples of the limit law, {size}{only}"),
     ]
 
 
@@ -98,8 +103,8 @@ def _of_the_theory(run: Run, m: Measured) -> list[KeyNumber]:
     th = run.theory
     bound = "none" if m.bound is None else "the whole run" if m.vacuous_from is None else f"t < {number(m.vacuous_from)}"
     return [
-        KeyNumber("token rate c", number(th.rate), "a single token approaches its limit like e^(−ct)"),
+        KeyNumber("token rate c", number(th.rate), "a single token approaches its limit like exp(−ct)"),
         KeyNumber("law rate", number(th.law_rate()), "the whole law does so more slowly, at this rate in W₂"),
-        KeyNumber("Lipschitz constant L", number(th.lipschitz), "two zero-temperature flows part at most like e^(Lt)"),
-        KeyNumber("bound says something for", bound, "later it exceeds 2, the diameter of the sphere"),
+        KeyNumber("Lipschitz constant L", number(th.lipschitz), "two zero-temperature flows part at most like exp(Lt)"),
+        KeyNumber("bound useful for", bound, "later it exceeds 2, the diameter of the sphere"),
     ]

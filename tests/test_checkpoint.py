@@ -1,0 +1,137 @@
+"""Runs that are killed and resumed end bit for bit as they would have."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import metastable as ms
+from metastable import simulation
+from tests.problems import circle_head
+
+HEAD = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
+
+PROGRAM = """
+import sys, torch
+sys.path.insert(0, {root!r})
+torch.set_num_threads(1)
+import metastable as ms
+from metastable import simulation
+from tests.problems import circle_head
+simulation.CHECKPOINT_SECONDS = {interval}
+head = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
+print("ready", flush=True)
+cloud = ms.uniform(300, d=2, seed=0)
+ms.simulate(head, cloud, beta=60.0, until=2.0, save={save}, method={method!r}, checkpoint={path!r})
+"""
+
+
+def start(path, interval, save, method):
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    code = PROGRAM.format(root=root, interval=interval, save=save, path=str(path), method=method)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"ready\n"
+    return process
+
+
+@pytest.mark.parametrize(("method", "save", "interval"), [("dopri5", 3, 0.0), ("rk4", 13, 20.0)])
+def test_killed_again_and_again_it_ends_bit_for_bit_the_same(tmp_path, method, save, interval):
+    whole, broken = tmp_path / "whole.zarr", tmp_path / "broken.zarr"
+    assert start(whole, interval, save, method).wait() == 0
+    kills, part = 0, tmp_path / "broken.zarr.part"
+    for delay in (0.02, 0.05, 0.1, 0.2):
+        process = start(broken, interval, save, method)
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+    assert kills == 4 or broken.exists()
+    assert part.exists() or broken.exists()
+    assert start(broken, interval, save, method).wait() == 0
+    one, two = ms.Run.load(whole), ms.Run.load(broken)
+    assert torch.equal(one.frames, two.frames)
+    assert torch.equal(one.field_errors, two.field_errors)
+    assert one.configuration["steps"] == two.configuration["steps"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["broken.json", "broken.zarr", "whole.json", "whole.zarr"]
+
+
+def options(tmp_path, **changed):
+    return {"beta": 20.0, "until": 2.0, "save": 9, "checkpoint": tmp_path / "run.zarr", **changed}
+
+
+@pytest.mark.parametrize("frames_done", [1, 4, 8])
+def test_interrupted_after_any_frame_it_resumes_without_repeating_work(tmp_path, monkeypatch, frames_done):
+    cloud = ms.graded(60, HEAD)
+    reference = ms.simulate(HEAD, cloud, **{**options(tmp_path), "checkpoint": None})
+    original = simulation._Solver._save_frame
+
+    def stop_after(self, state):
+        original(self, state)
+        if state.saved == frames_done:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation._Solver, "_save_frame", stop_after)
+        with pytest.raises(KeyboardInterrupt):
+            ms.simulate(HEAD, cloud, **options(tmp_path))
+    calls = 0
+    velocity = simulation.velocity
+
+    def counted(*args, **kwargs):
+        nonlocal calls
+        calls += 1
+        return velocity(*args, **kwargs)
+
+    monkeypatch.setattr(simulation, "velocity", counted)
+    resumed = ms.simulate(HEAD, cloud, **options(tmp_path))
+    assert torch.equal(resumed.frames, reference.frames)
+    assert resumed.configuration["evaluations"] == reference.configuration["evaluations"]
+    assert calls < reference.configuration["evaluations"]
+
+
+def test_a_finished_run_is_returned_without_computing(tmp_path, monkeypatch):
+    cloud = ms.graded(60, HEAD)
+    first = ms.simulate(HEAD, cloud, **options(tmp_path))
+    monkeypatch.setattr(simulation, "velocity", lambda *a, **k: pytest.fail("computed again"))
+    assert torch.equal(ms.simulate(HEAD, cloud, **options(tmp_path)).frames, first.frames)
+
+
+@pytest.mark.parametrize(
+    ("changed", "cloud_seed", "message"),
+    [({"beta": 30.0}, 0, "beta"), ({"until": 3.0}, 0, "times"), ({"tol": 1e-4}, 0, "tol"), ({}, 1, "digest")],
+)
+@pytest.mark.parametrize("finished", [True, False])
+def test_another_run_under_the_same_name_is_refused(tmp_path, monkeypatch, changed, cloud_seed, message, finished):
+    if finished:
+        ms.simulate(HEAD, ms.uniform(20, d=2, seed=0), **options(tmp_path))
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(simulation._Solver, "_advance", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                ms.simulate(HEAD, ms.uniform(20, d=2, seed=0), **options(tmp_path))
+    other = ms.uniform(20, d=2, seed=cloud_seed)
+    with pytest.raises(ms.BadInput, match=f"holds another run.*{message}"):
+        ms.simulate(HEAD, other, **options(tmp_path, **changed))
+    replaced = ms.simulate(HEAD, other, **options(tmp_path, **changed), overwrite=True)
+    assert replaced.beta == changed.get("beta", 20.0)
+    assert len(ms.Run.load(tmp_path / "run.zarr").times) == 9
+
+
+def test_overwrite_with_bad_arguments_keeps_the_older_run(tmp_path):
+    ms.simulate(HEAD, ms.uniform(20, d=2, seed=0), **options(tmp_path))
+    with pytest.raises(ms.BadInput, match="until is -1"):
+        ms.simulate(HEAD, ms.uniform(20, d=2, seed=0), **options(tmp_path, until=-1), overwrite=True)
+    assert ms.Run.load(tmp_path / "run.zarr").beta == 20.0
+
+
+def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation._Solver, "_advance", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            ms.simulate(HEAD, ms.uniform(20, d=2), **options(tmp_path))
+    (tmp_path / "run.zarr.part" / "state.npz").write_bytes(b"rubbish")
+    with pytest.raises(ms.BadInput, match=r"checkpoint .*is damaged.*delete"):
+        ms.simulate(HEAD, ms.uniform(20, d=2), **options(tmp_path))

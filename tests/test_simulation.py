@@ -1,0 +1,137 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import metastable as ms
+from metastable import simulation
+from tests.problems import circle_head
+
+HEAD = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
+CLOUD = ms.uniform(30, d=2, seed=0)
+
+
+@pytest.mark.parametrize("method", ["euler", "heun", "rk4", "dopri5"])
+def test_every_method_reaches_the_same_place(method):
+    exact = ms.simulate(HEAD, CLOUD, beta=5.0, until=1.0, tol=1e-11).final.points
+    options = {} if method == "dopri5" else {"step": 1e-3}
+    found = ms.simulate(HEAD, CLOUD, beta=5.0, until=1.0, method=method, **options).final.points
+    assert torch.allclose(found, exact, atol={"euler": 2e-3, "heun": 1e-6, "rk4": 1e-10, "dopri5": 1e-5}[method])
+
+
+def test_smaller_tolerance_gives_smaller_error():
+    def end(tol):
+        return ms.simulate(HEAD, CLOUD, beta=5.0, until=3.0, tol=tol, save=2).final.points
+
+    exact = end(1e-13)
+    errors = [float((end(tol) - exact).norm(dim=1).max()) for tol in (1e-4, 1e-7, 1e-10)]
+    assert errors[0] > 100 * errors[1] > 1e4 * errors[2]
+    assert errors[2] < 1e-8
+
+
+def test_saved_times_are_hit_exactly_and_always_include_both_ends():
+    run = ms.simulate(HEAD, CLOUD, beta=5.0, until=2.0, save=[0.123456789, 1.0])
+    assert run.times.tolist() == [0.0, 0.123456789, 1.0, 2.0]
+    assert len(ms.simulate(HEAD, CLOUD, beta=5.0, until=2.0, save=7).times) == 7
+    assert len(ms.simulate(HEAD, CLOUD, beta=5.0, until=0.1).times) == 101
+    assert torch.equal(run.frames[0], CLOUD.points)
+
+
+def test_saved_positions_do_not_depend_on_which_others_are_saved():
+    few = ms.simulate(HEAD, CLOUD, beta=5.0, until=2.0, save=2, tol=1e-10)
+    many = ms.simulate(HEAD, CLOUD, beta=5.0, until=2.0, save=50, tol=1e-10)
+    assert torch.allclose(few.final.points, many.final.points, atol=1e-8)
+
+
+def test_large_clouds_save_fewer_frames(monkeypatch):
+    monkeypatch.setattr(simulation, "FRAME_BYTES", CLOUD.points.numel() * 8 * 20)
+    assert len(ms.simulate(HEAD, CLOUD, beta=5.0, until=0.1).times) == 20
+
+
+def test_fixed_steps_divide_the_intervals_evenly():
+    run = ms.simulate(HEAD, CLOUD, beta=5.0, until=1.0, method="euler", step=0.3, save=[0.5])
+    assert run.configuration["steps"] == 4
+    assert np.allclose(run.field_errors[:, 0].numpy(), [0, 0.25, 0.5, 0.75, 1.0])
+
+
+def test_hardmax_runs_through_the_same_call():
+    run = ms.simulate(HEAD, CLOUD, beta=math.inf, until=5.0, step=0.02)
+    assert run.configuration["method"] == "heun"
+    assert float((run.final.points.norm(dim=1) - 1).abs().max()) < 1e-12
+    assert not torch.allclose(run.final.points, CLOUD.points, atol=0.1)
+
+
+def test_float32_stays_float32_and_agrees():
+    single = ms.simulate(HEAD, CLOUD.to(torch.float32), beta=5.0, until=1.0, tol=1e-5)
+    assert single.frames.dtype == torch.float32
+    double = ms.simulate(HEAD, CLOUD, beta=5.0, until=1.0)
+    assert torch.allclose(single.final.points.double(), double.final.points, atol=1e-4)
+
+
+def test_field_error_is_measured_at_every_step():
+    """At t = 0 on the uniform law of the circle, |𝒱_β − 𝒱_∞| = (1 − I₁/I₀(κ))·|P_x V û|."""
+    from scipy import special
+
+    cloud = ms.equally_spaced(300)
+    run = ms.simulate(HEAD, cloud, beta=20.0, until=0.1, save=2)
+    u = HEAD.directions(cloud.points)
+    kappa = 20.0 * u.norm(dim=1)
+    shrink = 1 - torch.from_numpy(special.ive(1, kappa.numpy()) / special.ive(0, kappa.numpy()))
+    zero = ms.fields.zero_temperature(HEAD, cloud.points)
+    expected = float(((shrink.unsqueeze(1) * zero) ** 2).sum(dim=1).mean().sqrt())
+    assert float(run.field_errors[0, 1]) == pytest.approx(expected, rel=1e-9)
+    assert len(run.field_errors) == run.configuration["steps"] + 1
+
+
+def test_a_number_that_is_not_finite_stops_the_run_with_the_time():
+    huge = ms.Head.from_interaction(np.eye(2) * 1e300, np.eye(2) * 1e300)
+    with pytest.raises(ms.SimulationStopped, match=r"no longer finite at t = .*beta = 1e\+10"):
+        ms.simulate(huge, CLOUD, beta=1e10, until=1.0)
+
+
+def test_a_field_too_rough_for_the_tolerance_stops_with_a_remedy(monkeypatch):
+    noise = torch.Generator().manual_seed(0)
+
+    def rough(*args, **kwargs):
+        return torch.randn(30, 2, generator=noise, dtype=torch.float64) * 1e6
+
+    monkeypatch.setattr(simulation, "velocity", rough)
+    with pytest.raises(ms.SimulationStopped, match="no step is small enough for tol = 1e-09"):
+        ms.simulate(HEAD, CLOUD, beta=5.0, until=1.0, tol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beta": -1.0}, "beta is -1.0"),
+        ({"beta": math.nan}, "beta is nan"),
+        ({"until": 0}, "until is 0"),
+        ({"until": -3.0}, "until is -3.0"),
+        ({"until": math.inf}, "until is inf"),
+        ({"until": "5"}, "until is '5'"),
+        ({"engine": "gpu"}, "engine is 'gpu'; choose one of auto, dense, flash"),
+        ({"method": "rk5"}, "method is 'rk5'"),
+        ({"tol": 0}, "tol is 0"),
+        ({"step": 0.1}, "step= is for the methods"),
+        ({"method": "rk4", "step": -0.1}, "step is -0.1"),
+        ({"save": 1}, "save is 1"),
+        ({"save": [3.0, 99.0]}, r"outside of 0 … 5\.0"),
+        ({"save": "all"}, "save is 'all'"),
+        ({"cloud": ms.uniform(5, d=3)}, "the head has d = 2 and the cloud d = 3"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(options, message):
+    arguments = {"head": HEAD, "cloud": CLOUD, "beta": 5.0, "until": 5.0, **options}
+    with pytest.raises(ms.BadInput, match=message) as caught:
+        ms.simulate(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_progress_bar_shows_time_left_when_asked(capsys):
+    ms.simulate(HEAD, CLOUD, beta=5.0, until=0.5, progress=True)
+    shown = capsys.readouterr().err
+    assert "simulating" in shown
+    assert "left" in shown
+    ms.simulate(HEAD, CLOUD, beta=5.0, until=0.5)
+    assert capsys.readouterr().err == ""
