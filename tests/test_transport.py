@@ -182,15 +182,22 @@ def test_simplex_sees_distances_of_1e_minus_9_inside_a_cluster():
     assert wasserstein(a, b).value == pytest.approx(best, rel=1e-5)
 
 
-def test_simplex_loses_no_mass_between_clusters():
-    rng = np.random.default_rng(1)
-    side = rng.choice([-1.0, 1.0], size=200)
-    w = rng.dirichlet(np.ones(200))
-    tokens = np.concatenate([1e-9 * rng.normal(size=(200, 2)), side[:, None]], axis=1)
-    order = rng.permutation(200)
-    found = wasserstein(Cloud(tokens, weights=w), Cloud(tokens[order], weights=w[order]))
+@pytest.mark.parametrize("seed", range(5))
+def test_simplex_loses_no_mass_between_clusters(seed):
+    rng, n = np.random.default_rng(seed), 300
+    side, w, order = rng.choice([-1.0, 1.0], size=n), rng.dirichlet(np.ones(n)), rng.permutation(n)
+    a, b = (Cloud(np.c_[1e-9 * rng.normal(size=(n, 2)), side], weights=w) for _ in range(2))
+    found = wasserstein(a, Cloud(b.points[order], log_weights=b.log_weights[order]))
     assert found.method == "network simplex"
-    assert found.value < 5e-9  # 1e-16 of mass astray would be 2e-8
+    assert found.value < 2 * coupling(a, b).value < 5e-9  # 1e-16 of mass astray would be 2e-8
+
+
+def test_a_token_of_weight_0_is_not_an_atom():
+    a = Cloud([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], weights=[1, 1, 0])
+    b = Cloud(np.random.default_rng(0).normal(size=(20, 2)))
+    assert wasserstein(a, b).method == wasserstein(b, a).method == "two atoms"
+    with np.errstate(all="raise"):
+        assert math.isfinite(wasserstein(a, b, method="bounds").lower)
 
 
 def test_a_solver_that_gives_up_leaves_bounds(monkeypatch):

@@ -33,7 +33,7 @@ class Cloud:
     Examples
     --------
     >>> cloud = Cloud([[2.0, 0.0], [0.0, 1.0]], weights=[3, 1])
-    >>> cloud.points[0].tolist(), cloud.weights.tolist()
+    >>> cloud.points[0].tolist(), [round(w, 6) for w in cloud.weights.tolist()]
     ([1.0, 0.0], [0.75, 0.25])
     """
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
+from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
+from scipy.spatial import cKDTree
 
 from metastable.attention import log_partition
 from metastable.cloud import Cloud
@@ -53,7 +56,15 @@ def _effective_rank(cloud: Cloud) -> float:
 
 
 def _clusters(cloud: Cloud, reach: float) -> int:
-    """Connected components of the tokens closer than `reach`."""
-    x = cloud.points.double()
-    near = (torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist") < reach).cpu().numpy()
-    return int(connected_components(near, directed=False)[0])
+    """Connected components of the tokens closer than `reach`.
+
+    Tokens in one box of side reach/(2√d) are closer than reach/2, so one of them stands for all: a tight cluster
+    of n tokens then costs one token instead of n² pairs. Links between boxes are those of their representatives,
+    which can miss a link longer than reach/2.
+    """
+    x = cloud.points.double().cpu().numpy()
+    boxes = np.floor(x * (2 * math.sqrt(cloud.dim) / reach)).astype(np.int64)
+    first = np.unique(boxes, axis=0, return_index=True)[1]
+    pairs = cKDTree(x[first]).query_pairs(reach, output_type="ndarray")
+    graph = coo_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(len(first), len(first)))
+    return int(connected_components(graph, directed=False)[0])

@@ -149,7 +149,7 @@ class Run:
         """Concentration, plateaus and terminal onset, read off the W₂ curve to the limit law."""
         return phases.detect(self.times.cpu().numpy(), self.distance().values, factor=factor)
 
-    def observables(self, sample: int = 2000, seed: int = 0) -> xr.Dataset:
+    def observables(self, sample: int = 1000, seed: int = 0) -> xr.Dataset:
         """Log-energy, mean cosine, effective rank and cluster count at every saved time (see `observables`)."""
         rows = [observe(self.head, self.at(i), self.beta, sample, seed) for i in range(len(self.times))]
         columns = {name: self._curve(name, [row[name] for row in rows]) for name in rows[0]}

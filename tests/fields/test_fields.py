@@ -68,7 +68,7 @@ def test_offset_enters_the_scores():
 @pytest.mark.parametrize("beta", [-1.0, math.nan, "10", True, None])
 def test_bad_beta_is_refused(beta):
     head = ms.Head.from_interaction(torch.eye(2), torch.eye(2))
-    with pytest.raises(ms.BadInput, match="beta is .*must be 0 or more"):
+    with pytest.raises(ms.BadInput, match=r"beta is .*must be 0 or more"):
         ms.velocity(head, ms.uniform(5, d=2), beta)
 
 

@@ -44,7 +44,7 @@ def test_order_on_the_zero_temperature_flow(name):
 
 @pytest.mark.parametrize("name", sorted(STEPS))
 def test_order_on_the_interacting_system(name):
-    """Two tokens, B = V = I: dφ/dt = −2 sin φ e^{βc}/(e^β + e^{βc}), from several angles; scipy at 1e-13 as reference."""
+    """Two tokens, B = V = I: dφ/dt = −2 sin φ e^{βc}/(e^β + e^{βc}), from several angles, against scipy at 1e-13."""
     from scipy.integrate import solve_ivp
 
     beta, starts = 2.0, [0.7, 1.2, 1.7, 2.2, 2.7]

@@ -66,7 +66,7 @@ def distance(run: Run, measured: Measured | None = None) -> go.Figure:
         height=470 + KEY_LINE * len(figure.data),
         margin={"t": look.TITLE_HEIGHT + 4 + 17 * rows, "b": 60 + KEY_LINE * len(figure.data)},
         # One entry a line under the axis: side by side they would not fit a phone.
-        legend={"yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "font": {"size": 13}},
+        legend={"yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "font": {"size": 13}, "traceorder": "normal"},
     )
     return figure
 
@@ -107,9 +107,15 @@ def _resting(figure: go.Figure, phases: Phases) -> None:
     y = [level for plateau in phases.plateaus for level in (plateau.level, plateau.level, None)]
     if x:
         figure.add_scatter(
-            x=x, y=y, name="at rest", mode="lines", line={"color": "#F6EE9C", "width": 13}, hoverinfo="skip",
-            zorder=-1, legendrank=2000,
-        )  # fmt: skip
+            x=x,
+            y=y,
+            name="at rest",
+            mode="lines",
+            line={"color": "#F6EE9C", "width": 13},
+            hoverinfo="skip",
+            zorder=-1,
+            legendrank=2000,
+        )
 
 
 def _curve(figure: go.Figure, curve: xr.DataArray, name: str, colour: str, width: float = 2) -> None:
@@ -178,9 +184,17 @@ def _shade(figure: go.Figure, phases: Phases) -> int:
     intervals = phase_intervals(phases)
     for name, begin, end in intervals:
         figure.add_shape(
-            name=name, type="rect", x0=begin, x1=end, y0=0, y1=1, yref="y domain", layer="below", line_width=0,
+            name=name,
+            type="rect",
+            x0=begin,
+            x1=end,
+            y0=0,
+            y1=1,
+            yref="y domain",
+            layer="below",
+            line_width=0,
             fillcolor=TINTS[name],
-        )  # fmt: skip
+        )
         if end - begin > 0.01 * phases.horizon:
             _label(figure, name if len(intervals) > 1 else "concentration, not complete", begin, end, phases, taken)
     if not intervals:
@@ -197,9 +211,16 @@ def _label(figure: go.Figure, text: str, begin: float, end: float, phases: Phase
     row = next(i for i, edge in enumerate(taken) if left >= edge)
     taken[row] = left + width
     figure.add_annotation(
-        text=text, x=end if outside else 0.5 * (begin + end), xanchor="right" if outside else "center", y=1,
-        yref="y domain", yanchor="bottom", yshift=2 + 17 * row, showarrow=False, font={"size": 13, "color": look.INK},
-    )  # fmt: skip
+        text=text,
+        x=end if outside else 0.5 * (begin + end),
+        xanchor="right" if outside else "center",
+        y=1,
+        yref="y domain",
+        yanchor="bottom",
+        yshift=2 + 17 * row,
+        showarrow=False,
+        font={"size": 13, "color": look.INK},
+    )
 
 
 def _marks(figure: go.Figure, phases: Phases) -> None:
@@ -221,16 +242,22 @@ def _marks(figure: go.Figure, phases: Phases) -> None:
         if t < 0.01 * phases.horizon:
             continue
         figure.add_annotation(
-            text=f"t = {look.number(t)}", x=t, y=0, yref="y domain", yanchor="bottom", xanchor=side, showarrow=False,
-            font={"size": 13, "color": look.GREY}, yshift=18 if crowded and name == "terminal" else 0,
-        )  # fmt: skip
+            text=f"t = {look.number(t)}",
+            x=t,
+            y=0,
+            yref="y domain",
+            yanchor="bottom",
+            xanchor=side,
+            showarrow=False,
+            font={"size": 13, "color": look.GREY},
+            yshift=18 if crowded and name == "terminal" else 0,
+        )
 
 
 def _caption(m: Measured) -> str:
     text = (
-        "The blue line falls while tokens gather at the limit law, stays low on the metastable plateau and rises "
-        "when clusters leave for the terminal phase. By the triangle inequality it lies below the sum of the "
-        "Laplace and the Lyapunov term."
+        "The blue line falls while tokens gather at the limit law, stays low on the metastable plateau and rises when "
+        "clusters leave; it lies below the sum of the Laplace and the Lyapunov term."
     )
     floor = ""
     if m.floor is not None and m.floor.mean > 0:
@@ -248,13 +275,20 @@ def _without_limit(run: Run) -> go.Figure:
     panels = (("mean_cosine", "mean cosine", look.BLUE), ("effective_rank", "effective rank", look.VERMILLION))
     for row, (key, name, colour) in enumerate(panels, start=1):
         figure.add_scatter(
-            x=seen["time"].values, y=seen[key].values, name=name, mode="lines", showlegend=False,
-            line={"color": colour, "width": 2.5}, hovertemplate="%{y:.3g}", row=row, col=1,
-        )  # fmt: skip
+            x=seen["time"].values,
+            y=seen[key].values,
+            name=name,
+            mode="lines",
+            showlegend=False,
+            line={"color": colour, "width": 2.5},
+            hovertemplate="%{y:.3g}",
+            row=row,
+            col=1,
+        )
         figure.update_yaxes(title_text=name, row=row, col=1)
     text = (
-        "There is no limit law, so there is no distance to draw; instead, the mean cosine between tokens (1: all alike) "
-        f"and their effective rank (1: one direction, {run.cloud.dim}: all directions alike)."
+        "There is no limit law, so there is no distance to draw. Instead: the mean cosine between tokens (1: all "
+        f"alike) and their effective rank (1: one direction, {run.cloud.dim}: all directions alike)."
     )
     look.dress(figure, "No limit law to measure a distance to", 520, text)
     figure.update_xaxes(title_text="time t", row=2, col=1)
@@ -262,8 +296,19 @@ def _without_limit(run: Run) -> go.Figure:
     sentence = look.wrapped(f"Theory: {reason}.", 46)
     lines = sentence.count("<br>") + 1
     figure.add_annotation(
-        text=sentence, name="no limit", x=0, xref="paper", y=1, yref="paper", yanchor="bottom", xanchor="left",
-        align="left", yshift=8, xshift=-52, showarrow=False, font={"size": 13},
-    )  # fmt: skip
+        text=sentence,
+        name="no limit",
+        x=0,
+        xref="paper",
+        y=1,
+        yref="paper",
+        yanchor="bottom",
+        xanchor="left",
+        align="left",
+        yshift=8,
+        xshift=-52,
+        showarrow=False,
+        font={"size": 13},
+    )
     figure.update_layout(margin_t=look.TITLE_HEIGHT + 10 + 19 * lines, hovermode="x unified")
     return figure

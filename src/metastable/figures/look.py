@@ -47,7 +47,7 @@ def number(x: float | None) -> str:
 
 
 def plain(title: str, height: int, caption: str, note: str = "") -> go.Figure:
-    """An empty figure in the common look; `note` is the line under the title, `caption` goes with it (see `caption`)."""
+    """An empty figure in the common look; `note` is the line under the title."""
     figure = go.Figure()
     dress(figure, title, height, caption, note)
     return figure
@@ -69,7 +69,13 @@ def dress(figure: go.Figure, title: str, height: int, caption: str, note: str = 
         hoverlabel={"font": {"family": FONT, "size": 13}},
         meta={"caption": caption},
     )
-    axis: dict[str, Any] = {"linecolor": GREY, "gridcolor": FAINT, "ticks": "outside", "tickcolor": GREY, "zeroline": False}
+    axis: dict[str, Any] = {
+        "linecolor": GREY,
+        "gridcolor": FAINT,
+        "ticks": "outside",
+        "tickcolor": GREY,
+        "zeroline": False,
+    }
     axis |= {"automargin": True, "tickfont": {"size": 13}}
     figure.update_xaxes(showline=True, title_standoff=8, **axis)
     figure.update_yaxes(showline=True, title_standoff=8, **axis)

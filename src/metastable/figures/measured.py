@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,8 +21,6 @@ DIAMETER = 2.0
 
 PLACED = ("graded", "fibonacci", "equally_spaced")
 """Laws whose tokens are no random sample."""
-
-_Part = TypeVar("_Part")
 
 
 @dataclass
@@ -67,20 +64,13 @@ def measure(run: Run) -> Measured:
     found.distance = run.distance()
     found.phases = run.phases()
     found.floor = run.noise_floor()
-    found.laplace = _try(run.laplace_term, "Laplace term", found.missing)
-    found.lyapunov = _try(run.lyapunov_term, "Lyapunov term", found.missing)
-    if run.head.offset is not None:
-        found.missing.append("The bound is left out: its Lipschitz constant is that of a head without an offset.")
-    elif not np.isfinite(run.theory.lipschitz):
-        found.missing.append("The bound is left out: B is singular, so its Lipschitz constant L is infinite.")
-    else:
-        found.certificate = run.certificate()
-    return found
-
-
-def _try(part: Callable[[], _Part], name: str, missing: list[str]) -> _Part | None:
     try:
-        return part()
+        found.laplace, found.lyapunov = run.laplace_term(), run.lyapunov_term()
     except (BadInput, SimulationStopped) as reason:
-        missing.append(f"The {name} is left out: {reason}.")
-        return None
+        found.missing.append(f"The Laplace term, the Lyapunov term and the bound are left out: {reason}.")
+        return found
+    if np.isfinite(run.theory.lipschitz):
+        found.certificate = run.certificate()
+    else:
+        found.missing.append("The bound is left out: B is singular, so its Lipschitz constant L is infinite.")
+    return found

@@ -25,21 +25,38 @@ def observables(run: Run) -> go.Figure:
     """Small multiples of mean cosine, effective rank, number of clusters and log energy."""
     seen = run.observables()
     figure = make_subplots(
-        rows=2, cols=2, subplot_titles=[name for name, _ in PANELS.values()], vertical_spacing=0.2,
+        rows=2,
+        cols=2,
+        subplot_titles=[name for name, _ in PANELS.values()],
+        vertical_spacing=0.2,
         horizontal_spacing=0.14,
-    )  # fmt: skip
+    )
     for i, (key, (name, colour)) in enumerate(PANELS.items()):
         row, col = i // 2 + 1, i % 2 + 1
         values = seen[key].values
         figure.add_scatter(
-            x=seen["time"].values, y=values, name=name, mode="lines", line={"color": colour, "width": 2.5},
-            hovertemplate="t = %{x:.3g}: %{y:.3g}<extra></extra>", row=row, col=col,
-        )  # fmt: skip
+            x=seen["time"].values,
+            y=values,
+            name=name,
+            mode="lines",
+            line={"color": colour, "width": 2.5},
+            hovertemplate="t = %{x:.3g}: %{y:.3g}<extra></extra>",
+            row=row,
+            col=col,
+        )
         if not np.isfinite(values).any():
             figure.add_annotation(
-                text=f"not defined<br>at β = {look.number(run.beta)}", x=0.5, y=0.5, xref="x domain",
-                yref="y domain", showarrow=False, font={"color": look.GREY}, row=row, col=col,
-            )  # fmt: skip
+                text=f"not defined<br>at β = {look.number(run.beta)}",
+                x=0.5,
+                y=0.5,
+                xref="x domain",
+                yref="y domain",
+                showarrow=False,
+                font={"color": look.GREY},
+                row=row,
+                col=col,
+            )
+            figure.update_yaxes(visible=False, row=row, col=col)
     sample = "" if seen.attrs["sample"] == len(run.cloud) else f", counted on {seen.attrs['sample']} of the tokens"
     caption = (
         f"Mean cosine: 1 when all tokens point the same way. Effective rank: 1 for one direction, {run.cloud.dim} when "

@@ -50,9 +50,17 @@ def _panel(figure: go.Figure, s: Spectrum, name: str, colour: str, row: int) -> 
     x_range, y_range = _ranges(values)
     axis = "" if row == 1 else "2"
     figure.add_shape(
-        name="Re λ = 0", type="line", x0=0, x1=0, y0=0, y1=1, xref=f"x{axis}", yref=f"y{axis} domain",
-        line={"color": look.INK, "width": 1.5, "dash": "dot"}, layer="below",
-    )  # fmt: skip
+        name="Re λ = 0",
+        type="line",
+        x0=0,
+        x1=0,
+        y0=0,
+        y1=1,
+        xref=f"x{axis}",
+        yref=f"y{axis} domain",
+        line={"color": look.INK, "width": 1.5, "dash": "dot"},
+        layer="below",
+    )
     if math.isfinite(s.gap):
         _gap(figure, s, row)
     size = 9 if len(values) <= 40 else 5
@@ -75,7 +83,7 @@ def _merged(values: np.ndarray[Any, Any], tolerance: float) -> list[tuple[comple
 
 def _ranges(values: np.ndarray[Any, Any]) -> tuple[list[float], list[float]]:
     left, right = min(0.0, values.real.min()), max(0.0, values.real.max())
-    width = max(right - left, 1e-9)
+    width = right - left or 1.0
     height = max(1.7 * float(np.abs(values.imag).max()), 0.15 * width)
     return [left - 0.1 * width, right + 0.1 * width], [-height, height]
 
@@ -83,9 +91,16 @@ def _ranges(values: np.ndarray[Any, Any]) -> tuple[list[float], list[float]]:
 def _dots(figure: go.Figure, values: list[tuple[complex, int]], name: str, marker: dict[str, Any], row: int) -> None:
     text = [_written(value) + (f", {count} times" if count > 1 else "") for value, count in values]
     figure.add_scatter(
-        x=[value.real for value, _ in values], y=[value.imag for value, _ in values], text=text, name=name,
-        mode="markers", marker=marker, hovertemplate="%{text}<extra>" + name + "</extra>", row=row, col=1,
-    )  # fmt: skip
+        x=[value.real for value, _ in values],
+        y=[value.imag for value, _ in values],
+        text=text,
+        name=name,
+        mode="markers",
+        marker=marker,
+        hovertemplate="%{text}<extra>" + name + "</extra>",
+        row=row,
+        col=1,
+    )
 
 
 def _written(value: complex) -> str:

@@ -22,6 +22,7 @@ from metastable.head import Head
 
 NODES = 14
 TERMS = 20
+NEWTON = 40
 PANELS = 200_000
 CHUNK = 50_000
 
@@ -126,17 +127,17 @@ class _Panels:
         target = elapsed.numpy()
         low, high = np.full(target.shape, -1.0), np.ones(target.shape)
         z = np.clip(2 * target / np.maximum(c.sum(axis=0), 1e-300) - 1, -1, 1)
-        for _ in range(60):
+        for _ in range(NEWTON):
             residual = chebyshev.chebval(z, c, tensor=False) - target
             low, high = np.where(residual < 0, z, low), np.where(residual < 0, high, z)
             rate = chebyshev.chebval(z, slope, tensor=False) * (0.5 * self.width)
             with np.errstate(divide="ignore", invalid="ignore"):
                 newton = z - residual / rate
-            inside = (newton > low) & (newton < high)
+            inside = (newton >= low) & (newton <= high)
             new = np.where(inside, newton, 0.5 * (low + high))
-            if np.abs(new - z).max() < 1e-15:
+            moved, z = np.abs(new - z).max(), new
+            if moved < 1e-13:
                 break
-            z = new
         return torch.from_numpy(0.5 * self.width * (z + 1))
 
     def _advance(self, x: Tensor, sigma: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from metastable.figures.look import number
 
 if TYPE_CHECKING:
     from metastable.figures.measured import Measured
-    from metastable.phases import Phases
     from metastable.run import Run
     from metastable.verdict import Verdict
 
@@ -24,7 +23,8 @@ def headline(run: Run, measured: Measured) -> str:
     if math.isinf(run.theory.gap):
         assert measured.distance is not None
         away = number(float(measured.distance[-1]))
-        return f"No direction is preferred, so every token starts at its limit; at {end} they were at distance {away} from it."
+        start = "No direction is preferred, so every token starts at its limit"
+        return f"{start}; at {end} the tokens were at distance {away} from it."
     if phases.course == "one time":
         return f"Only one time was saved: distance {least} from the limit law at {end}."
     if phases.concentrated is None and phases.course == "still":
@@ -48,8 +48,9 @@ def afterwards(measured: Measured) -> str:
     if not later:
         return ""
     last = later[-1]
+    since = f" from t = {number(last.start)}" if last.start > phases.terminal else ""
     until = "to the end of the run" if last.end == phases.horizon else f"to t = {number(last.end)}"
-    return f"They came to rest again at distance {number(last.level)}, from t = {number(last.start)} {until}."
+    return f"They then rested at distance {number(last.level)}{since} {until}."
 
 
 def assumptions(verdict: Verdict) -> str:
@@ -57,11 +58,8 @@ def assumptions(verdict: Verdict) -> str:
     names = {s: [c.name for c in verdict.checks if c.status == s] for s in ("fails", "doubtful")}
     if not names["fails"] and not names["doubtful"]:
         return f"All {len(verdict.checks)} assumptions of the theory hold for this head."
-    parts = [
-        f"{len(found)} {word if len(found) > 1 else singular} ({'; '.join(found)})"
-        for found, singular, word in ((names["fails"], "fails", "fail"), (names["doubtful"], "is doubtful", "are doubtful"))
-        if found
-    ]
+    words = {"fails": ("fails", "fail"), "doubtful": ("is doubtful", "are doubtful")}
+    parts = [f"{len(n)} {words[s][len(n) > 1]} ({'; '.join(n)})" for s, n in names.items() if n]
     return f"Of the theory's {len(verdict.checks)} assumptions, {' and '.join(parts)}."
 
 
@@ -101,7 +99,8 @@ def _of_the_distance(run: Run, m: Measured) -> list[KeyNumber]:
 
 def _of_the_theory(run: Run, m: Measured) -> list[KeyNumber]:
     th = run.theory
-    bound = "none" if m.bound is None else "the whole run" if m.vacuous_from is None else f"t < {number(m.vacuous_from)}"
+    until = "the whole run" if m.vacuous_from is None else f"t < {number(m.vacuous_from)}"
+    bound = "none" if m.bound is None else until
     return [
         KeyNumber("token rate c", number(th.rate), "a single token approaches its limit like exp(−ct)"),
         KeyNumber("law rate", number(th.law_rate()), "the whole law does so more slowly, at this rate in W₂"),

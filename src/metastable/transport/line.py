@@ -75,7 +75,7 @@ def merge(a: Floats, b: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp], Flo
     order = np.argsort(ends, kind="stable")  # two sorted runs: one merge
     ends = ends[order]
     of_a = order < len(a)
-    before = np.cumsum(of_a) - of_a
+    before: NDArray[np.intp] = np.cumsum(of_a) - of_a
     kept = np.flatnonzero(np.diff(ends, prepend=0.0) > SAME_EDGE)
     ends[kept[-1]] = 1.0
     return before[kept], kept - before[kept], np.diff(ends[kept], prepend=0.0)

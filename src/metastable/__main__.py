@@ -1,0 +1,3 @@
+from metastable.cli import main
+
+main()

@@ -1,0 +1,88 @@
+"""The shape of the house: a room imports only from rooms to its left, files and functions stay short."""
+
+import ast
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+import metastable
+
+SOURCE = Path(metastable.__file__).parent
+ORDER = [
+    "errors",
+    "arrays",
+    "spectrum",
+    "lipschitz",
+    "verdict",
+    "head",
+    "theory",
+    "cloud",
+    "attention",
+    "fields",
+    "flow",
+    "transport",
+    "phases",
+    "certificate",
+    "observables",
+    "store",
+    "checkpoint",
+    "run",
+    "progress",
+    "simulation",
+    "figures",
+    "report",
+    "configuration",
+    "summary",
+    "commands",
+    "cli",
+    "__main__",
+]
+# Doors to the right, opened only when called: a head knows its theory, a run its pictures.
+DOORS = {("head", "theory"), ("run", "figures"), ("run", "report"), ("verdict", "theory"), ("store", "run")}
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def room(path):
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("metastable."):
+            yield node.module.split(".")[1]
+        elif isinstance(node, ast.ImportFrom) and node.module == "metastable":
+            yield from (alias.name for alias in node.names if alias.name in ORDER)
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if room(p) != "__init__"], ids=lambda p: str(p.relative_to(SOURCE)))
+def test_rooms_import_from_their_left(path):
+    here = room(path)
+    assert here in ORDER, f"{here} has no place in the house"
+    for there in imports(path):
+        left = there == here or ORDER.index(there) < ORDER.index(here)
+        assert left or (here, there) in DOORS, f"{here} imports from {there}, which is to its right"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_files_and_functions_are_short(path):
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert node.end_lineno - node.lineno <= 60, f"{node.name} is longer than a screen"
+
+
+@pytest.mark.parametrize("name", ["__init__", "attention", "cloud", "fields", "head", "transport", "phases"])
+def test_docstring_examples_run(name):
+    module = metastable if name == "__init__" else importlib.import_module(f"metastable.{name}")
+    found = doctest.testmod(module, extraglobs={})
+    assert found.failed == 0
+
+
+def test_every_public_name_can_be_imported():
+    for name in metastable.__all__:
+        assert getattr(metastable, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'simulat'"):
+        metastable.simulat  # noqa: B018
