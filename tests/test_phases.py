@@ -102,6 +102,12 @@ def test_a_step_smaller_than_the_factor_is_no_step():
     assert found.terminal is None
 
 
+def test_a_bump_smaller_than_the_factor_does_not_cut_a_plateau_in_two():
+    bump = 1 + 0.3 * np.exp(-(((T - 18) / 0.3) ** 2))
+    assert len(detect(T, valley(T) * bump).plateaus) == 1
+    assert len(detect(T, valley(T) * bump**3).plateaus) == 2
+
+
 @pytest.mark.parametrize(
     "curve",
     [
