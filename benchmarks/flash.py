@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
-from measure import peak_bytes, ratios, record
+from measure import peak_bytes, print_peak, ratios, record
 
 import metastable as ms
 
@@ -16,17 +18,14 @@ def plain(x: torch.Tensor, beta: float) -> torch.Tensor:
 
 
 def main() -> None:
-    cloud = ms.uniform(N, d=D, seed=0).to(torch.float32)
-    x, small = cloud.points, ms.uniform(100, d=D, seed=0).to(torch.float32)
-    rows = []
-    # Peaks first, in forked processes: a fork after torch has started its threads would hang.
-    peaks = {}
-    for name, call, prepare in (
-        ("plain", lambda: plain(x, 30.0), lambda: plain(small.points, 30.0)),
-        ("flash", lambda: ms.attend(cloud, 30.0 * x, "flash"), lambda: ms.attend(small, small.points, "flash")),
-    ):
-        peaks[name] = peak_bytes(call, prepare)
-    rows.append({"what": "peak memory", **peaks, "ratio": peaks["plain"] / max(peaks["flash"], 1)})
+    cloud, few = (ms.uniform(n, d=D, seed=0).to(torch.float32) for n in (N, 1000))
+    calls = {"plain": lambda c: plain(c.points, 30.0), "flash": lambda c: ms.attend(c, 30.0 * c.points, "flash")}
+    if sys.argv[1:]:
+        call = calls[sys.argv[1]]
+        return print_peak(lambda: call(cloud), lambda: call(few))
+    peaks = {name: peak_bytes(__file__, name) for name in calls}
+    rows = [{"what": "peak memory in bytes", "N": N, **peaks, "ratio": peaks["plain"] / max(peaks["flash"], 1)}]
+    x = cloud.points
     for beta in (10.0, 30.0, 100.0, 1000.0):
         gap = float((plain(x, beta) - ms.attend(cloud, beta * x, "flash")).norm(dim=1).max())
         timing = ratios(lambda b=beta: plain(x, b), lambda b=beta: ms.attend(cloud, b * x, "flash"), repeats=5)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import platform
 import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,23 +40,18 @@ def _seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def peak_bytes(call: Callable[[], Any], prepare: Callable[[], Any]) -> int:
-    """Growth of the peak resident memory over `call`, in a fresh process that ran `prepare` first."""
-    receive, send = multiprocessing.get_context("fork").Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_measure_peak, args=(call, prepare, send))
-    process.start()
-    grown = receive.recv()
-    process.join()
-    return int(grown)
+def peak_bytes(program: str, *arguments: str) -> int:
+    """What `program` prints in a fresh process: the growth of its peak memory, see `print_peak`."""
+    command = [sys.executable, program, *arguments]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def _measure_peak(call: Callable[[], Any], prepare: Callable[[], Any], send: Any) -> None:
+def print_peak(call: Callable[[], Any], prepare: Callable[[], Any]) -> None:
+    """Print by how many bytes `call` raises the peak resident memory of a process that ran `prepare` first."""
     prepare()
-    # Linux: writing 5 resets the high-water mark, so that it tells of this call alone.
-    Path("/proc/self/clear_refs").write_text("5")
     before = _high_water()
     call()
-    send.send(_high_water() - before)
+    print(_high_water() - before)
 
 
 def _high_water() -> int:

@@ -24,7 +24,7 @@ DECADES_BELOW = 1.5
 NOTHING = {"still": "hardly any change", "one time": "only one time saved"}
 """What to write above a run without phases."""
 ROUNDING = 1e-9
-"""Smaller distances are zeros with rounding errors; the axis does not reach for them."""
+"""Smaller distances count as 0, as they do for the phases."""
 KEY_LINE = 20
 NARROWEST = 290
 """Width in pixels of the plotting area on a small phone, for which the labels are laid out."""
@@ -82,9 +82,9 @@ def phase_intervals(phases: Phases) -> list[tuple[str, float, float]]:
 
 
 def _positive(values: Any) -> np.ndarray:
-    """A logarithmic axis has no 0: such points are left out of the line."""
+    """A logarithmic axis has no 0: such points, with their rounding errors, are left out of the line."""
     y = np.array(values, dtype=float)
-    y[~(np.isfinite(y) & (y > 0))] = np.nan
+    y[~(np.isfinite(y) & (y >= ROUNDING))] = np.nan
     return y
 
 
@@ -93,7 +93,7 @@ def _range(m: Measured) -> tuple[float, float]:
     main = [_positive(m.distance), _positive([m.floor.mean if m.floor else 0.0])]
     terms = [_positive(c) for c in (m.laplace, m.lyapunov) if c is not None]
     shown, everything = (np.concatenate(parts) for parts in (main, [*main, *terms]))
-    shown, everything = (part[part > ROUNDING] for part in (shown, everything))
+    shown, everything = (part[np.isfinite(part)] for part in (shown, everything))
     if len(everything) == 0:
         return 1e-3, 1.1 * DIAMETER
     least = shown.min() if len(shown) else everything.min()
@@ -237,7 +237,14 @@ def _marks(figure: go.Figure, phases: Phases) -> None:
         if t is None:
             continue
         figure.add_shape(
-            name=name, type="line", x0=t, x1=t, y0=0, y1=1, yref="y domain", line={"color": look.GREY, "width": 1.5}
+            name=f"{name} at",
+            type="line",
+            x0=t,
+            x1=t,
+            y0=0,
+            y1=1,
+            yref="y domain",
+            line={"color": look.GREY, "width": 1.5},
         )
         if t < 0.01 * phases.horizon:
             continue

@@ -40,10 +40,12 @@ def number(x: float | None) -> str:
     sign = "−" if x < 0 else ""
     if math.isinf(x):
         return sign + "∞"
-    if x == 0 or 1e-3 <= abs(x) < 1e5:
-        return sign + f"{float(f'{abs(x):.3g}'):.10g}"
-    mantissa, exponent = f"{abs(x):.2e}".split("e")
-    return f"{sign}{float(mantissa):g}×10{str(int(exponent)).translate(_SUPERSCRIPT)}"
+    size = float(f"{abs(x):.3g}")
+    if size == 0 or 1e-3 <= size < 1e5:
+        return sign + f"{size:.10g}"
+    mantissa, exponent = f"{size:.2e}".split("e")
+    power = f"10{str(int(exponent)).translate(_SUPERSCRIPT)}"
+    return f"{sign}{power}" if float(mantissa) == 1 else f"{sign}{float(mantissa):g}×{power}"
 
 
 def plain(title: str, height: int, caption: str, note: str = "") -> go.Figure:

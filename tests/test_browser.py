@@ -1,0 +1,215 @@
+"""The report in a real Chromium: it draws, it moves, it fits, and it asks the network for nothing."""
+
+import os
+import shutil
+
+import pytest
+
+import metastable as ms
+from tests.problems import circle_head
+
+pytestmark = pytest.mark.browser
+
+WIDTHS = (380, 800, 1400)
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    # WebGL without a graphics card.
+    "--enable-unsafe-swiftshader",
+]
+# Where the first tokens of each colour are.
+POSITIONS = """document.getElementById('figure-sphere')._fullData
+    .filter(t => t.mode === 'markers').map(t => Array.from(t.x).slice(0, 50))"""
+FIGURES = ("distance", "sphere", "spectrum", "observables")
+
+
+def chromium():
+    named = os.environ.get("METASTABLE_CHROMIUM")
+    if named:
+        return named
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = chromium()
+    if path is None:
+        words = "no Chromium found: install one or set METASTABLE_CHROMIUM to its path"
+        if os.environ.get("CI"):
+            pytest.fail(words)
+        pytest.skip(words)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+def circle():
+    head = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
+    return ms.simulate(head, ms.graded(150, head), beta=100.0, until=20.0, save=41)
+
+
+def ball():
+    head = ms.Head.from_spectra([1.5, 1.0, 0.6], [1.2, 0.9, 0.5], seed=0)
+    return ms.simulate(head, ms.graded(200, head), beta=100.0, until=12.0, save=25)
+
+
+def rotation():
+    head = ms.Head.from_interaction([[1, 0, 0], [0, 1, 0], [0, 0, 1]], [[1, -0.8, 0], [0.8, 1, 0], [0, 0, 0.3]])
+    return ms.simulate(head, ms.uniform(100, 3), beta=50.0, until=5.0, save=11)
+
+
+@pytest.fixture(scope="module", params=[circle, ball, rotation], ids=lambda make: make.__name__)
+def report(request, tmp_path_factory):
+    return request.param().report(tmp_path_factory.mktemp("report") / "report.html")
+
+
+class Tab:
+    """A page with the network cut off, which remembers complaints and every request that was tried."""
+
+    def __init__(self, browser, path, width):
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, offline=True)
+        self.page = self.context.new_page()
+        self.requests, self.complaints = [], []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", lambda line: line.type == "error" and self.complaints.append(line.text))
+        self.address = path.as_uri()
+        self.page.goto(self.address)
+        self.page.wait_for_function(
+            "n => document.querySelectorAll('.js-plotly-plot .main-svg').length >= n", arg=len(FIGURES)
+        )
+
+    def positions(self):
+        return self.page.evaluate(f"JSON.stringify({POSITIONS})")
+
+    def picture(self):
+        """What is to be seen of the moving tokens, as pixels."""
+        return self.page.locator("#figure-sphere").screenshot()
+
+
+@pytest.fixture(scope="module")
+def tab(browser, report):
+    tab = Tab(browser, report, 1000)
+    yield tab
+    tab.context.close()
+
+
+def test_all_figures_are_drawn_without_complaint_or_network(tab):
+    page = tab.page
+    assert page.locator(".js-plotly-plot").count() == len(FIGURES)
+    for kind in FIGURES:
+        box = page.locator(f"#figure-{kind} .main-svg").first.bounding_box()
+        assert box["width"] > 300
+        assert box["height"] > 300
+    assert page.locator("#figure-distance .scatterlayer path.js-line").count() >= 2
+    assert page.locator("#figure-spectrum .scatterlayer path.point").count() >= 2
+    page.wait_for_timeout(300)
+    assert tab.complaints == []
+    assert [url for url in tab.requests if url != tab.address and not url.startswith(("data:", "blob:"))] == []
+
+
+def test_the_tokens_are_to_be_seen(tab):
+    """As SVG on the circle; on the sphere by WebGL, so the pixels are counted."""
+    page = tab.page
+    if page.evaluate("document.getElementById('figure-sphere')._fullLayout.scene === undefined"):
+        assert page.locator("#figure-sphere .scatterlayer path.point").count() == 150
+        return
+    colours = page.evaluate(
+        """async () => {
+            const url = await Plotly.toImage('figure-sphere', {format: 'png', width: 400, height: 600});
+            const image = new Image();
+            await new Promise(done => { image.onload = done; image.src = url; });
+            const canvas = document.createElement('canvas');
+            canvas.width = 400; canvas.height = 600;
+            const pen = canvas.getContext('2d');
+            pen.drawImage(image, 0, 0);
+            const dots = pen.getImageData(60, 150, 280, 280).data;
+            const colours = new Set();
+            for (let i = 0; i < dots.length; i += 4) colours.add(dots[i] + ',' + dots[i + 1] + ',' + dots[i + 2]);
+            return colours.size;
+        }"""
+    )
+    assert colours > 50
+
+
+def test_the_headline_is_there(tab):
+    text = tab.page.locator("h1#headline").inner_text()
+    assert "Tokens concentrated by t = " in text or "no limit law" in text
+    assert tab.page.locator("h1").count() == 1
+
+
+def test_the_slider_moves_the_tokens(tab):
+    page = tab.page
+    page.locator("#figure-sphere").scroll_into_view_if_needed()
+    before, picture = tab.positions(), tab.picture()
+    rail = page.locator("#figure-sphere .slider-rail-touch-rect").bounding_box()
+    page.mouse.click(rail["x"] + 0.9 * rail["width"], rail["y"] + rail["height"] / 2)
+    page.wait_for_function(f"before => JSON.stringify({POSITIONS}) !== before", arg=before)
+    label = page.locator("#figure-sphere .slider-label", has_text="time t = ").text_content()
+    assert not label.startswith("time t = 0 ")
+    page.wait_for_timeout(300)
+    assert tab.picture() != picture
+    assert tab.complaints == []
+
+
+def test_play_and_pause(tab):
+    page = tab.page
+    rail = page.locator("#figure-sphere .slider-rail-touch-rect").bounding_box()
+    page.mouse.click(rail["x"] + 2, rail["y"] + rail["height"] / 2)
+    page.wait_for_timeout(300)
+    before = tab.positions()
+    page.locator("#figure-sphere .updatemenu-button", has_text="Play").click()
+    page.wait_for_function(f"before => JSON.stringify({POSITIONS}) !== before", arg=before)
+    page.locator("#figure-sphere .updatemenu-button", has_text="Pause").click()
+    page.wait_for_timeout(400)
+    paused = tab.positions()
+    page.wait_for_timeout(600)
+    assert tab.positions() == paused
+    assert tab.complaints == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_everything_fits_the_window(tab, width):
+    tab.page.set_viewport_size({"width": width, "height": 900})
+    tab.page.wait_for_function(
+        """() => [...document.querySelectorAll('.js-plotly-plot')].every(plot =>
+            Math.abs(plot.querySelector('.main-svg').getBoundingClientRect().width - plot.offsetWidth) < 2)"""
+    )
+    assert_fits(tab.page)
+
+
+def test_a_phone_gets_the_right_layout_at_once(browser, report):
+    tab = Tab(browser, report, 380)
+    assert_fits(tab.page)
+    tab.context.close()
+
+
+def assert_fits(page):
+    """Nothing makes the page wider than the window, and no label of a figure is cut off."""
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    outside = page.evaluate(
+        """() => [...document.querySelectorAll('main *:not(svg *)')]
+            .filter(e => e.getBoundingClientRect().right > window.innerWidth + 0.5 && e.offsetWidth > 1)
+            .map(e => e.outerHTML.slice(0, 80))"""
+    )
+    assert outside == []
+    labels = ".annotation-text, .legendtext, .xtick text, .ytick text, .g-xtitle text, .g-ytitle text"
+    cut = page.evaluate(
+        """labels => [...document.querySelectorAll('.js-plotly-plot')].flatMap(plot => {
+            const f = plot.getBoundingClientRect();
+            const beyond = b => b.left < f.left - 1 || b.right > f.right + 1 || b.top < f.top - 1
+                || b.bottom > f.bottom + 1;
+            return [...plot.querySelectorAll(labels)]
+                .filter(e => e.textContent.trim() && beyond(e.getBoundingClientRect()))
+                .map(e => plot.id + ': ' + e.textContent);
+        })""",
+        labels,
+    )
+    assert cut == []

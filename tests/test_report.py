@@ -1,0 +1,264 @@
+import dataclasses
+import math
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+import metastable as ms
+from metastable import report
+from metastable.errors import BadInput
+from metastable.figures.measured import Measured, measure
+from metastable.phases import Phases, Plateau
+from metastable.report.words import afterwards, assumptions, headline, key_numbers
+from tests.problems import circle_head
+
+HEAD = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
+ROTATING = ms.Head.from_interaction(torch.eye(3), [[1.0, -0.8, 0.0], [0.8, 1.0, 0.0], [0.0, 0.0, 0.3]])
+NEVER_CLOSED = {"meta", "br", "img", "link", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Text by element id, all attributes, and whether every tag is closed."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.open, self.attributes, self.text, self.ids = [], [], [], []
+        self.rows = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += [(tag, key, value) for key, value in attrs]
+        self.ids += [value for key, value in attrs if key == "id"]
+        if tag == "tr":
+            self.rows.append([])
+        if tag not in NEVER_CLOSED:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "script" not in self.open and "style" not in self.open and data.strip():
+            self.text.append(data.strip())
+            if "tr" in self.open:
+                self.rows[-1].append(data.strip())
+
+    @property
+    def words(self):
+        return " ".join(self.text)
+
+
+@pytest.fixture(scope="module")
+def run():
+    return ms.simulate(HEAD, ms.graded(150, HEAD), beta=100.0, until=20.0, save=81)
+
+
+@pytest.fixture(scope="module")
+def measured(run):
+    return measure(run)
+
+
+@pytest.fixture(scope="module")
+def html(run):
+    return report.render(run)
+
+
+@pytest.fixture(scope="module")
+def page(html):
+    return Page(html)
+
+
+def test_the_file_is_written_where_asked_and_folders_are_made(run, html, tmp_path):
+    target = tmp_path / "a" / "b" / "report.html"
+    assert run.report(str(target)) == target
+    assert target.read_text(encoding="utf-8") == html
+    assert [p.name for p in target.parent.iterdir()] == ["report.html"]
+    assert target.stat().st_size < 9e6
+
+
+def test_a_folder_is_refused_before_any_work(tmp_path):
+    with pytest.raises(BadInput, match=r"is a folder; give the name of a file, such as .*report\.html") as caught:
+        report.write(None, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_path_below_a_file_is_refused(tmp_path):
+    (tmp_path / "taken").write_text("x")
+    with pytest.raises(BadInput, match="cannot write"):
+        report.write(None, tmp_path / "taken" / "report.html")
+
+
+def test_a_failure_leaves_the_old_report(run, tmp_path, monkeypatch):
+    target = tmp_path / "report.html"
+    target.write_text("the old one")
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(BadInput, match="No space left on device"):
+        report.write(run, target)
+    assert target.read_text() == "the old one"
+
+
+def test_the_page_is_whole(page):
+    assert page.open == []
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_nothing_is_loaded_from_anywhere(html, page):
+    loading = [(t, k, v) for t, k, v in page.attributes if k in ("src", "href", "srcset", "action", "data")]
+    assert loading == []
+    assert ("meta", "http-equiv", "Content-Security-Policy") in page.attributes
+    style = html[html.index("<style>") : html.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_plotly_is_inlined_once(html):
+    assert html.count("plotly.js v") == 1
+
+
+def test_it_begins_with_what_happened(run, measured, page):
+    sentence = headline(run, measured)
+    assert sentence in page.words
+    phases = run.phases()
+    for value in (phases.concentrated, phases.terminal, phases.terminal - phases.concentrated, phases.least):
+        assert f"{value:.3g}" in sentence
+    assert page.text.index(sentence) < 4
+
+
+def test_the_parts_come_in_order(page):
+    heads = [
+        "tokens N",
+        "Distance to the limit law over time",
+        "Tokens on the circle",
+        "Eigenvalues of M and V",
+        "Which assumptions of the theory hold",
+        "Observables over time",
+        "How this run was made",
+        "Words used here",
+    ]
+    places = [page.text.index(h) for h in heads]
+    assert places == sorted(places)
+    for kind in ("distance", "sphere", "spectrum", "observables"):
+        assert f"figure-{kind}" in page.ids
+
+
+def test_each_assumption_has_status_number_and_sentence(run, page):
+    for check in run.theory.verdict.checks:
+        (row,) = [row for row in page.rows if row and row[0] == check.name]
+        assert row[1] == f"✓ {check.status}"
+        assert row[3] == check.sentence
+
+
+def test_a_failed_assumption_is_marked_by_word_symbol_and_colour():
+    text = report.render(ms.simulate(ROTATING, ms.uniform(30, 3), beta=10.0, until=1.0, save=3))
+    assert '<td class="status fails">✗ fails</td>' in text
+    assert '<td class="status doubtful">? doubtful</td>' in text
+    assert "no limit point" in Page(text).words
+
+
+def test_how_the_run_was_made_is_told(run, page):
+    rows = {row[0]: row[1:] for row in page.rows if len(row) == 2}
+    assert rows["method"] == ["dopri5"]
+    assert rows["law"] == ["graded"]
+    assert rows["saved"] == ["81 times from 0 to 20"]
+    assert rows["torch"] == [torch.__version__]
+    assert rows["metastable"] == [ms.__version__]
+    assert rows["steps"] == [str(run.configuration["steps"])]
+
+
+def test_what_users_supply_is_escaped(run):
+    evil = "<script>alert(1)</script>"
+    cloud = run.cloud.moved_to(run.cloud.points)
+    cloud.law = {"law": evil, "<b>key</b>": "<img src=x onerror=alert(2)>"}
+    other = dataclasses.replace(run, cloud=cloud, configuration={**run.configuration, "note": evil})
+    text = report.render(other)
+    for bad in (evil, "<b>key", "<img"):
+        assert bad not in text[text.index("</head>") :]
+    assert "&lt;script&gt;alert(1)" in text
+    Page(text)
+
+
+def test_long_values_are_cut(run):
+    cloud = run.cloud.moved_to(run.cloud.points)
+    cloud.law = {"law": "mixture", "means": list(range(5000))}
+    text = report.render(dataclasses.replace(run, cloud=cloud))
+    assert "0, 1, 2" in text
+    assert "4999" not in text[text.index("How this run was made") :]
+
+
+def phased(measured, *args, **more):
+    return dataclasses.replace(measured, phases=Phases(*args, **more))
+
+
+def test_headlines_for_all_courses(run, measured):
+    def said(*args, **more):
+        return headline(run, phased(measured, *args, **more))
+
+    assert said(3.1, 9.3, 20.0, 0.12, 5.0, ()) == (
+        "Tokens concentrated by t = 3.1, stayed for 6.2 time units near distance 0.12 from the limit law, "
+        "and left for the terminal phase at t = 9.3."
+    )
+    assert "terminal phase was not seen up to t = 20" in said(3.1, None, 20.0, 0.12, 5.0, ())
+    assert "still concentrating" in said(None, None, 20.0, 0.12, 20.0, (), course="falling")
+    assert "Hardly anything changed" in said(None, None, 20.0, 0.12, 20.0, (), course="still")
+    assert "Only one time" in said(None, None, 20.0, 0.12, 20.0, (), course="one time")
+
+
+def test_the_headline_of_a_head_without_a_limit_is_the_reason():
+    run = ms.simulate(ROTATING, ms.uniform(10, 3), beta=1.0, until=0.1, save=2)
+    assert run.theory.no_limit in headline(run, measure(run))
+    assert [n.name for n in key_numbers(run, measure(run))][:2] == ["tokens N", "dimension d"]
+
+
+def test_the_headline_of_a_head_without_a_gap_says_that_tokens_start_at_their_limit():
+    head = ms.Head.from_interaction(torch.eye(2), torch.eye(2))
+    run = ms.simulate(head, ms.uniform(20, 2), beta=5.0, until=2.0, save=3)
+    assert "every token starts at its limit" in headline(run, measure(run))
+    assert f"{float(run.distance()[-1]):.3g}" in headline(run, measure(run))
+
+
+def test_a_later_rest_is_told_only_if_there_was_one(measured):
+    def told(*plateaus, terminal=9.0):
+        return afterwards(phased(measured, 3.0, terminal, 20.0, 0.1, 5.0, plateaus))
+
+    assert told() == ""
+    assert told(Plateau(3.0, 8.0, 0.1)) == ""
+    assert told(Plateau(11.0, 20.0, 0.2)) == "They then rested at distance 0.2 from t = 11 to the end of the run."
+    assert told(Plateau(8.5, 15.0, 0.2)) == "They then rested at distance 0.2 to t = 15."
+    assert told(Plateau(11.0, 20.0, 0.2), terminal=None) == ""
+    assert afterwards(Measured()) == ""
+
+
+def test_assumptions_are_counted():
+    assert assumptions(HEAD.theory().verdict) == "All 8 assumptions of the theory hold for this head."
+    text = assumptions(ROTATING.theory().verdict)
+    assert text.startswith("Of the theory's 8 assumptions, 2 fail (λ₁ real; terminal phase of V) and 1 is doubtful (")
+
+
+def test_key_numbers_are_those_of_run_and_theory(run, measured):
+    found = {n.name: n.value for n in key_numbers(run, measured)}
+    th = run.theory
+    assert found["tokens N"] == "150"
+    assert found["least distance"] == f"{run.phases().least:.3g}"
+    assert found["noise floor"] == f"{run.noise_floor().mean:.3g}"
+    assert found["token rate c"] == f"{th.rate:.3g}"
+    assert found["law rate"] == f"{th.law_rate():.3g}"
+    assert found["Lipschitz constant L"] == f"{th.lipschitz:.3g}"
+    assert found["bound useful for"] == f"t < {measured.vacuous_from:.3g}"
+    assert found["inverse temperature β"] == "100"
+
+
+def test_infinite_numbers_are_written_as_such():
+    head = ms.Head(torch.eye(3)[:2], torch.eye(3)[:2], torch.diag(torch.tensor([2.0, 1.0, 0.5])))
+    run = ms.simulate(head, ms.uniform(20, 3), beta=math.inf, until=1.0, save=3, step=0.1)
+    found = {n.name: n.value for n in key_numbers(run, measure(run))}
+    assert found["inverse temperature β"] == "∞"
+    assert found["Lipschitz constant L"] == "∞"
+    assert found["bound useful for"] == "none"
+    assert "not defined" in report.render(run)
