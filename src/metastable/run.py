@@ -142,7 +142,11 @@ class Run:
         return self._curve("certificate", values, lipschitz=L, vacuous_after=vacuous, p=2, cost="geodesic")
 
     def noise_floor(self, p: float = 2, cost: str = "chordal", seed: int = 0) -> transport.NoiseFloor:
-        """W_p between two independent samples of ν as large as the cloud: below it, distances are noise."""
+        """W_p between two independent samples of ν as large as the cloud: what another sample would change.
+
+        The distance of a cloud to the limit of its own tokens carries the same masses on both sides and can be
+        smaller than this.
+        """
         return transport.noise_floor(self.limit, p=p, cost=cost, seed=seed)
 
     def phases(self, factor: float = 1.5) -> phases.Phases:
