@@ -108,7 +108,10 @@ def test_all_figures_are_drawn_without_complaint_or_network(tab):
         box = page.locator(f"#figure-{kind} .main-svg").first.bounding_box()
         assert box["width"] > 300
         assert box["height"] > 300
-    assert page.locator("#figure-distance .scatterlayer path.js-line").count() >= 2
+    for kind in ("distance", "observables"):
+        lines = page.evaluate(f"document.getElementById('figure-{kind}')._fullData.length")
+        assert lines >= 2
+        assert page.locator(f"#figure-{kind} .cartesianlayer path.js-line").count() == lines
     assert page.locator("#figure-spectrum .scatterlayer path.point").count() >= 2
     page.wait_for_timeout(300)
     assert tab.complaints == []

@@ -14,6 +14,9 @@ from metastable.attention import log_partition
 from metastable.cloud import Cloud
 from metastable.head import Head
 
+LINKED = 50_000
+"""Tokens for the cluster count: a smaller part of a spread-out cloud would fall apart into single tokens."""
+
 
 def observe(head: Head, cloud: Cloud, beta: float, sample: int, seed: int) -> dict[str, float]:
     """Observables of one cloud.
@@ -21,15 +24,15 @@ def observe(head: Head, cloud: Cloud, beta: float, sample: int, seed: int) -> di
     log_energy : log (1/2β)∬ e^{β⟨Bᵀx,y⟩} dμ dμ  (NaN for β = 0 or ∞), on at most `sample` tokens
     mean_cosine : Σ_{i≠j} w_i w_j ⟨x_i,x_j⟩ / Σ_{i≠j} w_i w_j
     effective_rank : exp of the entropy of the eigenvalues of Σ w x xᵀ: 1 (one direction) to d (uniform)
-    clusters : number of groups of tokens linked by steps shorter than max(β, 1)^{−1/2}, on at most `sample`
-        tokens (1e-3 for β = ∞)
+    clusters : number of groups of tokens linked by steps shorter than max(β, 1)^{−1/2} (1e-3 for β = ∞), on at
+        most 50 000 tokens
     """
     part = cloud.subset(sample, seed)
     return {
         "log_energy": _log_energy(head, part, beta),
         "mean_cosine": _mean_cosine(cloud),
         "effective_rank": _effective_rank(cloud),
-        "clusters": float(_clusters(part, 1e-3 if math.isinf(beta) else max(beta, 1.0) ** -0.5)),
+        "clusters": float(_clusters(cloud.subset(LINKED, seed), 1e-3 if math.isinf(beta) else max(beta, 1.0) ** -0.5)),
     }
 
 

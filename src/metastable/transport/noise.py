@@ -47,9 +47,9 @@ def noise_floor(
     """W_p between two independent samples, n tokens each, of the law Σ w_j δ_{x_j} of the cloud.
 
     n is `size`, or else the effective number of tokens 1/Σ w_j². A distance between this law and an *independent*
-    sample of n tokens means nothing below this floor. If the law has at most two atoms, W_p^p is c^p times the difference of
-    two binomial counts over n, and any n is done exactly. Other laws are sampled with at most 500 tokens, and
-    then the floor at the true n is **smaller** than the mean given here, because it falls as n grows.
+    sample of n tokens means nothing below this floor. If the law has at most two atoms, W_p^p is c^p times the
+    difference of two binomial counts over n, and any n is done exactly. Other laws are sampled with at most 500
+    tokens, and then the floor at the true n is **smaller** than the mean given here, because it falls as n grows.
 
     Examples
     --------

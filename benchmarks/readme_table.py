@@ -1,0 +1,26 @@
+"""Print the README's table of measured ratios from benchmarks/results/."""
+
+from __future__ import annotations
+
+import json
+
+from measure import RESULTS
+
+TITLES = {
+    "flash": "`flash` against the plain dense softmax of published scripts, float32, d = 3, N = 20 000",
+    "spectrum": "eigenvalues of 144 heads of width 768, factored against dense",
+    "two_atoms": "one field evaluation at N = 10⁴ against exact W₂ to a two-atom law at N = 10⁶",
+}
+
+
+def main() -> None:
+    print("| what | detail | ratio | spread |\n|---|---|---|---|")
+    for name, title in TITLES.items():
+        for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]:
+            spread = f"{row['lowest']:.3g}–{row['highest']:.3g}, {row['repeats']} repeats" if "lowest" in row else ""
+            detail = row["what"] + (f", β = {row['beta']:g}" if "beta" in row else "")
+            print(f"| {title} | {detail} | **{row['ratio']:.3g}×** | {spread} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""The README's Python blocks run as they stand, in order, in one namespace."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_own_head_in_five_lines(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(BLOCKS[0], {})
+    assert (tmp_path / "report.html").stat().st_size > 1_000_000
+    assert len([line for line in BLOCKS[0].splitlines() if line and not line.startswith("import")]) == 5
+
+
+@pytest.mark.slow
+def test_tour_of_the_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {}
+    exec(BLOCKS[0].splitlines()[0], namespace)
+    exec(BLOCKS[1], namespace)
+    assert namespace["run"].phases().terminal is not None
+
+
+def test_figures_in_the_readme_are_the_recorded_ones():
+    import json
+
+    results = Path(__file__).parent.parent / "benchmarks" / "results"
+    rows = [row for path in sorted(results.glob("*.json")) for row in json.loads(path.read_text())["rows"]]
+    recorded = {f"{row['ratio']:.3g}×" for row in rows}
+    quoted = set(re.findall(r"\| \*\*([\d.e+]+×)\*\*", README))
+    assert quoted
+    assert quoted <= recorded
