@@ -135,3 +135,30 @@ def test_progress_bar_shows_time_left_when_asked(capsys):
     assert "left" in shown
     ms.simulate(HEAD, CLOUD, beta=5.0, until=0.5)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, torch.tensor])
+def test_scalars_of_every_kind_are_numbers(kind):
+    plain = ms.simulate(HEAD, CLOUD, beta=5.0, until=1.0, save=3)
+    other = ms.simulate(
+        HEAD, ms.uniform(np.int32(30), d=np.int64(2), seed=np.int8(0)), kind(5), kind(1), save=np.int64(3)
+    )
+    assert torch.equal(plain.final.points, other.final.points)
+
+
+@pytest.mark.slow
+def test_two_hundred_thousand_tokens_fit_in_four_gibibytes():
+    """A step of N = 200 000 tokens at d = 3 and its distance, in a process of its own, with every tool loaded."""
+    import subprocess
+    import sys
+
+    code = """
+import resource, torch, metastable as ms
+head = ms.Head.from_spectra([1.5, 0.9, 0.6], [1.2, 0.7, 0.4], seed=4)
+cloud = ms.uniform(200_000, d=3, seed=0).to(torch.float32)
+run = ms.simulate(head, cloud, beta=100.0, until=0.1, method="euler", step=0.1, save=2)
+assert float(run.distance()[-1]) < float(run.distance()[0])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 4 * 2**30

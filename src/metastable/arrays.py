@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from typing import Any
 
 import numpy as np
@@ -50,3 +52,27 @@ def _first_bad(t: Tensor) -> str:
 
 def shape_of(t: Tensor) -> str:
     return "×".join(str(n) for n in t.shape)
+
+
+def real(value: Any, name: str, rule: str, least: float = 0.0) -> float:
+    """A number ≥ `least` (inf allowed, NaN not), from any kind of real scalar; `rule` ends the message."""
+    plain = value.item() if isinstance(value, Tensor) and value.ndim == 0 else value
+    if isinstance(plain, bool) or not isinstance(plain, numbers.Real) or not float(plain) >= least:
+        raise BadInput(f"{name} is {plain!r}; {rule}")
+    return float(plain)
+
+
+def positive(value: Any, name: str) -> float:
+    """A finite number above 0."""
+    rule = "it must be a finite number above 0"
+    found = real(value, name, rule)
+    if not 0 < found < math.inf:
+        raise BadInput(f"{name} is {value!r}; {rule}")
+    return found
+
+
+def whole(value: Any, name: str, least: int, rule: str) -> int:
+    """A whole number ≥ `least`, from any kind of integer; `rule` ends the message."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < least:
+        raise BadInput(f"{name} is {value!r}; {rule}")
+    return int(value)

@@ -16,7 +16,7 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
-from metastable.arrays import Array, matrix, tensor, vector
+from metastable.arrays import Array, matrix, real, tensor, vector, whole
 from metastable.errors import BadInput
 from metastable.head import Head
 
@@ -123,21 +123,15 @@ def _log_weights(n: int, weights: Array | None, log_weights: Array | None) -> Te
 
 
 def _generator(seed: int) -> torch.Generator:
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise BadInput(f"seed is {seed!r}; it must be a whole number, 0 or more")
-    return torch.Generator().manual_seed(seed)
+    return torch.Generator().manual_seed(whole(seed, "seed", 0, "it must be a whole number, 0 or more"))
 
 
 def _count(n: int) -> int:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise BadInput(f"n is {n!r}; a cloud needs a whole number of tokens, 1 or more")
-    return n
+    return whole(n, "n", 1, "a cloud needs a whole number of tokens, 1 or more")
 
 
 def _dimension(d: int) -> int:
-    if isinstance(d, bool) or not isinstance(d, int) or d < 2:
-        raise BadInput(f"d is {d!r}; the sphere needs a whole number of dimensions, 2 or more")
-    return d
+    return whole(d, "d", 2, "the sphere needs a whole number of dimensions, 2 or more")
 
 
 def _gaussian(n: int, d: int, generator: torch.Generator) -> Tensor:
@@ -150,20 +144,23 @@ def _unit(x: Tensor) -> Tensor:
 
 def uniform(n: int, d: int, seed: int = 0) -> Cloud:
     """`n` independent tokens from the uniform law on S^(d-1)."""
-    points = _gaussian(_count(n), _dimension(d), _generator(seed))
-    return Cloud(points, law={"law": "uniform", "n": n, "d": d, "seed": seed})
+    n, d = _count(n), _dimension(d)
+    points = _gaussian(n, d, _generator(seed))
+    return Cloud(points, law={"law": "uniform", "n": n, "d": d, "seed": int(seed)})
 
 
 def equally_spaced(n: int) -> Cloud:
     """`n` equally spaced tokens on the circle (d = 2), at angles 2π(j + ½)/n."""
-    angles = (torch.arange(_count(n), dtype=torch.float64) + 0.5) * (2 * math.pi / n)
+    n = _count(n)
+    angles = (torch.arange(n, dtype=torch.float64) + 0.5) * (2 * math.pi / n)
     points = torch.stack([angles.cos(), angles.sin()], dim=1)
     return Cloud(points, law={"law": "equally_spaced", "n": n, "d": 2})
 
 
 def fibonacci(n: int) -> Cloud:
     """`n` tokens on the Fibonacci lattice of the 2-sphere (d = 3): near-uniform, no randomness."""
-    index = torch.arange(_count(n), dtype=torch.float64)
+    n = _count(n)
+    index = torch.arange(n, dtype=torch.float64)
     z = 1.0 - (2.0 * index + 1.0) / n
     r = (1.0 - z * z).sqrt()
     points = torch.stack([r * (GOLDEN_ANGLE * index).cos(), r * (GOLDEN_ANGLE * index).sin(), z], dim=1)
@@ -172,9 +169,9 @@ def fibonacci(n: int) -> Cloud:
 
 def von_mises_fisher(n: int, mean: Array, kappa: float, seed: int = 0) -> Cloud:
     """`n` independent tokens with density ∝ e^{κ⟨mean, x⟩}; κ = 0 is the uniform law."""
-    direction = _mean_direction(mean)
-    points = _vmf_points(_count(n), direction, _concentration(kappa), _generator(seed))
-    law = {"law": "von_mises_fisher", "n": n, "d": len(direction), "kappa": float(kappa), "seed": seed}
+    n, direction = _count(n), _mean_direction(mean)
+    points = _vmf_points(n, direction, _concentration(kappa), _generator(seed))
+    law = {"law": "von_mises_fisher", "n": n, "d": len(direction), "kappa": float(kappa), "seed": int(seed)}
     return Cloud(points, law={**law, "mean": direction.tolist()})
 
 
@@ -197,13 +194,13 @@ def mixture(
     shares = vector([1.0] * count if proportions is None else proportions, "proportions", count).to(torch.float64)
     if bool((shares < 0).any()) or float(shares.sum()) <= 0:
         raise BadInput(f"proportions are {shares.tolist()}; they must be 0 or more and not all 0")
-    generator = _generator(seed)
-    labels = torch.multinomial(shares, _count(n), replacement=True, generator=generator)
+    n, generator = _count(n), _generator(seed)
+    labels = torch.multinomial(shares, n, replacement=True, generator=generator)
     points = torch.empty(n, centres.shape[1], dtype=torch.float64)
     for c in range(count):
         chosen = labels == c
         points[chosen] = _vmf_points(int(chosen.sum()), centres[c], _concentration(spread[c]), generator)
-    law = {"law": "mixture", "n": n, "d": centres.shape[1], "means": centres.tolist(), "seed": seed}
+    law = {"law": "mixture", "n": n, "d": centres.shape[1], "means": centres.tolist(), "seed": int(seed)}
     return Cloud(points, law={**law, "kappas": [float(k) for k in spread], "proportions": shares.tolist()})
 
 
@@ -217,9 +214,8 @@ def graded(n: int, head: Head, smallest: float = 1e-8, seed: int = 0) -> Cloud:
     token with the exact mass of its stratum and directions a, b that fill their spheres evenly (see
     `_directions`; random from `seed` in three dimensions and more).
     """
-    th, d = head.theory(), head.dim
+    n, th, d = _count(n), head.theory(), head.dim
     m = th.dim
-    _count(n)
     if not 0 < smallest < 0.1:
         raise BadInput(f"smallest is {smallest!r}; it must lie between 0 and 0.1")
     if m == d:
@@ -232,7 +228,7 @@ def graded(n: int, head: Head, smallest: float = 1e-8, seed: int = 0) -> Cloud:
     b = _directions(n, d - m, generator, period=2 if m == 1 else 1)
     r = torch.from_numpy(radii).unsqueeze(1)
     points = (r * a) @ frame[:, :m].T + ((1 - r * r).clamp_min(0).sqrt() * b) @ frame[:, m:].T
-    law = {"law": "graded", "n": n, "d": d, "smallest": smallest, "seed": seed}
+    law = {"law": "graded", "n": n, "d": d, "smallest": smallest, "seed": int(seed)}
     return Cloud(points, weights=torch.from_numpy(masses), law=law)
 
 
@@ -283,9 +279,11 @@ def _mean_direction(mean: Array) -> Tensor:
 
 
 def _concentration(kappa: float) -> float:
-    if not (math.isfinite(kappa) and kappa >= 0):
-        raise BadInput(f"kappa is {kappa!r}; a concentration must be finite and 0 or more")
-    return float(kappa)
+    rule = "a concentration must be finite and 0 or more"
+    found = real(kappa, "kappa", rule)
+    if math.isinf(found):
+        raise BadInput(f"kappa is {kappa!r}; {rule}")
+    return found
 
 
 def _vmf_points(n: int, mean: Tensor, kappa: float, generator: torch.Generator) -> Tensor:

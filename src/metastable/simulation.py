@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from metastable import store
+from metastable.arrays import positive, whole
 from metastable.attention import choose
 from metastable.checkpoint import Checkpoint
 from metastable.cloud import Cloud
@@ -73,7 +75,7 @@ def simulate(
     plan = _plan(head, cloud, beta, until, method, tol, step, save, engine)
     head = head.to(cloud.dtype, cloud.points.device)
     if checkpoint is None:
-        return _Solver(head, cloud, plan).run(Progress(until, progress))
+        return _Solver(head, cloud, plan).run(Progress(plan.times[-1], progress))
     target = store.run_path(checkpoint)
     identity = {**plan.configuration(), "digest": store.digest(head, cloud)}
     if overwrite:
@@ -81,7 +83,7 @@ def simulate(
     if target.exists():
         return _finished(target, identity)
     kept = Checkpoint(target, identity)
-    run = _Solver(head, cloud, plan, kept).run(Progress(until, progress))
+    run = _Solver(head, cloud, plan, kept).run(Progress(plan.times[-1], progress))
     run.save(target)
     kept.remove()
     return run
@@ -122,8 +124,8 @@ def _plan(
     if head.dim != cloud.dim:
         raise BadInput(f"the head has d = {head.dim} and the cloud d = {cloud.dim}; they must agree")
     beta = check_beta(beta)
-    until = _positive("until", until)
-    tol = _positive("tol", tol)
+    until = positive(until, "until")
+    tol = positive(tol, "tol")
     if method not in METHODS:
         raise BadInput(f"method is {method!r}; choose one of {', '.join(METHODS)}")
     if method == "auto":
@@ -131,23 +133,16 @@ def _plan(
     if method == "dopri5" and step is not None:
         raise BadInput("step= is for the methods euler, heun and rk4; dopri5 chooses its steps from tol=")
     chosen = choose(engine, cloud, len(cloud))
-    h = 0.01 if step is None else _positive("step", step)
+    h = 0.01 if step is None else positive(step, "step")
     return _Plan(beta, _saved_times(save, until, cloud), method, tol, h, chosen)
-
-
-def _positive(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 < value < math.inf):
-        raise BadInput(f"{name} is {value!r}; it must be a finite number above 0")
-    return float(value)
 
 
 def _saved_times(save: int | Sequence[float] | None, until: float, cloud: Cloud) -> tuple[float, ...]:
     if save is None:
         save = max(11, min(101, FRAME_BYTES // (cloud.points.numel() * cloud.points.element_size())))
-    if isinstance(save, int) and not isinstance(save, bool):
-        if save < 2:
-            raise BadInput(f"save is {save}; at least 2 times are saved, 0 and until")
-        return tuple(float(t) for t in np.linspace(0.0, until, save))
+    if isinstance(save, numbers.Integral):
+        count = whole(save, "save", 2, "at least 2 times are saved, 0 and until")
+        return tuple(float(t) for t in np.linspace(0.0, until, count))
     try:
         times = {float(t) for t in save}  # type: ignore[union-attr]
     except (TypeError, ValueError):

@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from metastable.arrays import Array, matrix
+from metastable.arrays import Array, matrix, real
 from metastable.attention import choose
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
@@ -20,9 +20,7 @@ __all__ = ["check_beta", "hardmax", "softmax", "velocity", "zero_temperature"]
 
 def check_beta(beta: float) -> float:
     """β as a float in [0, ∞], or BadInput."""
-    if isinstance(beta, bool) or not isinstance(beta, (int, float)) or math.isnan(beta) or beta < 0:
-        raise BadInput(f"beta is {beta!r}; the inverse temperature must be 0 or more (inf is hardmax)")
-    return float(beta)
+    return real(beta, "beta", "the inverse temperature must be 0 or more (inf is hardmax)")
 
 
 def velocity(head: Head, cloud: Cloud, beta: float, at: Array | None = None, engine: str = "auto") -> Tensor:
