@@ -15,12 +15,14 @@ def main() -> None:
     theory = HEAD.theory()
     rows = []
     for name, many in (("equal weights", ms.uniform(10**6, d=3, seed=0)), ("graded", ms.graded(10**6, HEAD))):
-        pushed = theory.limit(many.points)
+        e = theory.basis[:, 0]
+        weights, atoms, up = many.weights, torch.stack([e, -e]), theory.limit(many.points) @ e > 0
+        masses = [float(weights[up].sum()), float(weights[~up].sum())]
         for dtype in (torch.float32, torch.float64):
             few = ms.uniform(10**4, d=3, seed=1).to(dtype)
             row = ratios(
                 lambda few=few: ms.velocity(HEAD, few, 100.0, engine="flash"),
-                lambda many=many, pushed=pushed: transport.to_limit(many, pushed, theory.basis, 2, "chordal"),
+                lambda x=many.points, w=weights, a=atoms, m=masses: transport.two_atoms(x, w, a, m),
                 repeats=7,
             )
             rows.append({"what": f"W2 at 1e6 ({name}) against a field at 1e4 ({dtype})", **row})

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -41,6 +42,16 @@ def _axis_gap():
     e = HEAD.theory().basis[:, 0]
     v = HEAD.theory().terminal.basis[:, 0]
     return e - torch.sign(e @ v) * v
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tokens_at_their_limit_are_at_distance_zero(dtype):
+    """No token may be split for the sake of rounding: 10⁵ weights, all at the atoms."""
+    cloud = ms.graded(100_000, HEAD).to(dtype)
+    short = ms.simulate(HEAD, cloud.subset(10), beta=1.0, until=0.1, save=2)
+    pushed = HEAD.theory().limit(cloud.points)
+    arrived = dataclasses.replace(short, cloud=cloud, times=short.times[-1:], frames=pushed[None])
+    assert float(arrived.distance()[0]) < (1e-14 if dtype == torch.float64 else 2e-7)
 
 
 def test_terms_bound_the_distance_by_the_triangle_inequality(run):

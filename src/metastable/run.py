@@ -114,8 +114,14 @@ class Run:
         return self._distances(name, found)
 
     def _to_limit(self, frames: Tensor, p: float, cost: str) -> list[transport.Distance]:
-        pushed, basis = self.limit.points, self.theory.basis
-        return [transport.to_limit(self.cloud.moved_to(x), pushed, basis, p, cost) for x in frames]
+        pushed, basis, weights = self.limit.points, self.theory.basis, self.cloud.weights
+        if self.theory.dim > 1:
+            return [transport.to_limit(self.cloud.moved_to(x), pushed, basis, p, cost) for x in frames]
+        up = pushed @ basis[:, 0].to(pushed) > 0
+        # Both masses as sums of the weights themselves: 1 − mass would differ in the last digits and split a token.
+        masses = [float(weights[side].double().sum()) for side in (up, ~up)]
+        atoms = torch.stack([basis[:, 0], -basis[:, 0]])
+        return [transport.two_atoms(x, weights, atoms, masses, p, cost) for x in frames]
 
     def laplace_term(self, p: float = 2, cost: str = "chordal") -> xr.DataArray:
         """W_p(μ_t^β, μ_t^∞), bounded above by following the same tokens under both flows."""
