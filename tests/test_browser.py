@@ -89,6 +89,9 @@ class Tab:
     def positions(self):
         return self.page.evaluate(f"JSON.stringify({POSITIONS})")
 
+    def time(self):
+        return self.page.locator("#figure-sphere .slider-label", has_text="time t = ").text_content()
+
     def picture(self):
         """What is to be seen of the moving tokens, as pixels."""
         return self.page.locator("#figure-sphere").screenshot()
@@ -113,7 +116,8 @@ def test_all_figures_are_drawn_without_complaint_or_network(tab):
         assert lines >= 2
         assert page.locator(f"#figure-{kind} .cartesianlayer path.js-line").count() == lines
     assert page.locator("#figure-spectrum .scatterlayer path.point").count() >= 2
-    page.wait_for_timeout(300)
+    page.wait_for_timeout(800)
+    assert tab.time().startswith("time t = 0 of "), "nothing moves before it is asked to"
     assert tab.complaints == []
     assert [url for url in tab.requests if url != tab.address and not url.startswith(("data:", "blob:"))] == []
 
@@ -155,8 +159,7 @@ def test_the_slider_moves_the_tokens(tab):
     rail = page.locator("#figure-sphere .slider-rail-touch-rect").bounding_box()
     page.mouse.click(rail["x"] + 0.9 * rail["width"], rail["y"] + rail["height"] / 2)
     page.wait_for_function(f"before => JSON.stringify({POSITIONS}) !== before", arg=before)
-    label = page.locator("#figure-sphere .slider-label", has_text="time t = ").text_content()
-    assert not label.startswith("time t = 0 ")
+    assert not tab.time().startswith("time t = 0 of ")
     page.wait_for_timeout(300)
     assert tab.picture() != picture
     assert tab.complaints == []

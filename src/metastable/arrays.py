@@ -16,16 +16,16 @@ Array = Any
 """Anything that `torch.as_tensor` takes: tensors, numpy arrays, nested lists."""
 
 
-def tensor(a: Array, name: str) -> Tensor:
+def tensor(a: Array, name: str, finite: bool = True) -> Tensor:
     try:
         # Lists become float64 here; torch alone would make them float32.
-        t = torch.as_tensor(a if isinstance(a, Tensor) else np.asarray(a))
+        t = (a if isinstance(a, Tensor) else torch.as_tensor(np.asarray(a))).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadInput(f"{name} is not an array of numbers: {str(error).splitlines()[0]}") from error
     if t.is_complex():
         raise BadInput(f"{name} is complex; heads and tokens are real")
     t = t if t.is_floating_point() and t.dtype in (torch.float32, torch.float64) else t.to(torch.float64)
-    if not bool(torch.isfinite(t).all()):
+    if finite and not bool(torch.isfinite(t).all()):
         raise BadInput(f"{name} holds a number that is not finite ({_first_bad(t)}); check how it was made")
     return t
 
@@ -57,9 +57,13 @@ def shape_of(t: Tensor) -> str:
 def real(value: Any, name: str, rule: str, least: float = 0.0) -> float:
     """A number ≥ `least` (inf allowed, NaN not), from any kind of real scalar; `rule` ends the message."""
     plain = value.item() if isinstance(value, Tensor) and value.ndim == 0 else value
-    if isinstance(plain, bool) or not isinstance(plain, numbers.Real) or not float(plain) >= least:
+    try:
+        found = float(plain) if isinstance(plain, numbers.Real) and not isinstance(plain, bool) else math.nan
+    except OverflowError:
+        found = math.nan
+    if not found >= least:
         raise BadInput(f"{name} is {plain!r}; {rule}")
-    return float(plain)
+    return found
 
 
 def positive(value: Any, name: str) -> float:
@@ -75,4 +79,6 @@ def whole(value: Any, name: str, least: int, rule: str) -> int:
     """A whole number ≥ `least`, from any kind of integer; `rule` ends the message."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < least:
         raise BadInput(f"{name} is {value!r}; {rule}")
+    if int(value) >= 2**63:
+        raise BadInput(f"{name} is {value!r}; it must be below 2⁶³")
     return int(value)

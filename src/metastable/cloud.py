@@ -8,6 +8,7 @@ regions survives down to e^{-700} and far below.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,10 +49,11 @@ class Cloud:
         x = matrix(points, "points")
         if x.shape[1] < 2:
             raise BadInput(f"points have {x.shape[1]} coordinate; the sphere needs d ≥ 2")
-        norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-        if bool((norms < torch.finfo(x.dtype).tiny).any()):
-            raise BadInput(f"point {int(norms.argmin())} is the zero vector, which has no direction; remove it")
-        self.points = x / norms
+        # By the largest coordinate first: the squares of very large or small ones would not be finite or not 0.
+        largest = x.abs().amax(dim=1, keepdim=True)
+        if bool((largest == 0).any()):
+            raise BadInput(f"point {int(largest.argmin())} is the zero vector, which has no direction; remove it")
+        self.points = _unit(x / largest)
         self.log_weights = _log_weights(len(x), weights, log_weights).to(dtype=x.dtype, device=x.device)
         self.law = law or {"law": "array"}
 
@@ -82,7 +84,7 @@ class Cloud:
 
     def subset(self, n: int, seed: int = 0) -> Cloud:
         """At most `n` of the tokens, drawn without replacement, with their weights rescaled to sum 1."""
-        if len(self) <= n:
+        if len(self) <= whole(n, "n", 1, "a part of a cloud has 1 token or more"):
             return self
         keep = sample_indices(len(self), n, seed).to(self.points.device)
         return Cloud(self.points[keep], log_weights=self.log_weights[keep], law=self.law)
@@ -116,7 +118,7 @@ def _log_weights(n: int, weights: Array | None, log_weights: Array | None) -> Te
             raise BadInput("all weights are 0; at least one must be positive")
         logs = w.log()
     else:
-        logs = torch.as_tensor(log_weights).to(torch.float64)
+        logs = tensor(log_weights, "log_weights", finite=False).to(torch.float64)
         if logs.shape != (n,) or bool(torch.isnan(logs).any()) or not math.isfinite(float(logs.max())):
             raise BadInput(f"log_weights must be {n} numbers below infinity, at least one of them finite")
     return logs - torch.logsumexp(logs, 0)
@@ -188,7 +190,7 @@ def mixture(
     """
     centres = torch.stack([_mean_direction(row) for row in matrix(means, "means")])
     count = len(centres)
-    spread = [kappas] * count if isinstance(kappas, (int, float)) else list(kappas)
+    spread = [kappas] * count if isinstance(kappas, numbers.Real) else list(kappas)
     if len(spread) != count:
         raise BadInput(f"{len(spread)} kappas for {count} means; give one number or one per mean")
     shares = vector([1.0] * count if proportions is None else proportions, "proportions", count).to(torch.float64)
@@ -216,7 +218,7 @@ def graded(n: int, head: Head, smallest: float = 1e-8, seed: int = 0) -> Cloud:
     """
     n, th, d = _count(n), head.theory(), head.dim
     m = th.dim
-    if not 0 < smallest < 0.1:
+    if not 0 < real(smallest, "smallest", "it must lie between 0 and 0.1") < 0.1:
         raise BadInput(f"smallest is {smallest!r}; it must lie between 0 and 0.1")
     if m == d:
         raise BadInput("graded needs directions that tokens leave, but every eigenvalue of M is dominant; use uniform")
@@ -279,9 +281,9 @@ def _mean_direction(mean: Array) -> Tensor:
 
 
 def _concentration(kappa: float) -> float:
-    rule = "a concentration must be finite and 0 or more"
+    rule = "a concentration must be between 0 and 1e15"
     found = real(kappa, "kappa", rule)
-    if math.isinf(found):
+    if found > 1e15:
         raise BadInput(f"kappa is {kappa!r}; {rule}")
     return found
 

@@ -23,6 +23,7 @@ import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from metastable.errors import BadInput
 from metastable.head import Head
 
 RUN_KEYS = ("beta", "until", "tol", "save", "method", "step", "engine")
-HEAD_KEYS = ("interaction", "value", "seed", "query", "key", "output", "offset", "file", "dtype")
+HEAD_KEYS = ("interaction", "value", "seed", "query", "key", "output", "offset", "file")
 LAWS: dict[str, Callable[..., Cloud]] = {
     "uniform": laws.uniform,
     "graded": laws.graded,
@@ -98,7 +99,7 @@ def build_cloud(table: dict[str, Any], head: Head) -> Cloud:
         _allow(table, ("file",), "[cloud] with file")
         return _cloud_from_file(table["file"])
     law = table.get("law", "uniform")
-    if law not in LAWS:
+    if not isinstance(law, str) or law not in LAWS:
         raise BadInput(f"[cloud] law is {law!r}; {_choose(str(law), LAWS)}")
     wanted = inspect.signature(LAWS[law]).parameters
     filled = {name: value for name, value in (("d", head.dim), ("head", head)) if name in wanted}
@@ -135,7 +136,7 @@ def _load_arrays(path: str) -> dict[str, np.ndarray]:
     try:
         loaded = np.load(path, allow_pickle=False)
         return {"points": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise BadInput(f"cannot read {path} as a .npy or .npz file: {error}") from error
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from metastable.arrays import Array, matrix, shape_of, vector
+from metastable.arrays import Array, matrix, shape_of, vector, whole
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Head:
         """
         b = vector(interaction, "interaction", None).to(dtype)
         v = vector(value, "value", len(b)).to(dtype)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(whole(seed, "seed", 0, "it must be a whole number, 0 or more"))
         R, S = (_rotation(len(b), generator).to(dtype) for _ in range(2))
         return cls.from_interaction(R @ torch.diag(b) @ R.T, S @ torch.diag(v) @ S.T)
 

@@ -25,14 +25,16 @@ def observe(head: Head, cloud: Cloud, beta: float, sample: int, seed: int) -> di
     mean_cosine : Σ_{i≠j} w_i w_j ⟨x_i,x_j⟩ / Σ_{i≠j} w_i w_j
     effective_rank : exp of the entropy of the eigenvalues of Σ w x xᵀ: 1 (one direction) to d (uniform)
     clusters : number of groups of tokens linked by steps shorter than max(β, 1)^{−1/2} (1e-3 for β = ∞), on at
-        most 50 000 tokens
+        most 50 000 tokens for d ≤ 3 and `sample` beyond
     """
     part = cloud.subset(sample, seed)
+    # In high dimension a cluster fills so many boxes that its pairs are not saved; see `_clusters`.
+    linked = cloud.subset(LINKED, seed) if cloud.dim <= 3 else part
     return {
         "log_energy": _log_energy(head, part, beta),
         "mean_cosine": _mean_cosine(cloud),
         "effective_rank": _effective_rank(cloud),
-        "clusters": float(_clusters(cloud.subset(LINKED, seed), 1e-3 if math.isinf(beta) else max(beta, 1.0) ** -0.5)),
+        "clusters": float(_clusters(linked, 1e-3 if math.isinf(beta) else max(beta, 1.0) ** -0.5)),
     }
 
 

@@ -141,6 +141,8 @@ class Run:
         fitted. Between steps the larger of the two ends of ε is taken. The attribute `vacuous_after` is the time
         from which the bound exceeds π, the diameter of the sphere, and says nothing more; None if it never does.
         """
+        if self.head.offset is not None:
+            raise BadInput("the certificate needs linear scores, but this head has an offset")
         L = self.theory.lipschitz
         values = gronwall(self.field_errors, L, self.times)
         above = np.flatnonzero(~(values < math.pi))

@@ -28,7 +28,7 @@ from torch import Tensor
 from metastable.errors import BadInput
 
 SAME = 1e-5
-"""Eigenvalues closer than SAME·‖M‖ count as one: rounding splits a 3×3 Jordan block by about 6e-6·‖M‖."""
+"""Eigenvalues this close, relative to the largest one, count as one."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,18 @@ class Spectrum:
     def eigenvalues(self) -> Tensor:
         return torch.from_numpy(self._values.astype(np.complex128))
 
-    @property
+    @cached_property
     def tolerance(self) -> float:
-        return SAME * self.norm
+        """Eigenvalues closer than this count as one.
+
+        Rounding moves λ by about ε‖M‖κ, κ = 1/|⟨y, x⟩| from its unit left and right eigenvectors; it splits a 3×3
+        Jordan block by 6e-6·‖M‖. The tolerance is 100 times that for λ₁, between SAME·max|λ| and SAME·‖M‖.
+        """
+        values, left, right = sl.eig(self._small, left=True, right=True)
+        first = int(values.real.argmax())
+        overlap = abs(np.vdot(left[:, first], right[:, first]))
+        rounding = 100 * np.finfo(float).eps * self.norm / max(overlap, 1e-300)
+        return float(max(SAME * np.abs(values).max(), min(rounding, SAME * self.norm)))
 
     @cached_property
     def _dominant(self) -> np.ndarray:
@@ -117,14 +126,14 @@ class Spectrum:
 
     @property
     def from_kernel(self) -> bool:
-        """The dominant eigenvalue is 0 only because M has low rank: no eigenvalue has positive real part."""
-        return self._R is not None and self.leading <= self.tolerance and not self.rotates
+        """The kernel of a factored M is dominant: no eigenvalue has positive real part."""
+        return self._R is not None and self._values[0].real <= self.tolerance
 
-    def _group(self, above: float, invert: bool = False) -> _Group:
-        """Invariant subspace of the eigenvalues with real part ≥ `above` (or, inverted, of the nonzero ones)."""
+    def _group(self, edge: float, below: bool = False) -> _Group:
+        """Invariant subspace of the eigenvalues with real part ≥ `edge`, or of those below it."""
 
         def chosen(re: float, im: float) -> bool:
-            return abs(complex(re, im)) > self.tolerance if invert else re >= above
+            return (re < edge) == below
 
         T, Z, m = sl.schur(self._small, output="real", sort=chosen)
         T11, T12, T22 = T[:m, :m], T[:m, m:], T[m:, m:]
@@ -136,7 +145,7 @@ class Spectrum:
 
     @cached_property
     def _leading_group(self) -> _Group:
-        return self._group(above=self._values[0].real - self.tolerance)
+        return self._group(self._values[0].real - self.tolerance)
 
     @cached_property
     def _nilpotent(self) -> np.ndarray:
@@ -175,8 +184,8 @@ class Spectrum:
 
     @cached_property
     def _kernel(self) -> _Group:
-        """The group of all nonzero eigenvalues: Π onto the kernel is I minus its projector."""
-        return self._group(above=0.0, invert=True)
+        """For a dominant kernel, the group of all other eigenvalues: Π is I minus its projector."""
+        return self._group(self._values[0].real - self.tolerance, below=True)
 
     @cached_property
     def _ranges(self) -> tuple[np.ndarray, np.ndarray]:
@@ -219,16 +228,29 @@ class Spectrum:
         return float(np.linalg.norm(np.linalg.qr(group.right)[1] @ np.linalg.qr(group.left.T)[1].T, 2))
 
     @cached_property
-    def second(self) -> np.ndarray:
-        """Basis of the next group after the dominant one, (d, r): where tokens with Πx = 0 go."""
-        rest = self._values[self.multiplicity :]
-        if not len(rest) or (self._R is not None and abs(rest[0]) <= self.tolerance):
-            return np.zeros((self.size, 0))
-        both = self._group(above=rest[0].real - self.tolerance)
-        dominant = self._leading_group
-        inside = both.right - dominant.right @ (dominant.left @ both.right)
-        U, _, _ = np.linalg.svd(inside, full_matrices=False)
-        return U[:, : both.right.shape[1] - dominant.right.shape[1]]
+    def lower_groups(self) -> list[tuple[float, np.ndarray, bool]]:
+        """The groups of eigenvalues after the dominant one, by decreasing real part.
+
+        Each as (real part, basis of its span (d, r), whether it is one complex pair): where tokens with no part in
+        the groups before are drawn to. The kernel of a factored M is left out.
+        """
+        values, vectors = np.linalg.eig(self._small)
+        order = np.argsort(-values.real)
+        low = self._values[0].real - self.tolerance
+        kept = [i for i in order if values[i].real < low and (self._R is None or abs(values[i]) > self.tolerance)]
+        groups: list[list[int]] = []
+        for i in kept:
+            if groups and values[groups[-1][0]].real - values[i].real <= self.tolerance:
+                groups[-1].append(i)
+            else:
+                groups.append([i])
+        return [self._span(values[group], vectors[:, group]) for group in groups]
+
+    def _span(self, values: np.ndarray, vectors: np.ndarray) -> tuple[float, np.ndarray, bool]:
+        columns = np.hstack([vectors.real, vectors.imag])
+        U, s, _ = np.linalg.svd(columns if self._R is None else self._L @ columns, full_matrices=False)
+        pair = len(values) == 2 and bool(abs(values[0].imag) > self.tolerance)
+        return float(values[0].real), U[:, s > 1e-10 * s[0]], pair
 
     @cached_property
     def eigenbasis_condition(self) -> float:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metastable.arrays import Array, matrix, real
 from metastable.errors import BadInput
 from metastable.head import Head
 from metastable.lipschitz import one_sided_lipschitz
@@ -63,12 +64,12 @@ class Theory:
     def projector(self) -> Tensor:
         return self.attention.projector
 
-    def limit(self, x: Tensor) -> Tensor:
+    def limit(self, x: Array) -> Tensor:
         """T(x) for each row of (n, d): where the theory says that a token starting at x goes."""
         reason = self.no_limit
         if reason:
             raise BadInput(reason)
-        return self.attention.limit(x)
+        return self.attention.limit(self._points(x))
 
     @cached_property
     def no_limit(self) -> str | None:
@@ -99,9 +100,16 @@ class Theory:
         s = self.interaction_values
         return self.head.rank < self.head.dim or float(s[-1]) <= SINGULAR * float(s[0])
 
-    def clock(self, x: Tensor) -> Tensor:
+    def clock(self, x: Array) -> Tensor:
         """dt/dτ = |Bᵀx| for each row of (n, d): how much time passes per unit of internal time."""
-        return torch.linalg.vector_norm(self.head.directions(x), dim=1)
+        points = self._points(x)
+        return torch.linalg.vector_norm(self.head.directions(points.to(self.head.query)), dim=1)
+
+    def _points(self, x: Array) -> Tensor:
+        points = matrix(x, "x")
+        if points.shape[1] != self.head.dim:
+            raise BadInput(f"x has {points.shape[1]} coordinates and the head d = {self.head.dim}; they must agree")
+        return points
 
     @cached_property
     def rate(self) -> float:
@@ -111,42 +119,56 @@ class Theory:
         """
         if self.no_limit or not self.attention.semisimple:
             return 0.0
-        return self._over_clock(self.attention._ranges[0])
+        slowest = float(np.linalg.norm(self._transposed(self.attention._ranges[0]), 2))
+        return self.gap / slowest if slowest > 0 else math.inf
 
     @cached_property
     def escape_rate(self) -> float:
         """κ = g/|Bᵀx_r|: how fast tokens near {Πx = 0} leave it, x_r being where that set is drawn to (E₂).
 
         For a complex second pair |Bᵀx| is averaged over one turn; when dim E₂ ≥ 2 the slowest point of E₂
-        counts; inf when Bᵀ vanishes there (tokens leave in finite time).
+        counts; inf when there is no such set or Bᵀ vanishes there (tokens leave in finite time).
         """
         if self.no_limit or not self.attention.semisimple:
             return 0.0
-        values, second = self.attention._values, self.attention.second
-        if second.shape[1] == 0:
+        groups = self.attention.lower_groups
+        if not groups or groups[0][0] < self.attention.leading - self.gap - self.attention.tolerance:
             return math.inf
-        if abs(values[self.attention.multiplicity].imag) > self.attention.tolerance and second.shape[1] == 2:
-            return self.gap / self._mean_clock(second)
-        return self._over_clock(second)
+        _, basis, pair = groups[0]
+        clock = self._group_clock(basis, pair)
+        return self.gap / clock if clock > 0 else math.inf
 
     def law_rate(self, p: float = 2) -> float:
-        """The rate at which W_p(μ_t^∞, ν) decays: min(c, κ·dim E/p), up to a factor polynomial in t.
+        """The rate at which W_p(μ_t^∞, ν) decays, up to a factor polynomial in t.
 
-        A token that starts with |Πx₀| = ε ≪ 1 leaves {Πx = 0} after a time log(1/ε)/κ and then converges at
-        rate c; tokens with |Πx₀| ≤ ε have mass ~ ε^{dim E}. So W_p^p ≈ ∫₀ᵗ e^{−cp(t−s)} e^{−κ·dim E·s} ds + …
-        With κ = c this gives c/2 for p = 2, dim E = 1.
+        Let E_k be the k-th group of eigenvalues, by decreasing real part, and s_k = |Bᵀx| there. Tokens that start
+        near the set from which E_k is reached first rest near E_k; what has not left it by time t has the mass
+        exp(−t Σ_j (λ_j − λ_k)/s_k), the sum over all eigenvalues with larger real part, with multiplicity. They are at
+        a distance of order 1, the others at e^{−ct}, hence
+
+            min( c, min_k Σ_j (λ_j − λ_k)/(p·s_k) ).
+
+        The term k = 2 is κ·dim E/p; with κ = c this is c/2 for p = 2, dim E = 1.
         """
-        if not p >= 1:
+        if not real(p, "p", "Wasserstein distances need p ≥ 1") >= 1:
             raise BadInput(f"p is {p!r}; Wasserstein distances need p ≥ 1")
-        return min(self.rate, self.escape_rate * self.dim / p)
+        if self.no_limit or not self.attention.semisimple:
+            return 0.0
+        values, slowest = self.attention._values.real, self.rate
+        for level, basis, pair in self.attention.lower_groups:
+            clock = self._group_clock(basis, pair)
+            above = values[values > level + self.attention.tolerance]
+            if clock > 0:
+                slowest = min(slowest, float((above - level).sum()) / (p * clock))
+        return slowest
+
+    def _group_clock(self, basis: np.ndarray, pair: bool) -> float:
+        """|Bᵀx| on the unit sphere of an invariant subspace: its largest value, or its mean over a turn of a pair."""
+        return self._mean_clock(basis) if pair else float(np.linalg.norm(self._transposed(basis), 2))
 
     def _transposed(self, columns: np.ndarray) -> np.ndarray:
         q, k = (a.detach().to("cpu", torch.float64).numpy() for a in (self.head.query, self.head.key))
         return k.T @ (q @ columns)
-
-    def _over_clock(self, basis: np.ndarray) -> float:
-        slowest = float(np.linalg.norm(self._transposed(basis), 2))
-        return self.gap / slowest if slowest > 0 else math.inf
 
     def _mean_clock(self, plane: np.ndarray) -> float:
         """Mean of |Bᵀx(τ)| over one turn of x(τ) = e^{τM}y/|e^{τM}y| in an invariant plane."""
@@ -163,7 +185,7 @@ class Theory:
 
     def best_time(self, beta: float) -> float:
         """log β/(2(L₊ + c)): the order of the time at which the distance to the limit is least."""
-        if not beta > 1:
+        if not real(beta, "beta", "the time scale log β needs β > 1") > 1:
             raise BadInput(f"beta is {beta!r}; the time scale log β needs β > 1")
         denominator = 2 * (max(self.lipschitz, 0.0) + self.rate)
         return math.log(beta) / denominator if denominator > 0 else math.inf

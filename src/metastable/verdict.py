@@ -98,8 +98,8 @@ def _gap(th: Theory) -> Check:
     if math.isinf(a.gap):
         what = "M = 0" if a.norm == 0 else "every eigenvalue is dominant"
         return Check(name, "fails", 0.0, f"No gap: {what}, so attention selects no directions at zero temperature.")
-    ratio = a.gap / a.norm
-    numbers = f"g = {a.gap:.4g}, g/‖M‖ = {ratio:.3g}"
+    ratio = a.gap / float(a.eigenvalues.abs().max())
+    numbers = f"g = {a.gap:.4g}, g/max|λ| = {ratio:.3g}"
     if ratio > 1e-3:
         return Check(name, "holds", a.gap, f"λ₁ is separated: {numbers}.")
     return Check(name, "doubtful", a.gap, f"λ₁ is barely separated and concentration takes very long: {numbers}.")

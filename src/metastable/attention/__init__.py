@@ -20,7 +20,7 @@ FEW_PAIRS = 300_000
 
 def choose(engine: str, cloud: Cloud, queries: int) -> str:
     """The engine that `engine` stands for: itself, or for "auto" the quicker one for this many pairs."""
-    if engine != "auto" and engine not in ENGINES:
+    if not isinstance(engine, str) or (engine != "auto" and engine not in ENGINES):
         raise BadInput(f"engine is {engine!r}; choose one of auto, {', '.join(ENGINES)}")
     if engine != "auto":
         return engine

@@ -15,18 +15,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-# A zero weight must not become −inf·0 in a padded product; e^{−1e4} is 0 in every dtype all the same.
-SMALLEST_LOG = -1e4
-
 
 def flash(points: Tensor, log_weights: Tensor, queries: Tensor) -> Tensor:
     """m(u) = Σ w_j e^{⟨u,y_j⟩} y_j / Σ w_j e^{⟨u,y_j⟩} for each row u of (n, d): (n, d)."""
     n, d = queries.shape
+    # A token of weight 0 has log-weight −inf, and −inf·0 in a padded product would be NaN.
+    seen = log_weights > -math.inf
+    if not bool(seen.all()):
+        points, log_weights = points[seen], log_weights[seen]
     width = _padded(d + 1, points.dtype)
     keys = points.new_zeros(1, 1, len(points), width)
     keys[0, 0, :, :d] = points
     keys[0, 0, :, d] = log_weights - log_weights.max()
-    keys[0, 0, :, d].clamp_(min=SMALLEST_LOG)
     asked = queries.new_zeros(1, 1, n, width)
     asked[0, 0, :, :d] = queries
     asked[0, 0, :, d] = 1.0

@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from metastable.arrays import Array, matrix, real
+from metastable.arrays import Array, real
 from metastable.attention import choose
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
@@ -24,7 +24,8 @@ def check_beta(beta: float) -> float:
 
 
 def velocity(head: Head, cloud: Cloud, beta: float, at: Array | None = None, engine: str = "auto") -> Tensor:
-    """𝒱_β[μ] at the rows of `at` (n, d), by default at the tokens themselves; β = inf is hardmax.
+    """𝒱_β[μ] at the rows of `at` (n, d), scaled to the sphere, by default at the tokens themselves; β = inf is
+    hardmax.
 
     Examples
     --------
@@ -39,5 +40,7 @@ def velocity(head: Head, cloud: Cloud, beta: float, at: Array | None = None, eng
         raise BadInput(f"the head has d = {head.dim} and the cloud d = {cloud.dim}; they must agree")
     choose(engine, cloud, 1)
     head = head.to(cloud.dtype, cloud.points.device)
-    x = cloud.points if at is None else matrix(at, "at").to(dtype=cloud.dtype, device=cloud.points.device)
+    x = cloud.points if at is None else Cloud(at).points.to(dtype=cloud.dtype, device=cloud.points.device)
+    if x.shape[1] != cloud.dim:
+        raise BadInput(f"at has {x.shape[1]} coordinates and the cloud d = {cloud.dim}; they must agree")
     return hardmax(head, cloud, x) if math.isinf(beta) else softmax(head, cloud, x, beta, engine)

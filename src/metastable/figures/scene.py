@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from metastable.spectrum import Spectrum
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
-CAMERA = 1.42
+CAMERA = 1.36
 """Distance of the camera: the sphere just fits a phone."""
 
 
@@ -138,6 +138,7 @@ def _dominant(of: Spectrum, like: Spectrum | None = None) -> Floats:
 
 def _axis(figure: go.Figure, tip: Floats, letter: str, name: str, colour: str, reach: float) -> None:
     ends = rounded(np.stack([-reach * tip, reach * tip]))
+    outward = ["middle left", "middle right"] if tip[0] >= 0 else ["middle right", "middle left"]
     figure.add_trace(
         trace_type(ends.shape[-1])(
             **coordinates(ends),
@@ -145,7 +146,7 @@ def _axis(figure: go.Figure, tip: Floats, letter: str, name: str, colour: str, r
             text=[f"−{letter}", f"+{letter}"],
             name=name,
             hoverinfo="skip",
-            textposition="top center",
+            textposition="top center" if len(tip) == 3 else outward,
             textfont={"size": 17, "color": colour},
             line={"color": colour, "width": 5 if ends.shape[-1] == 3 else 2.5},
         )

@@ -87,7 +87,7 @@ def _degrees(x: Floats, y: Floats) -> Floats:
 
 def _sizes(run: Run, keep: Tensor) -> Floats | float:
     """The area of a marker grows with the token's weight, from a visible least size on."""
-    plain = 6.0 if run.cloud.dim == 2 else 5.0 if len(keep) <= 500 else 3.5
+    plain = 6.0 if run.cloud.dim == 2 else 5.0 if len(keep) <= 500 else 4.0
     if run.cloud.equal_weights:
         return plain
     w = run.cloud.weights[keep].cpu().double().numpy()

@@ -36,12 +36,16 @@ def value_flow(head: Head, x: Tensor, times: Tensor) -> Tensor:
     return torch.stack(moved).to(x.dtype)
 
 
+def _increasing(times: Tensor) -> bool:
+    return float(times[0]) >= 0 and bool((times.diff() > 0).all()) and bool(torch.isfinite(times).all())
+
+
 def zero_temperature_flow(head: Head, cloud: Cloud, times: Tensor) -> Tensor:
     """The exact zero-temperature positions of all tokens at each of `times` (increasing, ≥ 0): (T, N, d)."""
     if head.offset is not None:
         raise BadInput("the exact zero-temperature flow needs linear scores, but this head has an offset")
     wanted = torch.as_tensor(times, dtype=torch.float64)
-    if wanted.ndim != 1 or len(wanted) == 0 or not (float(wanted[0]) >= 0 and bool((wanted.diff() > 0).all())):
+    if wanted.ndim != 1 or len(wanted) == 0 or not _increasing(wanted):
         raise BadInput("times must be a list of increasing numbers, 0 or more")
     out = torch.empty(len(wanted), len(cloud), cloud.dim, dtype=cloud.dtype, device=cloud.points.device)
     for start in range(0, len(cloud), CHUNK):
