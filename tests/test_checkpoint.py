@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,18 +39,31 @@ def start(path, interval, save, method):
     return process
 
 
+def progress_of(part):
+    """Evaluations of the field up to the last checkpoint."""
+    try:
+        with np.load(part / "state.npz") as state:
+            return int(state["counts"][3])
+    except FileNotFoundError:
+        return 0
+
+
 @pytest.mark.parametrize(("method", "save", "interval"), [("dopri5", 3, 0.0), ("rk4", 13, 20.0)])
 def test_killed_again_and_again_it_ends_bit_for_bit_the_same(tmp_path, method, save, interval):
     whole, broken = tmp_path / "whole.zarr", tmp_path / "broken.zarr"
     assert start(whole, interval, save, method).wait() == 0
-    kills, part = 0, tmp_path / "broken.zarr.part"
-    for delay in (0.02, 0.05, 0.1, 0.2):
+    part = tmp_path / "broken.zarr.part"
+    reached = [0]
+    for _ in range(3):
         process = start(broken, interval, save, method)
-        time.sleep(delay)
+        # Let it get one checkpoint further than the one before it, then kill it wherever it is.
+        while (now := progress_of(part)) <= reached[-1] and process.poll() is None:
+            time.sleep(0.001)
         process.send_signal(signal.SIGKILL)
-        kills += process.wait() == -signal.SIGKILL
-    assert kills == 4 or broken.exists()
-    assert part.exists() or broken.exists()
+        process.wait()
+        reached.append(max(now, progress_of(part)))
+    assert reached == sorted(set(reached)), "every process went on from where the one before was killed"
+    assert not broken.exists()
     assert start(broken, interval, save, method).wait() == 0
     one, two = ms.Run.load(whole), ms.Run.load(broken)
     assert torch.equal(one.frames, two.frames)
@@ -127,11 +141,63 @@ def test_overwrite_with_bad_arguments_keeps_the_older_run(tmp_path):
     assert ms.Run.load(tmp_path / "run.zarr").beta == 20.0
 
 
-def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path, monkeypatch):
+def interrupt(tmp_path, monkeypatch, **changed):
+    """A run of 20 tokens that is interrupted right after its first checkpoint."""
     with monkeypatch.context() as patch:
         patch.setattr(simulation._Solver, "_advance", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            ms.simulate(HEAD, ms.uniform(20, d=2), **options(tmp_path))
-    (tmp_path / "run.zarr.part" / "state.npz").write_bytes(b"rubbish")
+            ms.simulate(HEAD, ms.uniform(20, d=2), **options(tmp_path, **changed))
+    return tmp_path / "run.zarr.part"
+
+
+def other_frame(part):
+    np.save(part / "frame-00000.npy", ms.uniform(20, d=2, seed=9).points.numpy())
+
+
+def rubbish_state(part):
+    (part / "state.npz").write_bytes(b"rubbish")
+
+
+def rubbish_identity(part):
+    (part / "identity.json").write_text("{")
+
+
+def missing_frame(part):
+    (part / "frame-00000.npy").unlink()
+
+
+@pytest.mark.parametrize("damage", [other_frame, rubbish_state, rubbish_identity, missing_frame])
+def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path, monkeypatch, damage):
+    damage(interrupt(tmp_path, monkeypatch))
     with pytest.raises(ms.BadInput, match=r"checkpoint .*is damaged.*delete"):
         ms.simulate(HEAD, ms.uniform(20, d=2), **options(tmp_path))
+
+
+def test_two_processes_do_not_share_a_checkpoint(tmp_path, monkeypatch):
+    from metastable.checkpoint import Checkpoint
+
+    with Checkpoint(tmp_path / "run.zarr", {}), pytest.raises(ms.BadInput, match="another process is computing"):
+        ms.simulate(HEAD, ms.uniform(20, d=2), **options(tmp_path))
+
+
+def test_overwrite_resumes_its_own_checkpoint_and_keeps_the_old_run_until_the_end(tmp_path, monkeypatch):
+    ms.simulate(HEAD, ms.uniform(20, d=2), **options(tmp_path, beta=7.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation._Solver, "_advance", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            ms.simulate(HEAD, ms.uniform(20, d=2), **options(tmp_path), overwrite=True)
+    assert ms.Run.load(tmp_path / "run.zarr").beta == 7.0
+    assert progress_of(tmp_path / "run.zarr.part") == 1
+    assert ms.simulate(HEAD, ms.uniform(20, d=2), **options(tmp_path), overwrite=True).beta == 20.0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run.json", "run.zarr"]
+
+
+def test_what_a_kill_during_saving_leaves_is_put_right(tmp_path, monkeypatch):
+    cloud = ms.uniform(20, d=2)
+    ms.simulate(HEAD, cloud, **options(tmp_path))
+    (tmp_path / "run.json").unlink()
+    (tmp_path / ".run.zarr.tmp").mkdir()
+    os.rename(tmp_path / "run.zarr", tmp_path / ".run.zarr.old")
+    monkeypatch.setattr(simulation, "velocity", lambda *a, **k: pytest.fail("computed again"))
+    ms.simulate(HEAD, cloud, **options(tmp_path))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run.json", "run.zarr"]

@@ -102,6 +102,8 @@ def test_heads_and_clouds_from_files(tmp_path):
 
 
 BAD_FLAGS = [
+    (["--seed", "99999999999999999999999"], "it must be below 2⁶³"),
+    (["--n", "100000000000000"], "not enough memory"),
     (["--beta", "-1"], "beta is -1.0; the inverse temperature must be 0 or more"),
     (["--beta", "nan"], "beta is nan"),
     (["--until", "0"], "until is 0.0"),
@@ -129,6 +131,10 @@ def test_bad_flags_end_in_one_line_and_code_2_and_leave_nothing(tmp_path, monkey
 
 
 BAD_TOML = [
+    ("beta = 5\nuntil = 1\n[cloud]\nlaw = ['uniform']\nn = 5", "law is ['uniform']"),
+    ("beta = 5\nuntil = 1\nengine = ['dense']\n[cloud]\nn = 5", "engine is ['dense']"),
+    ("beta = 5\nuntil = 1\n[cloud]\nlaw = 'graded'\nn = 5\nsmallest = 'a'", "smallest is 'a'"),
+    ("beta = 5\nuntil = 1\n[head]\ninteraction = [1.0, 2.0]\nvalue = [1.0, 2.0]\nseed = 'a'", "seed is 'a'"),
     ("beta = 5\nuntl = 3", "unknown key 'untl'; did you mean 'until'?"),
     ("beta = 5", "until is missing"),
     ("beta = 5\nuntil = 1\n[head]\ninteracton = [1.0, 2.0]\nvalue = [1.0]", "unknown key 'interacton'; did you mean"),

@@ -100,6 +100,11 @@ def test_points_and_weights_are_normalised():
     assert ms.Cloud(torch.eye(2)).dtype == torch.float32
 
 
+@pytest.mark.parametrize("size", [1e308, 1e-300])
+def test_points_of_any_length_keep_their_direction(size):
+    assert ms.Cloud([[size, size]]).points[0].tolist() == pytest.approx([0.5**0.5] * 2)
+
+
 def test_log_weights_keep_masses_that_a_float_cannot_hold():
     cloud = ms.Cloud(np.eye(2), log_weights=[0.0, -5000.0])
     assert float(cloud.log_weights[1]) == -5000.0

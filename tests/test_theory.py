@@ -96,6 +96,21 @@ def test_law_rate_is_the_decay_of_the_exact_law(seed, p):
     assert math.log(first / last) / 4.0 == pytest.approx(th.law_rate(p), rel=0.03)
 
 
+def test_law_rate_may_be_decided_by_a_later_eigenvector():
+    """M = diag(1, ½, 0.4) with a slow clock at e₃: Σ(λ_j − λ₃)/(2|Bᵀe₃|) = 0.07, far below c and κ/2 = ½·½/0.2."""
+    from metastable import transport
+
+    B, V = (torch.diag(torch.tensor(v, dtype=torch.float64)) for v in ([1, 0.2, 5], [1, 2.5, 0.08]))
+    head = ms.Head.from_interaction(B, V)
+    th = head.theory()
+    assert th.law_rate() == pytest.approx(0.07)
+    cloud = ms.uniform(100_000, d=3, seed=0)
+    frames = ms.zero_temperature_flow(head, cloud, torch.tensor([25.0, 35.0]))
+    pushed = th.limit(cloud.points)
+    first, last = (transport.to_limit(cloud.moved_to(x), pushed, th.basis, 2, "chordal").value for x in frames)
+    assert math.log(first / last) / 10 == pytest.approx(0.07, rel=0.08)
+
+
 def test_escape_rate_is_the_speed_of_leaving_the_repelling_point():
     head = circle_head(0.3, (1.4, 0.35), -0.2, (1.2, 0.9))
     th = head.theory()
@@ -216,6 +231,25 @@ def test_factored_head_without_positive_eigenvalue_is_ruled_by_the_kernel():
     assert "kernel" in th.verdict["Re λ₁ > 0 if B is singular"].sentence
     assert torch.allclose(th.projector, Spectrum(th.head.M).projector, atol=1e-8)
     assert th.rate == 0.0
+
+
+def test_factored_rotation_on_the_imaginary_axis_shares_its_place_with_the_kernel():
+    Q = torch.eye(5, dtype=torch.float64)[:3]
+    V = torch.zeros(5, 5, dtype=torch.float64)
+    V[:3, :3] = torch.tensor([[0, -2.0, 0], [2.0, 0, 0], [0, 0, -1.0]])
+    th = ms.Head(Q, Q, V).theory()
+    assert "rotate" in th.no_limit
+    assert th.dim == th.attention.multiplicity == 4
+    assert torch.allclose(th.projector, torch.diag(torch.tensor([1.0, 1, 0, 1, 1], dtype=torch.float64)))
+    assert str(th.verdict)
+
+
+def test_strong_shear_is_not_mistaken_for_a_jordan_block():
+    M = torch.tensor([[1.0, 1e6], [0.0, 0.5]], dtype=torch.float64)
+    th = ms.Head.from_interaction(torch.eye(2), M).theory()
+    assert th.gap == pytest.approx(0.5)
+    assert th.dim == 1
+    assert th.verdict["λ₁ semisimple"].status == "holds"
 
 
 def test_rank_deficient_factors_are_counted():

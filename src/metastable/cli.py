@@ -83,22 +83,25 @@ def _one_line_errors(debug: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _complain("interrupted; the same command goes on from the last checkpoint", debug)
+        _complain("interrupted; the same command goes on from the last checkpoint")
         raise typer.Exit(130) from None
     except Exception as error:
+        message = str(error)
         if type(error).__name__ == "SimulationStopped":
             code = EXIT_FINDING
         elif isinstance(error, (ValueError, OSError)):
             code = EXIT_BAD_INPUT
+        elif isinstance(error, MemoryError) or "allocate" in message:
+            code, message = EXIT_BAD_INPUT, "not enough memory for this many tokens; take a smaller n"
         else:
             raise
         if debug:
             raise
-        _complain(str(error), debug)
+        _complain(message)
         raise typer.Exit(code) from None
 
 
-def _complain(message: str, debug: bool) -> None:
+def _complain(message: str) -> None:
     print(f"metastable: {' '.join(message.split())}", file=sys.stderr)
 
 

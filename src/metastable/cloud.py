@@ -8,7 +8,6 @@ regions survives down to e^{-700} and far below.
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -190,7 +189,7 @@ def mixture(
     """
     centres = torch.stack([_mean_direction(row) for row in matrix(means, "means")])
     count = len(centres)
-    spread = [kappas] * count if isinstance(kappas, numbers.Real) else list(kappas)
+    spread: list[Any] = [kappas] * count if np.ndim(kappas) == 0 else list(kappas)  # type: ignore[arg-type]
     if len(spread) != count:
         raise BadInput(f"{len(spread)} kappas for {count} means; give one number or one per mean")
     shares = vector([1.0] * count if proportions is None else proportions, "proportions", count).to(torch.float64)

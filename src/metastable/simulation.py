@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor
 from metastable import store
 from metastable.arrays import positive, whole
 from metastable.attention import choose
-from metastable.checkpoint import Checkpoint
+from metastable.checkpoint import Checkpoint, discard, refuse_another
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, SimulationStopped
 from metastable.fields import check_beta, velocity, zero_temperature
@@ -78,14 +79,13 @@ def simulate(
         return _Solver(head, cloud, plan).run(Progress(plan.times[-1], progress))
     target = store.run_path(checkpoint)
     identity = {**plan.configuration(), "digest": store.digest(head, cloud)}
-    if overwrite:
-        store.remove(target)
-    if target.exists():
-        return _finished(target, identity)
-    kept = Checkpoint(target, identity)
-    run = _Solver(head, cloud, plan, kept).run(Progress(plan.times[-1], progress))
-    run.save(target)
-    kept.remove()
+    finished = _finished(target, identity, overwrite) if store.recover(target) else None
+    if finished is not None:
+        return finished
+    with Checkpoint(target, identity, replace=overwrite) as kept:
+        run = _Solver(head, cloud, plan, kept).run(Progress(plan.times[-1], progress))
+        run.save(target)
+        kept.remove()
     return run
 
 
@@ -153,14 +153,19 @@ def _saved_times(save: int | Sequence[float] | None, until: float, cloud: Cloud)
     return tuple(sorted(times | {0.0, until}))
 
 
-def _finished(target: Path, identity: dict[str, Any]) -> Run:
-    """The run that an earlier call completed, if it is the same one."""
-    run = Run.load(target)
-    found = {key: run.configuration.get(key) for key in identity if key != "digest"}
-    found["digest"] = store.digest(run.head, run.cloud)
-    for key in identity:
-        if found[key] != identity[key]:
-            raise BadInput(f"{target} holds another run ({key} differs); choose another name or delete it first")
+def _finished(target: Path, identity: dict[str, Any], overwrite: bool) -> Run | None:
+    """The run that an earlier call completed, if it is the same one; None if another may be overwritten."""
+    try:
+        run = Run.load(target)
+        found = {key: run.configuration.get(key) for key in identity}
+        refuse_another(target, {**found, "digest": store.digest(run.head, run.cloud)}, identity)
+    except BadInput:
+        if overwrite:
+            return None
+        raise
+    discard(target, identity)
+    if not target.with_suffix(".json").exists():
+        run.save(target)
     return run
 
 
@@ -183,6 +188,7 @@ class _Solver:
     def __init__(self, head: Head, cloud: Cloud, plan: _Plan, kept: Checkpoint | None = None) -> None:
         self.head, self.cloud, self.plan, self.kept = head, cloud, plan, kept
         self.frames: list[Tensor] = []
+        self.checksums: list[int] = []
         self.evaluations = 0
 
     def field(self, x: Tensor) -> Tensor:
@@ -278,7 +284,9 @@ class _Solver:
     def _save_frame(self, state: _State) -> None:
         self.frames.append(state.x)
         if self.kept:
-            self.kept.save_frame(state.saved, state.x.cpu().numpy())
+            frame = state.x.cpu().numpy()
+            self.kept.save_frame(state.saved, frame)
+            self.checksums.append(zlib.crc32(frame.tobytes()))
         state.saved += 1
         if self.kept:
             self._save_state(state)
@@ -287,6 +295,7 @@ class _Solver:
         assert self.kept is not None
         counts = np.array([state.saved, state.steps, state.rejected, self.evaluations])
         arrays = {"x": state.x.cpu().numpy(), "k": state.k.cpu().numpy(), "errors": np.array(state.errors)}
+        arrays["checksums"] = np.array(self.checksums)
         self.kept.save_state({**arrays, "clock": np.array([state.t, state.h]), "counts": counts})
 
     def _resume(self) -> _State | None:
@@ -297,6 +306,7 @@ class _Solver:
         saved, steps, rejected, evaluations = (int(n) for n in stored["counts"])
         device = self.cloud.points.device
         self.frames = [torch.from_numpy(frame).to(device) for frame in frames]
+        self.checksums = [int(value) for value in stored["checksums"]]
         t, h = (float(v) for v in stored["clock"])
         x, k = (torch.from_numpy(stored[name]).to(device) for name in ("x", "k"))
         errors = [(float(s), float(e)) for s, e in stored["errors"]]

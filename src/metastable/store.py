@@ -7,6 +7,7 @@ name and renamed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -89,15 +90,20 @@ def dataset(run: Run) -> xr.Dataset:
 def save(run: Run, path: str | Path) -> Path:
     """Write the run; an older run of the same name is replaced only once the new one is complete."""
     target = run_path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary, old = (target.with_name(f".{target.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
-    data = dataset(run).assign_attrs(crc32=_checksum(run.frames.cpu().numpy()))
+    temporary, old = _beside(target, "tmp"), _beside(target, "old")
+    data = dataset(run)
+    data = data.assign_attrs(crc32=_checksum(data))
     chunks = (1, min(len(run.cloud), 65_536), run.cloud.dim)
     try:
-        data.to_zarr(temporary, mode="w", zarr_format=3, consolidated=False, encoding={"frames": {"chunks": chunks}})
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        encoding = {"frames": {"chunks": chunks}}
+        data.to_zarr(temporary, mode="w", zarr_format=3, consolidated=False, encoding=encoding)
         if target.exists():
             os.rename(target, old)
         os.rename(temporary, target)
+    except OSError as error:
+        raise BadInput(f"cannot write {target}: {error.strerror or error}; choose another place") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
@@ -105,29 +111,32 @@ def save(run: Run, path: str | Path) -> Path:
     return target
 
 
-def remove(target: Path) -> None:
-    """Delete a run, its JSON and its checkpoint."""
-    for folder in (target, target.with_name(target.name + ".part")):
-        shutil.rmtree(folder, ignore_errors=True)
-    target.with_suffix(".json").unlink(missing_ok=True)
+def _beside(target: Path, ending: str) -> Path:
+    return target.with_name(f".{target.name}.{ending}")
+
+
+def recover(target: Path) -> bool:
+    """Put right what a killed `save` left behind; whether there is a run at `target` afterwards."""
+    if not target.exists() and _beside(target, "old").exists():
+        # Killed between the two renames of a replacement: the older run is whole.
+        os.rename(_beside(target, "old"), target)
+    for ending in ("tmp", "old"):
+        shutil.rmtree(_beside(target, ending), ignore_errors=True)
+    return target.exists()
 
 
 def load(path: str | Path) -> dict[str, Any]:
     """The arguments of `Run` as they were saved."""
     target = run_path(path)
-    if not target.exists():
-        leftovers = sorted(target.parent.glob(f".{target.name}.*.old")) if target.parent.is_dir() else []
-        if not leftovers:
-            raise BadInput(f"there is no run at {target}; give the path that save or --out wrote")
-        # Killed between the two renames of a replacement: the older run is whole.
-        os.rename(leftovers[-1], target)
+    if not recover(target):
+        raise BadInput(f"there is no run at {target}; give the path that save or --out wrote")
     try:
         with xr.open_zarr(target, chunks=None, consolidated=False) as stored:
             data = stored.load()
         record = json.loads(data.attrs["run"])
         schema = record["schema"]
-        if int(data.attrs["crc32"]) != _checksum(data["frames"].values):
-            raise ValueError("the checksum of the frames does not match")
+        if int(data.attrs["crc32"]) != _checksum(data):
+            raise ValueError("the checksum does not match")
         arguments = _arguments(record, data) if schema == SCHEMA else {}
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -154,15 +163,19 @@ def _arguments(record: dict[str, Any], data: xr.Dataset) -> dict[str, Any]:
     }
 
 
-def _checksum(frames: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(frames).view(np.uint8).reshape(-1).data)
+def _checksum(data: xr.Dataset) -> int:
+    """Over every array and the description: a missing Zarr chunk reads as fill values, without a word."""
+    state = zlib.crc32(data.attrs["run"].encode())
+    for name in sorted(map(str, data.variables)):
+        state = zlib.crc32(np.ascontiguousarray(data[name].values).view(np.uint8).reshape(-1).data, state)
+    return state
 
 
 def digest(head: Head, cloud: Cloud) -> str:
     """A fingerprint of the head and of the starting cloud, bit for bit."""
     parts: list[Tensor] = [getattr(head, n) for n in PARTS if getattr(head, n) is not None]
-    state = 0
+    state = hashlib.sha256()
     for part in (*parts, cloud.points, cloud.log_weights):
-        state = zlib.crc32(np.ascontiguousarray(part.cpu().numpy()).view(np.uint8).reshape(-1).data, state)
-        state = zlib.crc32(str((tuple(part.shape), str(part.dtype))).encode(), state)
-    return f"{state:08x}"
+        state.update(str((tuple(part.shape), str(part.dtype))).encode())
+        state.update(np.ascontiguousarray(part.cpu().numpy()).view(np.uint8).reshape(-1).data)
+    return state.hexdigest()

@@ -56,6 +56,13 @@ def test_tokens_of_weight_zero_are_not_seen(engine, dtype):
     assert torch.allclose(ms.attend(ms.Cloud(points, weights), queries, engine=engine), seen, atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("beta", [1e4, 1e6])
+def test_tokens_of_weight_zero_or_nearly_are_not_seen_at_low_temperature_either(engine, beta):
+    for weights in ({"weights": [0, 1]}, {"log_weights": [-3 * beta, 0.0]}):
+        cloud = ms.Cloud([[1.0, 0.0], [0.0, 1.0]], **weights)
+        assert ms.attend(cloud, [[beta, 0.0]], engine=engine)[0].tolist() == pytest.approx([0, 1], abs=1e-12)
+
+
 def test_a_heavier_weight_than_the_others_put_together_wins(engine):
     """Weights over 300 orders of magnitude: a token of log-weight −690 beats a score that is 700 lower."""
     cloud = ms.Cloud([[1.0, 0.0], [-1.0, 0.0]], log_weights=[-690.0, 0.0])

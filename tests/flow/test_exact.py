@@ -68,7 +68,7 @@ def test_a_token_in_the_kernel_of_the_interaction_stops_with_a_sentence(monkeypa
         ms.zero_temperature_flow(head, ms.Cloud([[0.0, 1.0]]), torch.tensor([1.0]))
 
 
-@pytest.mark.parametrize("times", [[1.0, 0.5], [-1.0], [], [[1.0]], [math.nan]])
+@pytest.mark.parametrize("times", [[1.0, 0.5], [-1.0], [], [[1.0]], [math.nan], [math.inf]])
 def test_bad_times_are_refused(times):
     head = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
     with pytest.raises(ms.BadInput, match="times must be"):
