@@ -203,7 +203,7 @@ class TestDistance:
 
     def test_a_quadrature_is_not_called_a_random_sample(self):
         assert "quadrature" in figures.caption(drawn("circle", "distance"))
-        assert "sampling noise" in figures.caption(drawn("equal weights", "distance"))
+        assert "another sample" in figures.caption(drawn("equal weights", "distance"))
 
     def test_the_phases_are_shaded_and_named(self):
         run, figure = case("circle"), drawn("circle", "distance")

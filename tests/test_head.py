@@ -52,7 +52,8 @@ def test_mixed_precision_becomes_the_wider_one():
     ("arguments", "message"),
     [
         ((np.eye(2), np.eye(3), np.eye(3)), "query is 2×2 and key 3×3"),
-        ((np.eye(3)[:2], np.eye(3)[:2], np.eye(2)), "value is 2×2, expected 3×3"),
+        ((np.eye(3), np.eye(3), np.eye(2)), "value is 2×2, expected 3×3"),
+        ((np.ones((4, 2)), np.ones((4, 2)), np.eye(4)), "transpose query and key"),
         ((np.eye(2), np.eye(2), [[1, math.nan], [0, 1]]), r"value holds a number that is not finite \(nan at \[0, 1\]"),
         ((np.ones(3), np.eye(3), np.eye(3)), r"query has shape \(3,\)"),
         ((np.eye(2) * 1j, np.eye(2), np.eye(2)), "query is complex"),

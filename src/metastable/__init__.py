@@ -17,7 +17,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "attention": ["attend"],
+    "attention": ["attend", "certified"],
     "cloud": ["Cloud", "equally_spaced", "fibonacci", "graded", "mixture", "uniform", "von_mises_fisher"],
     "errors": ["BadInput", "SimulationStopped"],
     "fields": ["velocity"],

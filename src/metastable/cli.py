@@ -40,14 +40,17 @@ def simulate(
     interaction: Annotated[str | None, typer.Option(help="Spectrum of B, as 1.5,1.0,0.6.")] = None,
     value: Annotated[str | None, typer.Option(help="Spectrum of V, as 1.2,0.9,0.5.")] = None,
     head: Annotated[Path | None, typer.Option(help="A .npz file with query, key and value.")] = None,
-    law: Annotated[str | None, typer.Option(help="Starting law: uniform, graded, fibonacci, …")] = None,
+    law: Annotated[
+        str | None,
+        typer.Option(help="uniform, graded, fibonacci (d = 3), equally_spaced (d = 2), von_mises_fisher or mixture."),
+    ] = None,
     n: Annotated[int | None, typer.Option(help="Number of tokens.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the starting law.")] = None,
     tol: Annotated[float | None, typer.Option(help="Error a step of the adaptive method.")] = None,
     method: Annotated[str | None, typer.Option(help="auto, dopri5, rk4, heun or euler.")] = None,
     step: Annotated[float | None, typer.Option(help="Step of the fixed-step methods.")] = None,
     save: Annotated[int | None, typer.Option(help="How many times to save.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, dense or flash.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, dense, flash or tree.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for run.zarr, run.json and report.html.")] = Path("metastable-run"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run in that folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
@@ -73,6 +76,8 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
         return
     from metastable.summary import lines
 
+    if found["loaded"]:
+        print(f"finished earlier, loaded from {found['run']}")
     print("\n".join(lines(found)))
     print(f"report: {found['report']}")
 

@@ -27,10 +27,11 @@ def simulate(
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file; give a folder")
     target = store.run_path(out)
+    earlier = target.exists()
     run = run_simulation(head, cloud, checkpoint=target, overwrite=overwrite, **arguments)
     found = summarise(run)
     report = run.report(out / "report.html")
-    return {**found, "run": str(target), "report": str(report)}
+    return {**found, "loaded": earlier and not overwrite, "run": str(target), "report": str(report)}
 
 
 def _tables(

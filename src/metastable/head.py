@@ -53,6 +53,11 @@ class Head:
         if self.query.shape != self.key.shape:
             raise BadInput(f"query is {shape_of(self.query)} and key {shape_of(self.key)}: both must be k×d")
         d = self.dim
+        rows = self.rank
+        if self.output is None and rows != d and self.value.shape == (rows, rows):
+            raise BadInput(
+                f"query and key are {rows}×{d} but value is {rows}×{rows}: transpose query and key to k×{rows}"
+            )
         if self.output is None and self.value.shape != (d, d):
             raise BadInput(f"value is {shape_of(self.value)}, expected {d}×{d} (or r×{d} with output= of shape {d}×r)")
         if self.output is not None and (self.value.shape[1] != d or self.output.shape != (d, len(self.value))):

@@ -24,6 +24,7 @@ class Progress:
                 TextColumn("simulating"),
                 BarColumn(),
                 TextColumn("t = {task.completed:.2f} of {task.total:g}"),
+                TextColumn("elapsed"),
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(),

@@ -62,7 +62,7 @@ def simulate(
     step : for the fixed-step methods, 0.01 unless given
     save : how many equally spaced times to save, or the times themselves; 0 and `until` are always saved.
         By default 101, fewer when the frames would exceed 256 MiB
-    engine : "auto", "dense" or "flash", see `attend`
+    engine : "auto", "dense", "flash" or "tree" (certified to `tol`, d ≤ 3), see `attend`
     checkpoint : a path like "run.zarr". The run is saved there, progress is kept beside it in "run.zarr.part", and
         the same call after an interruption goes on from there to the same bits
     overwrite : replace another run at `checkpoint` instead of refusing
@@ -99,7 +99,9 @@ class _Plan:
     engine: str
 
     def configuration(self) -> dict[str, Any]:
-        chosen = {"tol": self.tol} if self.method == "dopri5" else {"step": self.step}
+        chosen = {} if self.method == "dopri5" else {"step": self.step}
+        if self.method == "dopri5" or self.engine == "tree":
+            chosen["tol"] = self.tol
         beta = "inf" if math.isinf(self.beta) else self.beta
         return {
             "beta": beta,
@@ -193,7 +195,7 @@ class _Solver:
 
     def field(self, x: Tensor) -> Tensor:
         self.evaluations += 1
-        return velocity(self.head, self.cloud.moved_to(x), self.plan.beta, engine=self.plan.engine)
+        return velocity(self.head, self.cloud.moved_to(x), self.plan.beta, engine=self.plan.engine, tol=self.plan.tol)
 
     def run(self, progress: Progress) -> Run:
         began = time.perf_counter()

@@ -275,5 +275,9 @@ class Spectrum:
             pushed = np.where(norms > 0, image / norms, np.nan)
         return torch.from_numpy(pushed).to(dtype=x.dtype, device=x.device)
 
+    def __repr__(self) -> str:
+        pair = f" ± {self.frequency:.4g}i" if self.rotates else ""
+        return f"Spectrum({self.name}: λ₁ = {self.leading:.4g}{pair}, dim {self.dim}, gap {self.gap:.4g})"
+
     def _tensor(self, a: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(a)).to(dtype=self._like.dtype, device=self._like.device)

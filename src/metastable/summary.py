@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 from metastable.run import Run
@@ -24,6 +25,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "evaluations": run.configuration.get("evaluations"),
         "engine": run.configuration.get("engine"),
         "assumptions": th.verdict.status,
+        "unmet": th.verdict.unmet,
         "no_limit": th.no_limit,
         "gap": _plain(th.gap),
         "token_rate": _plain(th.rate),
@@ -31,6 +33,11 @@ def summarise(run: Run) -> dict[str, Any]:
     }
     if th.no_limit:
         return found
+    if math.isinf(th.gap):
+        everywhere = (
+            "every direction is dominant: each token starts at its limit, and there are no phases to tell apart"
+        )
+        return {**found, "no_limit": everywhere, "final_distance": float(run.distance()[-1])}
     phases = run.phases()
     distance = run.distance()
     return {
@@ -40,6 +47,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "least_time": phases.least_time,
         "concentrated": phases.concentrated,
         "terminal": phases.terminal,
+        "plateaus": [asdict(plateau) for plateau in phases.plateaus],
         "final_distance": float(distance[-1]),
         "distance_method": distance.attrs["method"],
         "noise_floor": run.noise_floor().mean,
@@ -51,11 +59,12 @@ def lines(found: dict[str, Any]) -> list[str]:
     """The summary for a terminal."""
     head = f"{found['tokens']} tokens, d = {found['dimension']}, beta = {found['beta']}, to t = {found['horizon']:g}"
     cost = f"{found['steps']} steps, {found['evaluations']} field evaluations ({found['engine']})"
-    text = [f"{head}: {cost}", f"assumptions of the theory: {found['assumptions']}"]
+    assumptions = "all hold" if not found["unmet"] else "not all hold: " + ", ".join(found["unmet"])
+    text = [f"{head}: {cost}", f"assumptions of the theory: {assumptions}"]
     if found["no_limit"]:
         return [*text, found["no_limit"]]
-    least = f"least W2 to the limit law {found['least_distance']:.4g} at t = {found['least_time']:.3g}"
-    return [*text, f"{least} (noise floor {found['noise_floor']:.2g})", *found["sentences"]]
+    floor = f"noise floor {found['noise_floor']:.2g}: W2 of two independent samples of the limit law, for scale"
+    return [*text, *found["sentences"], floor]
 
 
 def _plain(value: float) -> float | str:

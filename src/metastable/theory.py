@@ -38,6 +38,9 @@ class Theory:
         else:
             self.terminal = Spectrum(head.output, head.value, name="V")
 
+    def __repr__(self) -> str:
+        return f"Theory({self.attention!r}, terminal {self.terminal!r}, assumptions: {self.verdict.status})"
+
     @property
     def eigenvalues(self) -> Tensor:
         return self.attention.eigenvalues

@@ -37,6 +37,11 @@ class Verdict:
         found = {check.status for check in self.checks}
         return next(s for s in ("fails", "doubtful", "holds") if s in found)
 
+    @property
+    def unmet(self) -> list[str]:
+        """The names of the checks that do not hold, with their status."""
+        return [f"{check.name} ({check.status})" for check in self.checks if check.status != "holds"]
+
     def __getitem__(self, name: str) -> Check:
         for check in self.checks:
             if check.name == name:

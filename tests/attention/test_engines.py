@@ -97,7 +97,7 @@ def test_auto_takes_dense_for_few_pairs_and_flash_for_many():
 
 def test_bad_queries_and_engines_are_refused():
     cloud = ms.uniform(5, d=3)
-    with pytest.raises(ms.BadInput, match="engine is 'fast'; choose one of auto, dense, flash"):
+    with pytest.raises(ms.BadInput, match="engine is 'fast'; choose one of auto, dense, flash, tree"):
         ms.attend(cloud, np.eye(3), engine="fast")
     with pytest.raises(ms.BadInput, match="queries have 2 coordinates and the cloud 3"):
         ms.attend(cloud, np.eye(2))

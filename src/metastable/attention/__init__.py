@@ -2,36 +2,53 @@
 
 from __future__ import annotations
 
+import sys
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
 
-from metastable.arrays import Array, matrix
+from metastable.arrays import Array, matrix, real
 from metastable.attention.dense import argmax_mean, dense, log_partition
 from metastable.attention.flash import flash
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
 
-__all__ = ["ENGINES", "argmax_mean", "attend", "choose", "log_partition", "softmax_mean"]
+__all__ = ["ENGINES", "argmax_mean", "attend", "certified", "choose", "log_partition", "softmax_mean"]
 
 ENGINES = {"dense": dense, "flash": flash}
+"""The engines that are exact up to rounding."""
 
 FEW_PAIRS = 300_000
-"""Below this many (query, token) pairs the set-up of `flash` costs more than it saves; see benchmarks/."""
+"""Below this many (query, token) pairs the set-up of `flash` costs more than it saves."""
+
+TREE_TOLERANCE = 1e-6
+
+
+class Attended(NamedTuple):
+    """means (n, d); a bound (n,) of |mean − exact| for each query, 0 for the exact engines; counts of the work done."""
+
+    mean: Tensor
+    bound: Tensor
+    work: dict[str, int]
 
 
 def choose(engine: str, cloud: Cloud, queries: int) -> str:
-    """The engine that `engine` stands for: itself, or for "auto" the quicker one for this many pairs."""
-    if not isinstance(engine, str) or (engine != "auto" and engine not in ENGINES):
-        raise BadInput(f"engine is {engine!r}; choose one of auto, {', '.join(ENGINES)}")
+    """The engine that `engine` stands for: itself, or for "auto" the quicker exact one for this many pairs."""
+    known = ("auto", *ENGINES, "tree")
+    if not isinstance(engine, str) or engine not in known:
+        raise BadInput(f"engine is {engine!r}; choose one of {', '.join(known)}")
     if engine != "auto":
         return engine
     return "flash" if queries * len(cloud) > FEW_PAIRS else "dense"
 
 
-def attend(cloud: Cloud, queries: Array, engine: str = "auto") -> Tensor:
+def attend(cloud: Cloud, queries: Array, engine: str = "auto", tol: float = TREE_TOLERANCE) -> Tensor:
     """m(u) = Σ_j w_j e^{⟨u,y_j⟩} y_j / Σ_j w_j e^{⟨u,y_j⟩} for each row u of `queries`, (n, d): (n, d).
 
-    For a field, u = β Bᵀx. Every engine gives the same numbers up to rounding; memory is O((N + n)·d) plus one
-    block.
+    For a field, u = β Bᵀx. "dense" and "flash" give the same numbers up to rounding, in a time ∝ N·n and in memory
+    O((N + n)·d) plus one block. "tree" is for low dimension: certified |m − exact| ≤ `tol` for every query, in about
+    O(N + n), float64 on the CPU; its first use compiles for half a minute.
 
     Examples
     --------
@@ -40,12 +57,38 @@ def attend(cloud: Cloud, queries: Array, engine: str = "auto") -> Tensor:
     >>> round(attend(cloud, [[0.5, 0.0]])[0, 0].item(), 6)  # tanh(½)
     0.462117
     """
+    return softmax_mean(cloud, _queries(cloud, queries), engine, tol)
+
+
+def certified(cloud: Cloud, queries: Array, tol: float = TREE_TOLERANCE) -> Attended:
+    """`attend` by the tree, with the bound that was reached for each query and the work it took."""
+    return _by_tree(cloud, _queries(cloud, queries), tol)
+
+
+def softmax_mean(cloud: Cloud, u: Tensor, engine: str, tol: float = TREE_TOLERANCE) -> Tensor:
+    """`attend` for queries that are known to fit the cloud."""
+    chosen = choose(engine, cloud, len(u))
+    if chosen == "tree":
+        return _by_tree(cloud, u, tol).mean
+    return ENGINES[chosen](cloud.points, cloud.log_weights, u)
+
+
+def _queries(cloud: Cloud, queries: Array) -> Tensor:
     u = matrix(queries, "queries").to(dtype=cloud.dtype, device=cloud.points.device)
     if u.shape[1] != cloud.dim:
         raise BadInput(f"queries have {u.shape[1]} coordinates and the cloud {cloud.dim}; they must agree")
-    return softmax_mean(cloud, u, engine)
+    return u
 
 
-def softmax_mean(cloud: Cloud, u: Tensor, engine: str) -> Tensor:
-    """`attend` for queries that are known to fit the cloud."""
-    return ENGINES[choose(engine, cloud, len(u))](cloud.points, cloud.log_weights, u)
+def _by_tree(cloud: Cloud, u: Tensor, tol: float) -> Attended:
+    from metastable.attention.tree import Tree, compiled
+
+    if not 0 < real(tol, "tol", "the tree needs a tolerance between 0 and 1") < 1:
+        raise BadInput(f"tol is {tol!r}; the tree needs a tolerance between 0 and 1")
+    if not bool(torch.isfinite(u).all()):
+        return Attended(torch.full_like(u, torch.nan), torch.full_like(u[:, 0], torch.inf), {})
+    if not compiled():
+        print("metastable: compiling the tree engine, once, for about half a minute", file=sys.stderr)
+    points, logs, asked = (a.detach().to("cpu", torch.float64).numpy() for a in (cloud.points, cloud.log_weights, u))
+    found = Tree(points, logs).attend(asked, float(tol))
+    return Attended(torch.from_numpy(found.mean).to(u), torch.from_numpy(found.bound).to(u), found.work)

@@ -23,9 +23,12 @@ def check_beta(beta: float) -> float:
     return real(beta, "beta", "the inverse temperature must be 0 or more (inf is hardmax)")
 
 
-def velocity(head: Head, cloud: Cloud, beta: float, at: Array | None = None, engine: str = "auto") -> Tensor:
-    """𝒱_β[μ] at the rows of `at` (n, d), scaled to the sphere, by default at the tokens themselves; β = inf is
-    hardmax.
+def velocity(
+    head: Head, cloud: Cloud, beta: float, at: Array | None = None, engine: str = "auto", tol: float = 1e-6
+) -> Tensor:
+    """𝒱_β[μ] at the rows of `at` (n, d), scaled to the sphere, by default at the tokens; β = inf is hardmax.
+
+    `engine` and `tol` are those of `attend`.
 
     Examples
     --------
@@ -43,4 +46,4 @@ def velocity(head: Head, cloud: Cloud, beta: float, at: Array | None = None, eng
     x = cloud.points if at is None else Cloud(at).points.to(dtype=cloud.dtype, device=cloud.points.device)
     if x.shape[1] != cloud.dim:
         raise BadInput(f"at has {x.shape[1]} coordinates and the cloud d = {cloud.dim}; they must agree")
-    return hardmax(head, cloud, x) if math.isinf(beta) else softmax(head, cloud, x, beta, engine)
+    return hardmax(head, cloud, x) if math.isinf(beta) else softmax(head, cloud, x, beta, engine, tol)

@@ -270,7 +270,7 @@ def _caption(m: Measured) -> str:
     if m.floor is not None and m.floor.mean > 0:
         so = "these tokens are a quadrature and no random sample, so lower distances mean something too"
         floor = f"Dotted: the distance between two random samples of the limit law, {m.floor.size} tokens each; "
-        floor += f"{so if m.quadrature else 'what is lower cannot be told from sampling noise'}."
+        floor += f"{so if m.quadrature else 'another sample would change the distance by about as much'}."
     return " ".join([text, floor, *m.missing])
 
 

@@ -61,7 +61,7 @@ def observables(run: Run) -> go.Figure:
     caption = (
         f"Mean cosine: 1 when all tokens point the same way. Effective rank: 1 for one direction, {run.cloud.dim} when "
         "all directions are used alike. Clusters: groups of tokens linked by steps shorter than β^(−1/2)"
-        f"{sample}. Log energy: rises as tokens attend to each other more."
+        f"{sample}. Log energy: never falls for B = V = I; for other heads it may."
     )
     look.dress(figure, "Observables over time", 520, caption)
     figure.update_annotations({"font": {"size": 14}})

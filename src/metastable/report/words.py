@@ -101,9 +101,18 @@ def _of_the_theory(run: Run, m: Measured) -> list[KeyNumber]:
     th = run.theory
     until = "the whole run" if m.vacuous_from is None else f"t < {number(m.vacuous_from)}"
     bound = "none" if m.bound is None else until
+    limit = (
+        "it stays below 2, the diameter of the sphere"
+        if bound == "the whole run"
+        else "later it exceeds 2, the diameter of the sphere"
+    )
     return [
         KeyNumber("token rate c", number(th.rate), "a single token approaches its limit like exp(−ct)"),
-        KeyNumber("law rate", number(th.law_rate()), "the whole law does so more slowly, at this rate in W₂"),
+        KeyNumber(
+            "law rate",
+            number(th.law_rate()),
+            "the whole law approaches it in W₂ at this rate, never faster than a token",
+        ),
         KeyNumber("Lipschitz constant L", number(th.lipschitz), "two zero-temperature flows part at most like exp(Lt)"),
-        KeyNumber("bound useful for", bound, "later it exceeds 2, the diameter of the sphere"),
+        KeyNumber("bound useful for", bound, limit),
     ]

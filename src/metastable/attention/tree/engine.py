@@ -1,0 +1,112 @@
+"""`Tree`: the softmax mean of a cloud with a certified error. The proof is in the docstring of the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from .descent import descend
+from .expansion import row_table
+from .leaf import COUNTS, Tokens, Work, make_work
+from .ordered import SERIAL, Ordered, run_all, threads
+
+TOKEN_LEAF = 16
+QUERY_LEAF = 8
+# Largest size of a box of queries, in standard deviations of the softmax. Measured: the cost is flat around these.
+WIDEST, WIDEST_FINE = 1.8, 1.5
+# A refit keeps the topology until the leaves have grown, on average, by this factor.
+DEGRADED = 1.5
+
+
+class TreeResult(NamedTuple):
+    """mean (n, d), bound (n,) ≥ |mean − exact|, and counts of the work done."""
+
+    mean: np.ndarray
+    bound: np.ndarray
+    work: dict[str, int]
+
+
+class Tree:
+    """A cloud of tokens, points (N, d) and log-weights (N,), ready for queries."""
+
+    def __init__(self, points: np.ndarray, log_weights: np.ndarray | None = None) -> None:
+        points = np.asarray(points, dtype=np.float64)
+        if log_weights is None:
+            log_weights = np.zeros(len(points))
+        log_weights = np.asarray(log_weights, dtype=np.float64)
+        self._alive = np.flatnonzero(log_weights > -np.inf)
+        if not len(self._alive):
+            raise ValueError("every log-weight is -inf: there is no token to attend to")
+        self._log_weights = log_weights[self._alive]
+        self._table = row_table(points.shape[1])
+        self._works: list[Work] = []
+        self._build(points[self._alive])
+
+    def _build(self, points: np.ndarray) -> None:
+        self._ordered = Ordered(points, self._log_weights, TOKEN_LEAF)
+        self._tight = self._ordered.leaf_radius()
+        self._share()
+
+    def _share(self) -> None:
+        o = self._ordered
+        self._tokens = Tokens(o.points, np.ascontiguousarray(o.points.T), o.log_weights, o.records, o.depth)
+
+    def refit(self, points: np.ndarray) -> None:
+        """The same tokens, moved: same topology with new boxes, or a new tree once the boxes have grown too much."""
+        points = np.asarray(points, dtype=np.float64)[self._alive]
+        self._ordered.points[:] = points[self._ordered.index]
+        self._ordered.fit()
+        if self._ordered.leaf_radius() > DEGRADED * self._tight:
+            self._build(points)
+        else:
+            self._share()
+
+    def _buffers(self, how_many: int) -> list[Work]:
+        n, d = self._tokens.points.shape
+        while len(self._works) < how_many:
+            self._works.append(make_work(n, d, self._tokens.depth, self._table))
+        for work in self._works:
+            work.counts[:] = 0
+        return self._works[:how_many]
+
+    def attend(self, queries: np.ndarray, tol: float) -> TreeResult:
+        """The softmax mean at every query (n, d), each within tol."""
+        if not 0.0 < tol < 1.0:
+            raise ValueError(f"tol is {tol}: it must lie between 0 and 1")
+        queries = np.asarray(queries, dtype=np.float64)
+        n, d = queries.shape
+        if not n:
+            return TreeResult(np.zeros((0, d)), np.zeros(0), {})
+        order = Ordered(queries, np.zeros(n), QUERY_LEAF)
+        means, bounds = np.zeros((n, d)), np.zeros(n)
+        works = self._buffers(threads() if n > SERIAL else 1)
+        for work in works:
+            work.widest[0] = WIDEST if tol > 1e-5 else WIDEST_FINE
+        common = (self._tokens, order.points, order.records, order.depth)
+
+        def run(nodes: np.ndarray, stop: int) -> np.ndarray:
+            work = works.pop()
+            later = np.zeros(1 << min(stop, order.depth), dtype=np.int64)
+            stack = np.zeros(128 + len(nodes), dtype=np.int64)
+            left = descend(*common, nodes, stop, work, tol, means, bounds, stack, later)
+            works.append(work)
+            return later[:left]
+
+        if n > SERIAL:
+            later = run_all(run, [(np.array([i]), 8) for i in range(16, 32)])
+            nodes = np.concatenate(later)
+            run_all(run, [(chunk, 62) for chunk in np.array_split(nodes, min(64, len(nodes) or 1))])
+        else:
+            run(np.array([1]), 62)
+        mean, bound = np.empty_like(means), np.empty_like(bounds)
+        mean[order.index], bound[order.index] = means, bounds
+        counts = np.sum([work.counts for work in self._works], axis=0)
+        return TreeResult(mean, bound, {name: int(count) for name, count in zip(COUNTS, counts, strict=True)})
+
+
+def compiled() -> bool:
+    """Whether the kernels are ready, in this process or on disk: if not, the first call compiles for some seconds."""
+    folder = getattr(getattr(descend, "_cache", None), "cache_path", None)
+    return bool(descend.signatures) or (folder is not None and any(Path(folder).glob("descent.descend-*.nbc")))

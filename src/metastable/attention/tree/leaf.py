@@ -1,0 +1,387 @@
+"""One box of queries: find what it sees, then expand, sum directly, or ask for smaller boxes."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from .expansion import BLOCK, add_block, divide_by_factorials, evaluate_block
+from .search import best_token, first_mean, visible_ranges
+from .truncation import TERMS, certify, choose_order, sample_sums
+from .vectors import fast_exp, inlined, kernel
+from .visible import collect, direct_sums, largest_exponent, trim
+
+# Shares of the tolerance: nodes skipped whole, tokens trimmed (this includes the nodes), expansions truncated.
+_SKIP, _TRIM, _TRUNCATE = 0.1, 0.3, 0.65
+# How many nodes are expected to be skipped with a share near the largest allowed.
+_SKIPPED = 100.0
+# Costs of one (query, token) pair and of one (query, coefficient) pair, in units of one (token, coefficient) pair.
+_PAIR, _EVALUATE = 22.0, 4.0
+
+SPLIT, DONE = 0, 1
+# What `Work.counts` counts: (query, token) pairs summed, (box, token) pairs expanded, boxes for which visible tokens
+# were collected, boxes answered by expansion, boxes answered by summation, (box, token) pairs collected.
+COUNTS = (
+    "pairs_direct",
+    "pairs_expanded",
+    "boxes_opened",
+    "boxes_expanded",
+    "boxes_direct",
+    "tokens_collected",
+)
+
+
+class Tokens(NamedTuple):
+    """The token tree as the kernels see it; `columns` is the transpose of `points`."""
+
+    points: np.ndarray
+    columns: np.ndarray
+    log_weights: np.ndarray
+    records: np.ndarray
+    depth: int
+
+
+class Work(NamedTuple):
+    """Buffers of one thread. Those of length N are only touched as far as a box sees tokens."""
+
+    table: np.ndarray
+    stack: np.ndarray
+    ranges: np.ndarray
+    z: np.ndarray  # (d, N): visible tokens relative to c, in the axes of the box
+    score: np.ndarray
+    spread: np.ndarray
+    crest: np.ndarray
+    exponents: np.ndarray
+    bins: np.ndarray
+    coefficients: np.ndarray
+    powers: np.ndarray
+    products: np.ndarray
+    v: np.ndarray
+    gradient: np.ndarray
+    rows: np.ndarray  # (6, BLOCK): short vectors
+    sums: np.ndarray  # (5, TERMS + 2)
+    small: np.ndarray  # (6, d): vectors of R^d: u0, c, mean, half, turned u0, δ
+    axes: np.ndarray
+    second: np.ndarray
+    skipped: np.ndarray
+    counts: np.ndarray  # see COUNTS
+    covariances: np.ndarray  # (64, d, d): of the softmax at the last box looked at on each level, NaN if none was
+    widest: np.ndarray  # (1,): a box wider than this many standard deviations of the softmax is split at once
+    guess: np.ndarray  # the best token of the box before: a neighbour, so a good first guess
+
+
+def make_work(n: int, d: int, depth: int, table: np.ndarray) -> Work:
+    """Buffers for N tokens in dimension d."""
+    rows, degree = len(table), int(table[:, 0].max()) if d > 1 else 24
+    stride = degree + 5
+    return Work(
+        table=table,
+        stack=np.zeros(4 * depth + 64, dtype=np.int64),
+        ranges=np.zeros(((1 << depth) + 1, 2), dtype=np.int64),
+        z=np.empty((d, n)),
+        score=np.empty(n),
+        spread=np.empty(n),
+        crest=np.empty(n),
+        exponents=np.empty(BLOCK),
+        bins=np.zeros(2048),
+        coefficients=np.zeros((rows + 1) * stride),
+        powers=np.zeros((stride, BLOCK)),
+        products=np.zeros((rows + 1, BLOCK)),
+        v=np.zeros((d, BLOCK)),
+        gradient=np.zeros((d, BLOCK)),
+        rows=np.zeros((6, BLOCK)),
+        sums=np.zeros((5, TERMS + 2)),
+        small=np.zeros((6, d)),
+        axes=np.zeros((d, d)),
+        second=np.zeros((d, d)),
+        skipped=np.zeros(2),
+        counts=np.zeros(6, dtype=np.int64),
+        covariances=np.full((64, d, d), np.nan),
+        widest=np.ones(1),
+        guess=np.zeros(1, dtype=np.int64),
+    )
+
+
+@kernel
+def _spread_along(second, mean, axis):
+    """Standard deviation along an axis, from second moments about c and the mean relative to c."""
+    d = mean.size
+    s, m = 0.0, 0.0
+    for i in range(d):
+        m += axis[i] * mean[i]
+        for k in range(d):
+            s += axis[i] * second[i, k] * axis[k]
+    return math.sqrt(max(s - m * m, 0.0))
+
+
+@kernel
+def _exchange(axes, half, i, j):
+    for m in range(half.size):
+        axes[i, m], axes[j, m] = axes[j, m], axes[i, m]
+    half[i], half[j] = half[j], half[i]
+
+
+@kernel
+def _reference(tokens, work):
+    """Step one: c ← m_A at u0 (about which every score is taken). Returns (shift, mass of A).
+
+    The weights are a_j = e^{log w_j + ⟨u0, y_j − c⟩ − shift}; the largest, that of the best token, is 1.
+    """
+    u, c, mean = work.small[0], work.small[1], work.small[2]
+    points, log_weights, records, depth = tokens.points, tokens.log_weights, tokens.records, tokens.depth
+    for k in range(u.size):
+        c[k] = points[work.guess[0], k]
+    best, _ = best_token(points, log_weights, records, depth, u, c, work.stack, work.guess[0])
+    work.guess[0] = best
+    for k in range(u.size):
+        c[k] = points[best, k]
+    shift = log_weights[best]
+    mass = first_mean(points, log_weights, records, depth, u, c, shift, work.stack, mean, work.second)
+    for k in range(u.size):
+        c[k] += mean[k]
+        shift -= u[k] * mean[k]
+    return shift, mass
+
+
+@inlined
+def _arrange(work):
+    """Step two: thin axis first, widest last.
+
+    Returns the size of the box in standard deviations, and an estimate of how far the mean moves from c inside it,
+    |Cov δ| and a little (it only steers: the bound of a query uses the distance that it finds)."""
+    half, mean, axes, second = work.small[3], work.small[2], work.axes, work.second
+    d = half.size
+    size, shift, total = 0.0, 0.0, 0.0
+    thin, wide = 0, 0
+    least, most = math.inf, -1.0
+    for k in range(d):
+        sigma = _spread_along(second, mean, axes[k])
+        x = half[k] * sigma
+        size += x * x
+        shift += (x * sigma) ** 2
+        total += sigma * sigma
+        if x < least:
+            thin, least = k, x
+        if x >= most:
+            wide, most = k, x
+    first = 0
+    _exchange(axes, half, first, thin)
+    if wide == 0:
+        wide = thin
+    _exchange(axes, half, d - 1, wide)
+    return math.sqrt(size), 1.25 * math.sqrt(shift) + 0.1 * math.sqrt(total)
+
+
+@inlined
+def _remember(work, level):
+    """Keep the covariance for the boxes below."""
+    mean, second, covariance = work.small[2], work.second, work.covariances[level]
+    for i in range(mean.size):
+        for k in range(mean.size):
+            covariance[i, k] = second[i, k] - mean[i] * mean[k]
+
+
+@inlined
+def _predicted(work, level):
+    """Size of a box in standard deviations, by the covariance of its parent; it is then passed on. 0 if unknown.
+
+    Only spares the walk over the tokens for boxes that are sure to be split.
+    """
+    if level == 0:
+        return 0.0
+    half, axes, above, covariance = (
+        work.small[3],
+        work.axes,
+        work.covariances[level - 1],
+        work.covariances[level],
+    )
+    size = 0.0
+    for k in range(half.size):
+        for i in range(half.size):
+            covariance[k, i] = above[k, i]
+            for m in range(half.size):
+                size += half[k] * half[k] * axes[k, i] * above[i, m] * axes[k, m]
+    return math.sqrt(size) if size > 0.0 else 0.0
+
+
+@kernel
+def _see(tokens, work, shift, mass, slack, tol):
+    """Step three: the visible tokens into the buffers, all that is left out into `skipped`. Returns their number."""
+    u, c, half, turned = work.small[0], work.small[1], work.small[3], work.small[4]
+    d = u.size
+    n = tokens.points.shape[0]
+    total = tokens.records[1, d * d + 2 * d + 1]
+    per_unit, per_node = -math.inf, -math.inf
+    if tol > 0.0:
+        per_unit = math.log(_SKIP * tol * mass) - total
+        per_node = math.log(_SKIP * tol * mass / _SKIPPED)
+    for _ in range(30):
+        work.skipped[:] = 0.0
+        count = visible_ranges(
+            n, tokens.records, tokens.depth, u, c, work.axes, half, shift, slack, per_unit, per_node, work.stack,
+            work.ranges, work.skipped,
+        )  # fmt: skip
+        # per_unit alone keeps the sum within its share; per_node does so unless many nodes come close to it.
+        over = (work.skipped[1] + slack * work.skipped[0]) / (2.0 * _SKIP * tol * mass) if tol > 0.0 else 0.0
+        if over <= 1.0:
+            break
+        per_node -= math.log(over) + 0.3
+    for k in range(d):
+        turned[k] = 0.0
+        for i in range(d):
+            turned[k] += work.axes[k, i] * u[i]
+    seen = collect(
+        tokens.columns, tokens.log_weights, work.ranges, count, turned, c, work.axes, half, shift, slack,
+        work.z, work.score, work.spread, work.crest, work.rows[0], work.bins,
+    )  # fmt: skip
+    work.counts[2] += 1
+    work.counts[5] += seen
+    if tol <= 0.0:
+        return seen
+    budget = _TRIM * tol * mass - work.skipped[1] - slack * work.skipped[0]
+    return trim(seen, slack, work.bins, budget, work.z, work.score, work.spread, work.crest, work.skipped)
+
+
+@kernel
+def _displacement(queries, i, work, delta):
+    """δ = u − u0 in the axes of the box."""
+    u, axes = work.small[0], work.axes
+    for k in range(u.size):
+        s = 0.0
+        for m in range(u.size):
+            s += axes[k, m] * (queries[i, m] - u[m])
+        delta[k] = s
+
+
+@kernel
+def _write(work, offset, out):
+    """out ← c + Σ_k offset_k axis_k. Returns |offset|."""
+    c, axes = work.small[1], work.axes
+    far = 0.0
+    for m in range(c.size):
+        out[m] = c[m]
+        far += offset[m] * offset[m]
+        for k in range(c.size):
+            out[m] += offset[k] * axes[k, m]
+    return math.sqrt(far)
+
+
+@kernel
+def _direct(queries, i, work, kept, widest, sums, offset, mean):
+    """The mean over the kept tokens, summed. Returns its error bound: only skipped tokens enter."""
+    d = offset.size
+    _displacement(queries, i, work, offset)
+    # Σ e ≥ 1 or so whatever δ is (Jensen), so only overflow has to be kept off, and only in a wide box.
+    top = largest_exponent(work.z, work.score, kept, offset) if widest > 300.0 else 0.0
+    direct_sums(work.z, work.score, kept, offset, top, work.exponents, sums)
+    for k in range(d):
+        offset[k] = sums[k + 1] / sums[0]
+    far = _write(work, offset, mean)
+    work.counts[0] += kept
+    return (work.skipped[1] + far * work.skipped[0]) / (sums[0] * math.exp(min(top, 700.0)))
+
+
+@inlined
+def _expand(work, kept, p, r, stride):
+    """The coefficients of the expansion, from all kept tokens."""
+    half = work.small[3]
+    d = half.size
+    work.coefficients[:] = 0.0
+    at = 0
+    while at < kept:
+        n = min(BLOCK, kept - at)
+        for t in range(n):
+            work.products[0, t] = fast_exp(work.score[at + t])
+        for t in range(n, BLOCK):
+            work.products[0, t] = 0.0
+        for k in range(d):
+            for t in range(n):
+                work.v[k, t] = work.z[k, at + t] * half[k]
+        add_block(work.table, p, r, work.v, work.products, work.powers, stride, work.coefficients)
+        at += n
+    divide_by_factorials(work.table, p, r, stride, work.coefficients)
+
+
+@kernel
+def _answer(queries, lo, hi, work, kept, mass, p, r, e_f, e_g, stride, tol, means, bounds):
+    """Evaluate the expansion at every query of the box; the rare one whose bound is above tol is summed directly."""
+    half, offset = work.small[3], work.small[5]
+    d = half.size
+    value = work.rows[2]
+    for first in range(lo, hi, BLOCK):
+        n = min(BLOCK, hi - first)
+        for t in range(n):
+            _displacement(queries, first + t, work, offset)
+            for k in range(d):
+                work.v[k, t] = offset[k] / half[k]
+        evaluate_block(
+            n, work.table, p, r, stride, work.coefficients, work.v, work.products, work.rows[0], work.rows[1], value,
+            work.gradient,
+        )  # fmt: skip
+        for t in range(n):
+            for k in range(d):
+                offset[k] = work.gradient[k, t] / (half[k] * value[t])
+            far = _write(work, offset, means[first + t])
+            least = max(mass, value[t] - e_f)
+            bounds[first + t] = (e_g + work.skipped[1] + far * (e_f + work.skipped[0])) / least
+            if not bounds[first + t] <= tol:
+                bounds[first + t] = _direct(queries, first + t, work, kept, 0.0, work.rows[3], offset, means[first + t])
+
+
+@kernel
+def _order(work, count, kept, slack, budget):
+    """Step four: degrees chosen on a sample, then certified on all tokens; (terms, p, r, E_f, E_g), terms 0 if none."""
+    if count <= 4:
+        return 0, 0, 0, 0.0, 0.0
+    z, score, spread, crest, half = work.z, work.score, work.spread, work.crest, work.small[3]
+    sample_sums(kept, z, score, spread, crest, half, work.rows[0], work.rows[1], work.sums)
+    aim = 0.8 * budget
+    for _ in range(3):
+        terms, p, r = choose_order(work.table, work.sums, slack, aim)
+        if not terms:
+            break
+        e_f, e_g = certify(kept, p, r, z, score, spread, crest, half, work.rows)
+        if e_g + slack * e_f <= budget:
+            return terms, p, r, e_f, e_g
+        aim *= 0.4
+    return 0, 0, 0, 0.0, 0.0
+
+
+@inlined
+def attend_box(tokens, queries, lo, hi, level, work, tol, strict, may_split, means, bounds):
+    """Means and bounds of queries lo … hi − 1, whose box is in work.small[0], work.small[3] and work.axes.
+
+    Returns DONE, or SPLIT if smaller boxes would be cheaper or are needed. `strict` ≤ 1 lowers what may be skipped.
+    """
+    count = hi - lo
+    if may_split and count > 4 and _predicted(work, level) > 1.6 * work.widest[0]:
+        return SPLIT
+    shift, mass = _reference(tokens, work)
+    size, slack = _arrange(work)
+    slack += tol
+    if may_split:
+        _remember(work, level)
+        if size > work.widest[0] and count > 4:
+            return SPLIT
+    kept = _see(tokens, work, shift, mass, slack, tol * strict)
+    stride = work.powers.shape[0]
+    terms, p, r, e_f, e_g = _order(work, count, kept, slack, _TRUNCATE * tol * mass)
+    direct = _PAIR * kept * count
+    widest = 0.0
+    for j in range(kept):
+        widest = max(widest, work.spread[j])
+    if terms and kept * (terms + 20.0) + _EVALUATE * terms * count < direct:
+        _expand(work, kept, p, r, stride)
+        _answer(queries, lo, hi, work, kept, mass, p, r, e_f, e_g, stride, tol, means, bounds)
+        work.counts[1] += kept
+        work.counts[3] += 1
+    else:
+        if may_split and (count > 64 or (size > 2.0 and kept > 64 + 4 * count)):
+            return SPLIT
+        for i in range(lo, hi):
+            bounds[i] = _direct(queries, i, work, kept, widest, work.rows[3], work.small[5], means[i])
+        work.counts[4] += 1
+    for i in range(lo, hi):
+        if not bounds[i] <= tol:
+            return SPLIT
+    return DONE

@@ -1,0 +1,201 @@
+"""The tokens visible from a box of queries: their coordinates and weights there, and the trimming of the faint ones."""
+
+import math
+
+from .expansion import BLOCK
+from .vectors import bits_of, fast_exp, inlined, kernel, loose
+
+# Largest exponent that is kept apart: a token that could weigh more is never trimmed, so its exact size is no matter.
+_CEILING = 700.0
+_BINS = 2048
+
+
+@loose
+def _axpy(e, x, o, out):
+    """out += e (x − o)."""
+    for t in range(out.size):
+        out[t] += e * (x[t] - o)
+
+
+@loose
+def _add_axis(u, h, x, score, spread, faint):
+    """One axis' part of the score, the spread and |z|²."""
+    for t in range(x.size):
+        score[t] += u * x[t]
+        spread[t] += h * abs(x[t])
+        faint[t] += x[t] * x[t]
+
+
+@loose
+def _crests(score, spread, slack, crest, faint):
+    """crest ← e^{s + T}, faint ← e^{s + T} (|z| + slack), from faint = |z|²."""
+    for t in range(crest.size):
+        crest[t] = fast_exp(min(score[t] + spread[t], _CEILING))
+        faint[t] = crest[t] * (math.sqrt(faint[t]) + slack)
+
+
+@inlined
+def _weigh(columns, log_weights, lo, hi, at, u, c, axes, half, shift, slack, z, score, spread, crest, faint):
+    """Coordinates z, score s, spread T, crest e^{s+T} and importance e^{s+T} (|z| + slack) of tokens lo … hi − 1."""
+    end = at + hi - lo
+    score, spread, crest, faint = score[at:end], spread[at:end], crest[at:end], faint[: hi - lo]
+    for t in range(hi - lo):
+        score[t] = log_weights[lo + t] - shift
+    spread[:] = 0.0
+    faint[:] = 0.0
+    for k in range(u.size):
+        out = z[k, at:end]
+        out[:] = 0.0
+        for i in range(u.size):
+            _axpy(axes[k, i], columns[i, lo:hi], c[i], out)
+        _add_axis(u[k], half[k], out, score, spread, faint)
+    _crests(score, spread, slack, crest, faint)
+
+
+@inlined
+def collect(columns, log_weights, ranges, count, u, c, axes, half, shift, slack, z, score, spread, crest, faint, bins):
+    """Fill the buffers with the tokens of the ranges; bins[e] ← Σ importance over importances in [2^e, 2^{e+1}),
+    from every fourth token if there are many (it only steers: what is trimmed is added up exactly).
+
+    Everything is in the axes of the box and relative to c; u is u0 in those axes. Returns the number of tokens.
+    """
+    at, total = 0, 0
+    bins[:] = 0.0
+    for i in range(count):
+        total += ranges[i, 1] - ranges[i, 0]
+    every = 4 if total > 8192 else 1
+    for i in range(count):
+        for lo in range(ranges[i, 0], ranges[i, 1], BLOCK):
+            hi = min(lo + BLOCK, ranges[i, 1])
+            _weigh(
+                columns,
+                log_weights,
+                lo,
+                hi,
+                at,
+                u,
+                c,
+                axes,
+                half,
+                shift,
+                slack,
+                z,
+                score,
+                spread,
+                crest,
+                faint,
+            )
+            for t in range(0, hi - lo, every):
+                bins[(bits_of(faint[t]) >> 52) & 2047] += every * faint[t]
+            at += hi - lo
+    return at
+
+
+@inlined
+def _cut(bins, budget):
+    """The largest power of two under which all importances together stay within the budget, and about how many."""
+    total, count = 0.0, 0.0
+    for e in range(_BINS):
+        total += bins[e]
+        if total > budget:
+            return math.ldexp(1.0, e - 1023), count
+        if bins[e] > 0.0:
+            count += bins[e] / math.ldexp(1.5, e - 1023)
+    return math.inf, count
+
+
+@inlined
+def trim(n, slack, bins, budget, z, score, spread, crest, skipped):
+    """Drop the faintest tokens, as many as the budget allows, and close the gaps (unless they are too few to bother).
+
+    What they could have added is added to `skipped` = (Σ crest, Σ crest |z|). Returns the number of tokens kept.
+    """
+    d = z.shape[0]
+    cut, faint = _cut(bins, 0.9 * budget)
+    if faint < 0.1 * n:
+        return n
+    kept = 0
+    for j in range(n):
+        far = 0.0
+        for k in range(d):
+            far += z[k, j] * z[k, j]
+        far = math.sqrt(far)
+        if crest[j] * (far + slack) < cut:
+            skipped[0] += crest[j]
+            skipped[1] += crest[j] * far
+            continue
+        for k in range(d):
+            z[k, kept] = z[k, j]
+        score[kept], spread[kept], crest[kept] = score[j], spread[j], crest[j]
+        kept += 1
+    return kept
+
+
+@loose
+def _add_scaled(a, x, out):
+    for t in range(out.size):
+        out[t] += a * x[t]
+
+
+@loose
+def _exp_sum(x, top):
+    """x ← e^{x − top}; returns the sum."""
+    s = 0.0
+    for t in range(x.size):
+        x[t] = fast_exp(x[t] - top)
+        s += x[t]
+    return s
+
+
+@loose
+def _dot(x, y):
+    s = 0.0
+    for t in range(x.size):
+        s += x[t] * y[t]
+    return s
+
+
+@loose
+def _direct_in_space(x, y, z, score, delta, top):
+    """`direct_sums` in three dimensions, in one loop that stays in registers: three times as fast."""
+    a, b, c = delta[0], delta[1], delta[2]
+    s = s0 = s1 = s2 = 0.0
+    for t in range(score.size):
+        e = fast_exp(score[t] + a * x[t] + b * y[t] + c * z[t] - top)
+        s += e
+        s0 += e * x[t]
+        s1 += e * y[t]
+        s2 += e * z[t]
+    return s, s0, s1, s2
+
+
+@kernel
+def direct_sums(z, score, n, delta, top, exponents, sums):
+    """sums ← (Σ e, Σ e z_1, …, Σ e z_d) with e_j = e^{s_j + ⟨δ, z_j⟩ − top}."""
+    d = delta.size
+    if d == 3:
+        sums[0], sums[1], sums[2], sums[3] = _direct_in_space(z[0, :n], z[1, :n], z[2, :n], score[:n], delta, top)
+        return
+    sums[: d + 1] = 0.0
+    for at in range(0, n, BLOCK):
+        end = min(at + BLOCK, n)
+        e = exponents[: end - at]
+        for t in range(end - at):
+            e[t] = score[at + t]
+        for k in range(d):
+            _add_scaled(delta[k], z[k, at:end], e)
+        sums[0] += _exp_sum(e, top)
+        for k in range(d):
+            sums[k + 1] += _dot(e, z[k, at:end])
+
+
+@kernel
+def largest_exponent(z, score, n, delta):
+    """max_j s_j + ⟨δ, z_j⟩."""
+    top = -math.inf
+    for j in range(n):
+        s = score[j]
+        for k in range(delta.size):
+            s += delta[k] * z[k, j]
+        top = max(top, s)
+    return top

@@ -1,0 +1,199 @@
+"""The tree engine against the formula, on the clouds that break such engines."""
+
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import metastable as ms
+from metastable.attention.tree import Tree, compiled
+
+BETAS = [0.0, 1e-3, 1.0, 30.0, 1e2, 1e3, 1e4, 1e5, 1e6]
+# Agreement of two float64 evaluations: |u| times a few units in the last place.
+ROUNDING = 1e-15
+
+
+def dense(points, log_weights, queries):
+    """The formula, in float64, with the largest score taken out."""
+    scores = queries @ points.T + log_weights
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return weights @ points / weights.sum(axis=1, keepdims=True)
+
+
+def sphere(rng, n, d):
+    x = rng.standard_normal((n, d))
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def clusters(rng, n, d):
+    x = sphere(rng, 4, d)[rng.integers(0, 4, n)] + 10.0 ** rng.uniform(-6, -1) * rng.standard_normal((n, d))
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def arc(rng, n, d):
+    angle = rng.uniform(0, rng.uniform(0.01, 3), n)
+    frame, _ = np.linalg.qr(rng.standard_normal((d, 2)))
+    return np.outer(np.cos(angle), frame[:, 0]) + np.outer(np.sin(angle), frame[:, 1])
+
+
+def isolated(rng, n, d):
+    x = clusters(rng, n, d) * 0.0 + sphere(rng, 1, d) + 0.05 * rng.standard_normal((n, d))
+    x[-1] = -x[0]
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def duplicates(rng, n, d):
+    return sphere(rng, max(1, n // 50), d)[rng.integers(0, max(1, n // 50), n)]
+
+
+def ball(rng, n, d):
+    return sphere(rng, n, d) * rng.uniform(0, 2, (n, 1))
+
+
+CLOUDS = {f.__name__: f for f in (sphere, clusters, arc, isolated, duplicates, ball)}
+
+
+def weights_of(rng, n, kind):
+    if kind == "equal":
+        return np.zeros(n)
+    if kind == "wide":
+        return rng.uniform(-14, 14, n) * np.log(10)
+    return np.where(rng.random(n) < 0.5, -np.inf, rng.standard_normal(n)) if n > 3 else np.zeros(n)
+
+
+def check(points, log_weights, queries, tol):
+    result = Tree(points, log_weights).attend(queries, tol)
+    error = np.linalg.norm(result.mean - dense(points, log_weights, queries), axis=1)
+    rounding = ROUNDING * (10 + np.abs(queries).max(initial=0.0) * np.abs(points).max() ** 2 * 4)
+    assert np.all(result.bound <= tol)
+    assert np.all(error <= result.bound + rounding), (error.max(), result.bound.max())
+    return result
+
+
+@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize("kind", CLOUDS)
+@pytest.mark.parametrize("d", [2, 3, 5])
+def test_families(kind, beta, d):
+    rng = np.random.default_rng(zlib.crc32(f"{kind} {beta} {d}".encode()))
+    points = CLOUDS[kind](rng, 700, d)
+    for tol in (1e-3, 1e-6):
+        check(points, np.zeros(700), beta * points, tol)
+        check(points, weights_of(rng, 700, "wide"), beta * sphere(rng, 200, d), tol)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    n=st.sampled_from([1, 2, 3, 17, 100, 400, 1500]),
+    d=st.integers(1, 8),
+    kind=st.sampled_from(sorted(CLOUDS)),
+    weights=st.sampled_from(["equal", "wide", "some dead"]),
+    beta=st.one_of(st.sampled_from(BETAS), st.floats(-3, 6).map(lambda e: 10.0**e)),
+    tol=st.floats(-9, -0.5).map(lambda e: 10.0**e),
+    head=st.sampled_from(["identity", "general", "foreign"]),
+)
+def test_any_cloud_and_head(seed, n, d, kind, weights, beta, tol, head):
+    rng = np.random.default_rng(seed)
+    if d == 1:
+        kind = "ball"
+    points = CLOUDS[kind](rng, n, d)
+    queries = beta * points[:300]
+    if head == "general":
+        queries = queries @ rng.standard_normal((d, d))
+    elif head == "foreign":
+        queries = beta * sphere(rng, 100, d)
+    check(points, weights_of(rng, n, weights), queries, tol)
+
+
+def test_threads_give_the_same_answer():
+    rng = np.random.default_rng(0)
+    points = sphere(rng, 30_000, 3)
+    for beta in (10.0, 1e3, 1e5):
+        result = Tree(points).attend(beta * points, 1e-5)
+        some = rng.integers(0, 30_000, 200)
+        error = np.linalg.norm(result.mean[some] - dense(points, 0.0, beta * points[some]), axis=1)
+        assert np.all(error <= result.bound[some] + 1e-9)
+        assert result.bound.max() <= 1e-5
+
+
+def test_corners_of_a_box():
+    """Bounds that hold at the centre of a box of queries must hold in its corners: 2^d queries around a centre."""
+    rng = np.random.default_rng(1)
+    points = sphere(rng, 2000, 3)
+    corners = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).reshape(3, 8).T
+    for beta in (10.0, 100.0, 1e4):
+        for size in (0.1, 1.0, 3.0, 10.0):
+            queries = beta * points[0] + size * np.sqrt(beta) * np.repeat(corners, 20, axis=0)
+            check(points, np.zeros(2000), queries, 1e-4)
+
+
+def test_maximum_of_an_isolated_query():
+    """A greedy descent misses the best token of a query far from all; β = 1e4 then overflows."""
+    rng = np.random.default_rng(2)
+    points = isolated(rng, 3000, 3)
+    queries = 1e4 * np.concatenate([sphere(rng, 300, 3), points[-1:], -points[:50]])
+    assert np.all(np.isfinite(check(points, np.zeros(3000), queries, 1e-6).mean))
+
+
+def test_identical_queries_are_shared():
+    points = sphere(np.random.default_rng(3), 5000, 3)
+    result = check(points, np.zeros(5000), np.repeat(50 * points[:1], 4000, axis=0), 1e-6)
+    assert result.work["pairs_direct"] == 0
+
+
+def test_refit_is_a_rebuild():
+    rng = np.random.default_rng(4)
+    points = sphere(rng, 3000, 3)
+    weights = weights_of(rng, 3000, "some dead")
+    tree = Tree(points, weights)
+    for move in (0.0, 1e-3, 0.1, 3.0):  # the last one scrambles the cloud and forces a new tree
+        moved = points + move * rng.standard_normal(points.shape)
+        tree.refit(moved)
+        result = tree.attend(100 * points[:300], 1e-6)
+        error = np.linalg.norm(result.mean - dense(moved, weights, 100 * points[:300]), axis=1)
+        assert np.all(error <= np.minimum(result.bound, 1e-6) + 1e-12)
+
+
+def test_refuses_what_it_cannot_do():
+    points = sphere(np.random.default_rng(5), 10, 2)
+    for tol in (0.0, 1.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="tol"):
+            Tree(points).attend(points, tol)
+    with pytest.raises(ValueError, match="-inf"):
+        Tree(points, np.full(10, -np.inf))
+    assert Tree(points).attend(points[:0], 0.5).mean.shape == (0, 2)
+    assert compiled()
+
+
+class TestThroughAttend:
+    """The engine as users meet it."""
+
+    def test_attend_keeps_its_tolerance(self):
+        cloud = ms.Cloud(ms.uniform(3000, d=3, seed=0).points, weights=torch.arange(1, 3001))
+        u = 200.0 * cloud.points
+        for tol in (1e-3, 1e-8):
+            gap = (ms.attend(cloud, u, engine="tree", tol=tol) - ms.attend(cloud, u, engine="dense")).norm(dim=1)
+            assert float(gap.max()) <= tol
+        found = ms.certified(cloud, u, tol=1e-3)
+        assert float(found.bound.max()) <= 1e-3
+        assert sum(found.work.values()) > 0
+
+    def test_float32_clouds_get_float32_answers(self):
+        cloud = ms.uniform(500, d=3, seed=0).to(torch.float32)
+        found = ms.attend(cloud, 10 * cloud.points, engine="tree")
+        assert found.dtype == torch.float32
+        assert torch.allclose(found, ms.attend(cloud, 10 * cloud.points, engine="flash"), atol=1e-5)
+
+    def test_a_run_by_the_tree_is_the_run_by_flash(self):
+        head = ms.Head.from_spectra([1.5, 0.9, 0.6], [1.2, 0.7, 0.4], seed=4)
+        cloud = ms.graded(600, head)
+        ends = [ms.simulate(head, cloud, 100.0, 1.0, save=2, engine=e).final.points for e in ("tree", "flash")]
+        assert float((ends[0] - ends[1]).norm(dim=1).max()) < 1e-4
+
+    @pytest.mark.parametrize("tol", [0, 1, -1e-3, float("nan"), "fine"])
+    def test_bad_tolerances_are_refused(self, tol):
+        with pytest.raises(ms.BadInput, match="the tree needs a tolerance between 0 and 1"):
+            ms.attend(ms.uniform(5, d=3), [[1.0, 0, 0]], engine="tree", tol=tol)
