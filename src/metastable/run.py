@@ -105,6 +105,8 @@ class Run:
         name, steps = f"W{p:g}", range(len(self.times))
         if isinstance(target, Cloud):
             return self._distances(name, [transport.wasserstein(self.at(i), target, p, cost=cost) for i in steps])
+        if isinstance(target, str) and (p, target, cost) == (2, "limit", "chordal"):
+            return self._limit_distance.copy()
         if target == "limit":
             return self._distances(name, self._to_limit(self.frames, p, cost))
         if target != "terminal":
@@ -112,6 +114,11 @@ class Run:
         end = self.theory.terminal
         found = [transport.to_limit(self.at(i), end.limit(self.frames[i]), end.basis, p, cost) for i in steps]
         return self._distances(name, found)
+
+    @cached_property
+    def _limit_distance(self) -> xr.DataArray:
+        """W₂ to the limit law, which phases, summary and report all ask for."""
+        return self._distances("W2", self._to_limit(self.frames, 2, "chordal"))
 
     def _to_limit(self, frames: Tensor, p: float, cost: str) -> list[transport.Distance]:
         pushed, basis, weights = self.limit.points, self.theory.basis, self.cloud.weights
@@ -159,7 +166,7 @@ class Run:
 
     def phases(self, factor: float = 1.5) -> phases.Phases:
         """Concentration, plateaus and terminal onset, read off the W₂ curve to the limit law."""
-        return phases.detect(self.times.cpu().numpy(), self.distance().values, factor=factor)
+        return phases.detect(self.times.cpu().numpy(), self._limit_distance.values, factor=factor)
 
     def observables(self, sample: int = 1000, seed: int = 0) -> xr.Dataset:
         """Log-energy, mean cosine, effective rank and cluster count at every saved time (see `observables`)."""
