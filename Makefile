@@ -32,6 +32,7 @@ bench: setup ## measure the ratios quoted in the README and record them in bench
 	$(BIN)/python benchmarks/flash.py
 	$(BIN)/python benchmarks/spectrum.py
 	$(BIN)/python benchmarks/two_atoms.py
+	$(BIN)/python benchmarks/tree.py
 
 clean: ## remove what the other commands made
 	rm -rf .venv demo .pytest_cache .mypy_cache .ruff_cache .hypothesis build

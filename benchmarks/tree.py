@@ -13,6 +13,7 @@ import time
 
 import numpy as np
 import torch
+from measure import record
 
 import metastable as ms
 from metastable.attention.tree import Tree
@@ -55,6 +56,29 @@ def measured_error(rng: np.random.Generator, points: np.ndarray, beta: float, me
     return float(np.linalg.norm(exact - means[some], axis=1).max())
 
 
+def compare(points: np.ndarray, cloud: str, beta: float, tol: float, repeats: int) -> dict[str, object]:
+    """Both sides in turn; the ratio of the fastest runs, with the range over all pairs of runs."""
+    n, d = points.shape
+    flash, tree = [], []
+    for _ in range(repeats):
+        flash.append(time_flash(d, beta) * (n / FLASH_N) ** 2)
+        seconds, means, bound = time_tree(points, beta, tol)
+        tree.append(seconds)
+    return {
+        "what": f"{cloud}, d = {d}, tol = {tol:g}",
+        "N": n,
+        "beta": beta,
+        "flash_seconds": min(flash),
+        "tree_seconds": min(tree),
+        "ratio": min(flash) / min(tree),
+        "lowest": min(flash) / max(tree),
+        "highest": max(flash) / min(tree),
+        "repeats": repeats,
+        "error": measured_error(np.random.default_rng(0), points, beta, means),
+        "bound": bound,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=float, default=1e6)
@@ -62,31 +86,18 @@ def main() -> None:
     parser.add_argument("--beta", type=float, nargs="+", default=[30.0, 1e2, 1e3, 1e4])
     parser.add_argument("--tol", type=float, nargs="+", default=[1e-3, 1e-6])
     parser.add_argument("--cloud", nargs="+", default=["uniform", "clustered"], choices=["uniform", "clustered"])
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    rng = np.random.default_rng(0)
-    n = int(args.n)
-    print(f"N = {n}, torch {torch.__version__}, {torch.get_num_threads()} threads")
-    print("cloud      d      beta     tol   flash s    tree s   ratio (range)         error    bound")
+    rng = np.random.default_rng(args.seed)
+    rows = []
     for d in args.d:
         Tree(uniform(rng, 100, d)).attend(uniform(rng, 100, d), 0.1)  # compiles, or loads what was compiled
         time_flash(d, 1.0)
         for cloud in args.cloud:
-            points = {"uniform": uniform, "clustered": clustered}[cloud](rng, n, d)
-            for beta in args.beta:
-                for tol in args.tol:
-                    flash, tree = [], []
-                    for _ in range(args.repeat):
-                        flash.append(time_flash(d, beta) * (n / FLASH_N) ** 2)
-                        seconds, means, bound = time_tree(points, beta, tol)
-                        tree.append(seconds)
-                    error = measured_error(rng, points, beta, means)
-                    low, high = min(flash) / max(tree), max(flash) / min(tree)
-                    print(
-                        f"{cloud:9s} {d:2d} {beta:9g} {tol:7.0e} {min(flash):9.1f} {min(tree):9.2f}"
-                        f" {min(flash) / min(tree):7.0f} ({low:.0f}–{high:.0f})  {error:9.1e} {bound:8.1e}",
-                        flush=True,
-                    )
+            points = {"uniform": uniform, "clustered": clustered}[cloud](rng, int(args.n), d)
+            rows += [compare(points, cloud, beta, tol, args.repeat) for beta in args.beta for tol in args.tol]
+    record("tree", rows)
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
 
 
