@@ -19,8 +19,8 @@ __all__ = ["ENGINES", "argmax_mean", "attend", "certified", "choose", "log_parti
 ENGINES = {"dense": dense, "flash": flash}
 """The engines that are exact up to rounding."""
 
-FEW_PAIRS = 300_000
-"""Below this many (query, token) pairs the set-up of `flash` costs more than it saves."""
+FEW_PAIRS = 40_000
+"""Below this many (query, token) pairs `flash` costs more than `dense`: see benchmarks/crossover.py."""
 
 TREE_TOLERANCE = 1e-6
 
