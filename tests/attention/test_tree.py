@@ -2,6 +2,7 @@
 
 import zlib
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -10,10 +11,18 @@ from hypothesis import strategies as st
 
 import metastable as ms
 from metastable.attention.tree import Tree, compiled
+from metastable.attention.tree.ordered import Ordered
+from metastable.attention.tree.packing import pack
+from metastable.attention.tree.packs import pack_error
 
 BETAS = [0.0, 1e-3, 1.0, 30.0, 1e2, 1e3, 1e4, 1e5, 1e6]
 # Agreement of two float64 evaluations: |u| times a few units in the last place.
 ROUNDING = 1e-15
+
+
+@numba.njit
+def bound_of_pack(shape, scale, u, half, axes, v, ellipses):
+    return pack_error(shape, scale, u, half, axes, v, ellipses)
 
 
 def dense(points, log_weights, queries):
@@ -64,8 +73,8 @@ def weights_of(rng, n, kind):
     return np.where(rng.random(n) < 0.5, -np.inf, rng.standard_normal(n)) if n > 3 else np.zeros(n)
 
 
-def check(points, log_weights, queries, tol):
-    result = Tree(points, log_weights).attend(queries, tol)
+def check(points, log_weights, queries, tol, paired=False):
+    result = Tree(points, log_weights).attend(queries, tol, paired)
     error = np.linalg.norm(result.mean - dense(points, log_weights, queries), axis=1)
     rounding = ROUNDING * (10 + np.abs(queries).max(initial=0.0) * np.abs(points).max() ** 2 * 4)
     assert np.all(result.bound <= tol)
@@ -84,18 +93,19 @@ def test_families(kind, beta, d):
         check(points, weights_of(rng, 700, "wide"), beta * sphere(rng, 200, d), tol)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    n=st.sampled_from([1, 2, 3, 17, 100, 400, 1500]),
-    d=st.integers(1, 8),
-    kind=st.sampled_from(sorted(CLOUDS)),
-    weights=st.sampled_from(["equal", "wide", "some dead"]),
-    beta=st.one_of(st.sampled_from(BETAS), st.floats(-3, 6).map(lambda e: 10.0**e)),
-    tol=st.floats(-9, -0.5).map(lambda e: 10.0**e),
-    head=st.sampled_from(["identity", "general", "foreign"]),
-)
-def test_any_cloud_and_head(seed, n, d, kind, weights, beta, tol, head):
+ANYTHING = {
+    "seed": st.integers(0, 2**32 - 1),
+    "n": st.sampled_from([1, 2, 3, 17, 100, 400, 1500, 6000]),
+    "d": st.integers(1, 8),
+    "kind": st.sampled_from(sorted(CLOUDS)),
+    "weights": st.sampled_from(["equal", "wide", "some dead"]),
+    "beta": st.one_of(st.sampled_from(BETAS), st.floats(-3, 6).map(lambda e: 10.0**e)),
+    "tol": st.floats(-9, -0.5).map(lambda e: 10.0**e),
+    "head": st.sampled_from(["identity", "general", "foreign", "paired"]),
+}
+
+
+def check_anything(seed, n, d, kind, weights, beta, tol, head):
     rng = np.random.default_rng(seed)
     if d == 1:
         kind = "ball"
@@ -105,7 +115,62 @@ def test_any_cloud_and_head(seed, n, d, kind, weights, beta, tol, head):
         queries = queries @ rng.standard_normal((d, d))
     elif head == "foreign":
         queries = beta * sphere(rng, 100, d)
-    check(points, weights_of(rng, n, weights), queries, tol)
+    elif head == "paired":
+        points = points[:700]
+        queries = beta * points @ rng.standard_normal((d, d))
+    check(points, weights_of(rng, len(points), weights), queries, tol, paired=head == "paired")
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(**ANYTHING)
+def test_any_cloud_and_head(**case):
+    check_anything(**case)
+
+
+@pytest.mark.slow
+@settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(**ANYTHING)
+def test_ten_thousand_clouds_and_heads(**case):
+    check_anything(**case)
+
+
+@pytest.mark.parametrize("d", [2, 3])
+@pytest.mark.parametrize("kind", ["sphere", "clusters", "arc", "duplicates"])
+def test_packs_change_no_more_than_their_bound(kind, d):
+    """Grids in the place of tokens, for single queries: both sums of every pack against its tokens."""
+    rng = np.random.default_rng(zlib.crc32(f"{kind} {d}".encode()))
+    packs_seen, n = 0, 4000 if d == 2 else 30_000
+    for beta, tol in ((3.0, 1e-2), (30.0, 1e-4), (300.0, 1e-6)):
+        points, log_weights = CLOUDS[kind](rng, n, d), weights_of(rng, n, "wide")
+        order = Ordered(points, log_weights, 16)
+        packs, columns, logs, signs = pack(order, beta, tol)
+        for node in np.flatnonzero(packs.slot >= 0):
+            level, which = int(node).bit_length() - 1, packs.slot[node]
+            tokens = slice(((node - (1 << level)) * n) >> level, ((node + 1 - (1 << level)) * n) >> level)
+            grid = slice(n + packs.first[which], n + packs.first[which + 1])
+            shape = packs.shape[which]
+            c, other = shape[:d], shape[:d] + 0.1 * rng.standard_normal(d)
+            u = c + rng.uniform(0, 3) / np.sqrt(beta) * rng.standard_normal(d)
+            u *= beta / np.linalg.norm(u)
+            e_f, e_g = bound_of_pack(shape, beta, u, np.zeros(d), np.eye(d), c - other, np.zeros((d, 6)))
+            sums = []
+            for y, w in (
+                (order.points[tokens], np.exp(order.log_weights[tokens])),
+                (columns[:, grid].T, signs[grid] * np.exp(logs[grid])),
+            ):
+                f = w * np.exp((y - c) @ u)
+                sums.append(np.append(f.sum(), f @ (y - other)) / np.exp(order.log_weights[tokens]).sum())
+            change = np.abs(sums[0] - sums[1])
+            assert change[0] <= e_f + 1e-12
+            assert np.linalg.norm(change[1:]) <= e_g + 1e-12
+            packs_seen += 1
+    assert packs_seen > 10
+
+
+def test_packing_is_used_and_saves_work():
+    points = sphere(np.random.default_rng(6), 40_000, 3)
+    result = check(points, np.zeros(40_000), 10.0 * points[:500], 1e-3)
+    assert result.work["tokens_collected"] < 0.5 * 40_000 * result.work["boxes_opened"]
 
 
 def test_threads_give_the_same_answer():

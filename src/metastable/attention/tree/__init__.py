@@ -3,8 +3,9 @@
     m(u) = Σ_j w_j e^{⟨u, y_j⟩} y_j / Σ_j w_j e^{⟨u, y_j⟩} = ∇ log Z(u),     Z(u) = Σ_j w_j e^{⟨u, y_j⟩}
 
 **How.** The tokens y_j are sorted into a tree of boxes (`boxes`, `ordered`), and so are the queries. A box of queries,
-u = u0 + δ, is answered as a whole (`leaf`): the tokens that can matter somewhere in it are found (`search`, `visible`),
-Z is expanded in δ (`expansion`, `truncation`), and every query of the box costs one polynomial and its gradient. A box
+u = u0 + δ, is answered as a whole (`leaf`): the tokens that can matter somewhere in it are found (`search`, `seeing`,
+`visible`), many close tokens of a circle or sphere are replaced by a few weights on a grid (`packs`, `packing`), Z is
+expanded in δ (`expansion`, `truncation`), and every query of the box costs one polynomial and its gradient. A box
 sees about N/β tokens and there are about β boxes, so that the work is of order N at every β. Where boxes hold few
 queries their sums are formed directly, over the same visible tokens.
 
@@ -24,7 +25,9 @@ If f̃, g̃ stand for f, g, and m̃ = c + g̃/f̃, then from  m̃ − m = [(g̃ 
    takes at most a_j e^{T_j} from f and a_j e^{T_j} |z_j| from g. For a skipped node the same with the upper ends
    of its box: ⟨u0, z⟩ at most `reach`, T at most its value at the centre plus |h| · radius, |z| at most the distance of
    the centre plus the radius. All of this is added up, not estimated.
-3. *Truncation.* `truncation` bounds the remainder for every token at every corner of the box, and adds it up over all
+3. *Packed tokens.* What a grid in the place of a node's tokens changes is bounded in `packs`, at every corner of the
+   box, and added to the same sums. Weights of a grid may be negative, f̃ may then be above f: hence the |f̃ − f| in 1.
+4. *Truncation.* `truncation` bounds the remainder for every token at every corner of the box, and adds it up over all
    tokens that were expanded. A direct sum has none.
 
 The bound of a query is (1) with these sums and the |m̃ − c| that was found. If it is above tol the query is summed

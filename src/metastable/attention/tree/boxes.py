@@ -17,7 +17,7 @@ sup ⟨u, y⟩ = ⟨u, centre⟩ + Σ_k |⟨u, axis_k⟩| half_k  tight for the 
 
 import math
 
-from .vectors import inlined, kernel
+from .vectors import entry, inlined, kernel
 
 # Nodes with at most this many points measure their box on the points; above, on the boxes of their two children.
 MEASURED = 512
@@ -74,11 +74,11 @@ def _widest_axis(points, lo, hi):
     return axis
 
 
-@kernel
-def sort_below(points, index, top, top_level, depth):
-    """Split the points of node `top` level by level down to `depth`, halving along the widest coordinate."""
+@entry
+def sort_below(points, index, top, top_level, from_level, depth):
+    """Split the nodes under `top` level by level from `from_level` to `depth`, halving along the widest coordinate."""
     n = points.shape[0]
-    for level in range(top_level, depth):
+    for level in range(from_level, depth):
         first = top << (level - top_level)
         for node in range(first, first + (1 << (level - top_level))):
             lo, hi = first_point(node, level, n), first_point(node + 1, level, n)
@@ -268,7 +268,7 @@ def _merge_moments(means, scatters, node, mid, lo, hi):
             )
 
 
-@kernel
+@entry
 def fit_below(points, log_weights, records, means, scatters, top, top_level, from_level, depth, scratch):
     """Fill the records under node `top`, from `from_level` up to the level of `top`; leaves are at level `depth`.
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from .descent import descend
 from .expansion import row_table
-from .leaf import COUNTS, Tokens, Work, make_work
 from .ordered import SERIAL, Ordered, run_all, threads
+from .packing import pack
+from .workspace import COUNTS, Tokens, Work, make_work
 
 TOKEN_LEAF = 16
 QUERY_LEAF = 8
@@ -47,11 +48,12 @@ class Tree:
     def _build(self, points: np.ndarray) -> None:
         self._ordered = Ordered(points, self._log_weights, TOKEN_LEAF)
         self._tight = self._ordered.leaf_radius()
-        self._share()
 
-    def _share(self) -> None:
+    def _tokens(self, scale: float, tol: float) -> Tokens:
+        """The tokens as the kernels want them, with packs for queries of this length."""
         o = self._ordered
-        self._tokens = Tokens(o.points, np.ascontiguousarray(o.points.T), o.log_weights, o.records, o.depth)
+        packs, columns, logs, signs = pack(o, scale, tol)
+        return Tokens(o.points, o.log_weights, o.records, o.depth, columns, logs, signs, packs)
 
     def refit(self, points: np.ndarray) -> None:
         """The same tokens, moved: same topology with new boxes, or a new tree once the boxes have grown too much."""
@@ -60,31 +62,37 @@ class Tree:
         self._ordered.fit()
         if self._ordered.leaf_radius() > DEGRADED * self._tight:
             self._build(points)
-        else:
-            self._share()
 
     def _buffers(self, how_many: int) -> list[Work]:
-        n, d = self._tokens.points.shape
+        n, d = self._ordered.points.shape
         while len(self._works) < how_many:
-            self._works.append(make_work(n, d, self._tokens.depth, self._table))
+            self._works.append(make_work(n, d, self._ordered.depth, self._table))
         for work in self._works:
             work.counts[:] = 0
         return self._works[:how_many]
 
-    def attend(self, queries: np.ndarray, tol: float) -> TreeResult:
-        """The softmax mean at every query (n, d), each within tol."""
+    def attend(self, queries: np.ndarray, tol: float, paired: bool = False) -> TreeResult:
+        """The softmax mean at every query (n, d), each within tol.
+
+        `paired` says that query i is a smooth function of token i, as in a field at the tokens: queries then need no
+        sorting of their own. It changes the cost, not the certificate.
+        """
         if not 0.0 < tol < 1.0:
             raise ValueError(f"tol is {tol}: it must lie between 0 and 1")
         queries = np.asarray(queries, dtype=np.float64)
         n, d = queries.shape
         if not n:
             return TreeResult(np.zeros((0, d)), np.zeros(0), {})
-        order = Ordered(queries, np.zeros(n), QUERY_LEAF)
+        if paired and n == len(self._ordered.index):
+            order = Ordered(queries, np.zeros(n), QUERY_LEAF, like=self._ordered)
+        else:
+            order = Ordered(queries, np.zeros(n), QUERY_LEAF)
         means, bounds = np.zeros((n, d)), np.zeros(n)
         works = self._buffers(threads() if n > SERIAL else 1)
         for work in works:
             work.widest[0] = WIDEST if tol > 1e-5 else WIDEST_FINE
-        common = (self._tokens, order.points, order.records, order.depth)
+        scale = float(np.sqrt(np.square(queries).sum(axis=1).max()))
+        common = (self._tokens(scale, tol), order.points, order.records, order.depth)
 
         def run(nodes: np.ndarray, stop: int) -> np.ndarray:
             work = works.pop()

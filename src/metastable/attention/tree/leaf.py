@@ -1,105 +1,26 @@
 """One box of queries: find what it sees, then expand, sum directly, or ask for smaller boxes."""
 
 import math
-from typing import NamedTuple
-
-import numpy as np
 
 from .expansion import BLOCK, add_block, divide_by_factorials, evaluate_block
-from .search import best_token, first_mean, visible_ranges
-from .truncation import TERMS, certify, choose_order, sample_sums
+from .search import best_token, first_mean
+from .seeing import visible_ranges
+from .truncation import certify, choose_order, sample_sums
 from .vectors import fast_exp, inlined, kernel
 from .visible import collect, direct_sums, largest_exponent, trim
 
-# Shares of the tolerance: nodes skipped whole, tokens trimmed (this includes the nodes), expansions truncated.
-_SKIP, _TRIM, _TRUNCATE = 0.1, 0.3, 0.65
+# Shares of the tolerance: nodes skipped or packed, tokens trimmed (this includes the nodes), expansions truncated.
+_SKIP, _TRIM, _TRUNCATE = 0.25, 0.35, 0.6
 # How many nodes are expected to be skipped with a share near the largest allowed.
-_SKIPPED = 100.0
+_SKIPPED = 250.0
 # Costs of one (query, token) pair and of one (query, coefficient) pair, in units of one (token, coefficient) pair.
 _PAIR, _EVALUATE = 22.0, 4.0
 
+# So few queries are not worth boxes of their own, which would each look for the tokens they see, unless they are far
+# apart: this many standard deviations of the softmax.
+FEW, WIDEST_OF_FEW = 16, 6.0
+
 SPLIT, DONE = 0, 1
-# What `Work.counts` counts: (query, token) pairs summed, (box, token) pairs expanded, boxes for which visible tokens
-# were collected, boxes answered by expansion, boxes answered by summation, (box, token) pairs collected.
-COUNTS = (
-    "pairs_direct",
-    "pairs_expanded",
-    "boxes_opened",
-    "boxes_expanded",
-    "boxes_direct",
-    "tokens_collected",
-)
-
-
-class Tokens(NamedTuple):
-    """The token tree as the kernels see it; `columns` is the transpose of `points`."""
-
-    points: np.ndarray
-    columns: np.ndarray
-    log_weights: np.ndarray
-    records: np.ndarray
-    depth: int
-
-
-class Work(NamedTuple):
-    """Buffers of one thread. Those of length N are only touched as far as a box sees tokens."""
-
-    table: np.ndarray
-    stack: np.ndarray
-    ranges: np.ndarray
-    z: np.ndarray  # (d, N): visible tokens relative to c, in the axes of the box
-    score: np.ndarray
-    spread: np.ndarray
-    crest: np.ndarray
-    exponents: np.ndarray
-    bins: np.ndarray
-    coefficients: np.ndarray
-    powers: np.ndarray
-    products: np.ndarray
-    v: np.ndarray
-    gradient: np.ndarray
-    rows: np.ndarray  # (6, BLOCK): short vectors
-    sums: np.ndarray  # (5, TERMS + 2)
-    small: np.ndarray  # (6, d): vectors of R^d: u0, c, mean, half, turned u0, δ
-    axes: np.ndarray
-    second: np.ndarray
-    skipped: np.ndarray
-    counts: np.ndarray  # see COUNTS
-    covariances: np.ndarray  # (64, d, d): of the softmax at the last box looked at on each level, NaN if none was
-    widest: np.ndarray  # (1,): a box wider than this many standard deviations of the softmax is split at once
-    guess: np.ndarray  # the best token of the box before: a neighbour, so a good first guess
-
-
-def make_work(n: int, d: int, depth: int, table: np.ndarray) -> Work:
-    """Buffers for N tokens in dimension d."""
-    rows, degree = len(table), int(table[:, 0].max()) if d > 1 else 24
-    stride = degree + 5
-    return Work(
-        table=table,
-        stack=np.zeros(4 * depth + 64, dtype=np.int64),
-        ranges=np.zeros(((1 << depth) + 1, 2), dtype=np.int64),
-        z=np.empty((d, n)),
-        score=np.empty(n),
-        spread=np.empty(n),
-        crest=np.empty(n),
-        exponents=np.empty(BLOCK),
-        bins=np.zeros(2048),
-        coefficients=np.zeros((rows + 1) * stride),
-        powers=np.zeros((stride, BLOCK)),
-        products=np.zeros((rows + 1, BLOCK)),
-        v=np.zeros((d, BLOCK)),
-        gradient=np.zeros((d, BLOCK)),
-        rows=np.zeros((6, BLOCK)),
-        sums=np.zeros((5, TERMS + 2)),
-        small=np.zeros((6, d)),
-        axes=np.zeros((d, d)),
-        second=np.zeros((d, d)),
-        skipped=np.zeros(2),
-        counts=np.zeros(6, dtype=np.int64),
-        covariances=np.full((64, d, d), np.nan),
-        widest=np.ones(1),
-        guess=np.zeros(1, dtype=np.int64),
-    )
 
 
 @kernel
@@ -209,20 +130,16 @@ def _see(tokens, work, shift, mass, slack, tol):
     """Step three: the visible tokens into the buffers, all that is left out into `skipped`. Returns their number."""
     u, c, half, turned = work.small[0], work.small[1], work.small[3], work.small[4]
     d = u.size
-    n = tokens.points.shape[0]
     total = tokens.records[1, d * d + 2 * d + 1]
     per_unit, per_node = -math.inf, -math.inf
     if tol > 0.0:
-        per_unit = math.log(_SKIP * tol * mass) - total
+        per_unit = math.log(0.5 * _SKIP * tol * mass) - total
         per_node = math.log(_SKIP * tol * mass / _SKIPPED)
     for _ in range(30):
         work.skipped[:] = 0.0
-        count = visible_ranges(
-            n, tokens.records, tokens.depth, u, c, work.axes, half, shift, slack, per_unit, per_node, work.stack,
-            work.ranges, work.skipped,
-        )  # fmt: skip
+        count = visible_ranges(tokens, work, shift, slack, per_unit, per_node)
         # per_unit alone keeps the sum within its share; per_node does so unless many nodes come close to it.
-        over = (work.skipped[1] + slack * work.skipped[0]) / (2.0 * _SKIP * tol * mass) if tol > 0.0 else 0.0
+        over = (work.skipped[1] + slack * work.skipped[0]) / (_SKIP * tol * mass) if tol > 0.0 else 0.0
         if over <= 1.0:
             break
         per_node -= math.log(over) + 0.3
@@ -231,15 +148,15 @@ def _see(tokens, work, shift, mass, slack, tol):
         for i in range(d):
             turned[k] += work.axes[k, i] * u[i]
     seen = collect(
-        tokens.columns, tokens.log_weights, work.ranges, count, turned, c, work.axes, half, shift, slack,
-        work.z, work.score, work.spread, work.crest, work.rows[0], work.bins,
+        tokens.columns, tokens.logs, tokens.signs, work.ranges, count, turned, c, work.axes, half, shift, slack,
+        work.z, work.sign, work.score, work.spread, work.crest, work.rows[0], work.bins,
     )  # fmt: skip
     work.counts[2] += 1
     work.counts[5] += seen
     if tol <= 0.0:
         return seen
     budget = _TRIM * tol * mass - work.skipped[1] - slack * work.skipped[0]
-    return trim(seen, slack, work.bins, budget, work.z, work.score, work.spread, work.crest, work.skipped)
+    return trim(seen, slack, work.bins, budget, work.z, work.sign, work.score, work.spread, work.crest, work.skipped)
 
 
 @kernel
@@ -267,18 +184,19 @@ def _write(work, offset, out):
 
 
 @kernel
-def _direct(queries, i, work, kept, widest, sums, offset, mean):
-    """The mean over the kept tokens, summed. Returns its error bound: only skipped tokens enter."""
+def _direct(queries, i, work, kept, mass, widest, sums, offset, mean):
+    """The mean over the kept tokens, summed. Returns its error bound: only skipped and packed tokens enter."""
     d = offset.size
     _displacement(queries, i, work, offset)
     # Σ e ≥ 1 or so whatever δ is (Jensen), so only overflow has to be kept off, and only in a wide box.
     top = largest_exponent(work.z, work.score, kept, offset) if widest > 300.0 else 0.0
-    direct_sums(work.z, work.score, kept, offset, top, work.exponents, sums)
+    direct_sums(work.z, work.sign, work.score, kept, offset, top, work.exponents, sums)
     for k in range(d):
         offset[k] = sums[k + 1] / sums[0]
     far = _write(work, offset, mean)
     work.counts[0] += kept
-    return (work.skipped[1] + far * work.skipped[0]) / (sums[0] * math.exp(min(top, 700.0)))
+    least = max(mass, sums[0] * math.exp(min(top, 700.0)) - work.skipped[0])
+    return (work.skipped[1] + far * work.skipped[0]) / least
 
 
 @inlined
@@ -291,7 +209,7 @@ def _expand(work, kept, p, r, stride):
     while at < kept:
         n = min(BLOCK, kept - at)
         for t in range(n):
-            work.products[0, t] = fast_exp(work.score[at + t])
+            work.products[0, t] = work.sign[at + t] * fast_exp(work.score[at + t])
         for t in range(n, BLOCK):
             work.products[0, t] = 0.0
         for k in range(d):
@@ -322,10 +240,12 @@ def _answer(queries, lo, hi, work, kept, mass, p, r, e_f, e_g, stride, tol, mean
             for k in range(d):
                 offset[k] = work.gradient[k, t] / (half[k] * value[t])
             far = _write(work, offset, means[first + t])
-            least = max(mass, value[t] - e_f)
+            least = max(mass, value[t] - e_f - work.skipped[0])
             bounds[first + t] = (e_g + work.skipped[1] + far * (e_f + work.skipped[0])) / least
             if not bounds[first + t] <= tol:
-                bounds[first + t] = _direct(queries, first + t, work, kept, 0.0, work.rows[3], offset, means[first + t])
+                bounds[first + t] = _direct(
+                    queries, first + t, work, kept, mass, 0.0, work.rows[3], offset, means[first + t]
+                )
 
 
 @kernel
@@ -354,32 +274,33 @@ def attend_box(tokens, queries, lo, hi, level, work, tol, strict, may_split, mea
     Returns DONE, or SPLIT if smaller boxes would be cheaper or are needed. `strict` ≤ 1 lowers what may be skipped.
     """
     count = hi - lo
-    if may_split and count > 4 and _predicted(work, level) > 1.6 * work.widest[0]:
+    widest = work.widest[0] if count > FEW else WIDEST_OF_FEW
+    if may_split and _predicted(work, level) > 1.25 * widest:
         return SPLIT
     shift, mass = _reference(tokens, work)
     size, slack = _arrange(work)
     slack += tol
     if may_split:
         _remember(work, level)
-        if size > work.widest[0] and count > 4:
+        if size > widest:
             return SPLIT
     kept = _see(tokens, work, shift, mass, slack, tol * strict)
     stride = work.powers.shape[0]
     terms, p, r, e_f, e_g = _order(work, count, kept, slack, _TRUNCATE * tol * mass)
     direct = _PAIR * kept * count
-    widest = 0.0
+    spread = 0.0
     for j in range(kept):
-        widest = max(widest, work.spread[j])
+        spread = max(spread, work.spread[j])
     if terms and kept * (terms + 20.0) + _EVALUATE * terms * count < direct:
         _expand(work, kept, p, r, stride)
         _answer(queries, lo, hi, work, kept, mass, p, r, e_f, e_g, stride, tol, means, bounds)
         work.counts[1] += kept
         work.counts[3] += 1
     else:
-        if may_split and (count > 64 or (size > 2.0 and kept > 64 + 4 * count)):
+        if may_split and count > 64:
             return SPLIT
         for i in range(lo, hi):
-            bounds[i] = _direct(queries, i, work, kept, widest, work.rows[3], work.small[5], means[i])
+            bounds[i] = _direct(queries, i, work, kept, mass, spread, work.rows[3], work.small[5], means[i])
         work.counts[4] += 1
     for i in range(lo, hi):
         if not bounds[i] <= tol:

@@ -36,18 +36,22 @@ class Ordered:
     """Points (n, d) in tree order with a record for every node (see `boxes`).
 
     `points` and `log_weights` are sorted copies, `index` says where each row came from, `depth` is the level of
-    the leaves, which hold at most `leaf` points each.
+    the leaves, which hold at most `leaf` points each. With `like` the order of another tree over as many points is
+    taken over and only the levels below its leaves are sorted.
     """
 
-    def __init__(self, points: np.ndarray, log_weights: np.ndarray, leaf: int) -> None:
+    def __init__(self, points: np.ndarray, log_weights: np.ndarray, leaf: int, like: Ordered | None = None) -> None:
         n, d = points.shape
         self.depth = 0
         while n > leaf << self.depth:
             self.depth += 1
-        self.points = np.array(points, dtype=np.float64, order="C")
-        self.index = np.arange(n)
         self._split = min(4, self.depth) if n > SERIAL else 0
-        self._sort()
+        if like is None:
+            self.points, self.index = np.array(points, dtype=np.float64, order="C"), np.arange(n)
+            self._sort()
+        else:
+            self.points, self.index = np.ascontiguousarray(points[like.index]), like.index.copy()
+            self._sort_subtrees(like.depth)
         self.log_weights = np.ascontiguousarray(log_weights[self.index], dtype=np.float64)
         nodes = 2 << self.depth
         self.records = np.zeros((nodes, d * d + 3 * d + 3))
@@ -58,9 +62,12 @@ class Ordered:
         """Sort from the root; the first levels by one thread, the subtrees by all."""
         for level in range(self._split):
             nodes = range(1 << level, 2 << level)
-            run_all(sort_below, [(self.points, self.index, i, level, level + 1) for i in nodes])
-        nodes = range(1 << self._split, 2 << self._split)
-        run_all(sort_below, [(self.points, self.index, i, self._split, self.depth) for i in nodes])
+            run_all(sort_below, [(self.points, self.index, i, level, level, level + 1) for i in nodes])
+        self._sort_subtrees(self._split)
+
+    def _sort_subtrees(self, from_level: int) -> None:
+        tops = range(1 << self._split, 2 << self._split)
+        run_all(sort_below, [(self.points, self.index, i, self._split, from_level, self.depth) for i in tops])
 
     def fit(self) -> None:
         """Boxes, weights and radii of every node, from the leaves up."""
@@ -74,6 +81,11 @@ class Ordered:
         run_all(fit, [(i, split, self.depth) for i in range(1 << split, 2 << split)])
         if split:
             fit(1, 0, split - 1)
+
+    @property
+    def round(self) -> bool:
+        """Whether all points lie on the unit sphere, up to rounding."""
+        return bool(np.abs(np.einsum("ij,ij->i", self.points, self.points) - 1.0).max() < 1e-14)
 
     def leaf_radius(self) -> float:
         """Mean radius of the leaves: how tight the boxes are."""

@@ -1,4 +1,4 @@
-"""Walks over the token tree for one point u0 of query space: the exact maximum, a first mean, the visible tokens.
+"""Walks over the token tree for one point u0 of query space: the exact maximum, and a first mean.
 
 Scores are taken relative to a reference point c near the mean, ⟨u, y − c⟩, so that their rounding is that of
 |u| |y − c| and not of |u| |y|: at β = 1e6 the tokens that count are at a distance of 1e-3.
@@ -121,7 +121,7 @@ def first_mean(points, log_weights, records, depth, u, c, top, stack, mean, seco
         middle = 0.0
         for k in range(d):
             middle += u[k] * (records[node, k] - c[k])
-        if high - middle < 1.5:
+        if high - middle < 4.0:
             mass += _add_point(records[node, at + 1] - top, records[node, at + 3 :], u, c, mean, second)
             visited += n >> level
         elif level < depth:
@@ -136,62 +136,3 @@ def first_mean(points, log_weights, records, depth, u, c, top, stack, mean, seco
             second[k, m] /= mass
             second[m, k] = second[k, m]
     return mass
-
-
-@inlined
-def visible_ranges(n, records, depth, u, c, axes, half, shift, slack, per_unit, per_node, stack, ranges, skipped):
-    """The tokens that may matter somewhere in a box of queries, as ranges of the sorted order.
-
-    For u = u0 + δ with δ in the box (|⟨δ, axis_k⟩| ≤ half_k), a token's weight relative to e^{⟨δ, c⟩} is at most
-    e^{log w + ⟨u0, y − c⟩ + T(y) − shift} with T(y) = Σ_k half_k |⟨axis_k, y − c⟩|, and over a node T is at most
-    its value at the centre plus ρ · radius, ρ = |half|. A node is left out if that weight, times (|y − c| + slack), has
-    a logarithm of at most `per_unit` for each unit of the node's own weight, or of at most `per_node` for the whole
-    node. What it could have added is added to `skipped`: (Σ weight, Σ weight |y − c|), both over-estimates.
-    Returns the number of ranges.
-    """
-    d = u.size
-    radius = d * d + 2 * d
-    rho = 0.0
-    for k in range(d):
-        rho += half[k] * half[k]
-    rho = math.sqrt(rho)
-    count = 0
-    stack[0], size = 1, 1
-    while size:
-        size -= 1
-        node = stack[size]
-        spread, far = rho * records[node, radius], 0.0
-        for k in range(d):
-            p = 0.0
-            for i in range(d):
-                p += axes[k, i] * (records[node, i] - c[i])
-            spread += half[k] * abs(p)
-            far += p * p
-        far = math.sqrt(far) + records[node, radius]
-        middle = 0.0
-        for i in range(d):
-            middle += u[i] * (records[node, i] - c[i])
-        high = reach(records, node, u, c)
-        top = high + spread - shift
-        if top + math.log(far + slack) <= max(per_unit, per_node - records[node, radius + 1]):
-            mass = math.exp(top + records[node, radius + 1])
-            skipped[0] += mass
-            skipped[1] += mass * far
-            continue
-        level, inside = depth_of(node), False
-        if level < depth:
-            # The smallest weight in the box: if even a leaf made of such tokens would be seen, all of the node is.
-            low = 2.0 * middle - high - shift + math.log(slack)
-            share = records[node, radius + 1] - (depth - level) * math.log(2.0)
-            inside = low > max(per_unit, per_node - share)
-        if level == depth or inside:
-            lo, hi = first_point(node, level, n), first_point(node + 1, level, n)
-            if count and ranges[count - 1, 1] == lo:
-                ranges[count - 1, 1] = hi
-            else:
-                ranges[count, 0], ranges[count, 1] = lo, hi
-                count += 1
-        else:
-            stack[size], stack[size + 1] = 2 * node + 1, 2 * node
-            size += 2
-    return count

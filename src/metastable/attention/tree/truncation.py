@@ -63,7 +63,7 @@ def sample_sums(n, z, score, spread, crest, half, power, far, sums):
     sums[2, r], sums[3, r] = Σ e^T a V^{r+1}/(r+1)! {1, |z|} and sums[4, r] = Σ e^T a |z_0| V^r/r!.
     """
     sums[:] = 0.0
-    every = 1 + n // (16 * BLOCK)
+    every = 1 + n // (6 * BLOCK)
     for at in range(0, n, BLOCK * every):
         end = min(at + BLOCK, n)
         a, b = power[: end - at], far[: end - at]

@@ -53,7 +53,26 @@ def _weigh(columns, log_weights, lo, hi, at, u, c, axes, half, shift, slack, z, 
 
 
 @inlined
-def collect(columns, log_weights, ranges, count, u, c, axes, half, shift, slack, z, score, spread, crest, faint, bins):
+def collect(
+    columns,
+    log_weights,
+    signs,
+    ranges,
+    count,
+    u,
+    c,
+    axes,
+    half,
+    shift,
+    slack,
+    z,
+    sign,
+    score,
+    spread,
+    crest,
+    faint,
+    bins,
+):
     """Fill the buffers with the tokens of the ranges; bins[e] ← Σ importance over importances in [2^e, 2^{e+1}),
     from every fourth token if there are many (it only steers: what is trimmed is added up exactly).
 
@@ -68,23 +87,10 @@ def collect(columns, log_weights, ranges, count, u, c, axes, half, shift, slack,
         for lo in range(ranges[i, 0], ranges[i, 1], BLOCK):
             hi = min(lo + BLOCK, ranges[i, 1])
             _weigh(
-                columns,
-                log_weights,
-                lo,
-                hi,
-                at,
-                u,
-                c,
-                axes,
-                half,
-                shift,
-                slack,
-                z,
-                score,
-                spread,
-                crest,
-                faint,
-            )
+                columns, log_weights, lo, hi, at, u, c, axes, half, shift, slack, z, score, spread, crest, faint
+            )  # fmt: skip
+            for t in range(hi - lo):
+                sign[at + t] = signs[lo + t]
             for t in range(0, hi - lo, every):
                 bins[(bits_of(faint[t]) >> 52) & 2047] += every * faint[t]
             at += hi - lo
@@ -105,7 +111,7 @@ def _cut(bins, budget):
 
 
 @inlined
-def trim(n, slack, bins, budget, z, score, spread, crest, skipped):
+def trim(n, slack, bins, budget, z, sign, score, spread, crest, skipped):
     """Drop the faintest tokens, as many as the budget allows, and close the gaps (unless they are too few to bother).
 
     What they could have added is added to `skipped` = (Σ crest, Σ crest |z|). Returns the number of tokens kept.
@@ -126,6 +132,7 @@ def trim(n, slack, bins, budget, z, score, spread, crest, skipped):
             continue
         for k in range(d):
             z[k, kept] = z[k, j]
+        sign[kept] = sign[j]
         score[kept], spread[kept], crest[kept] = score[j], spread[j], crest[j]
         kept += 1
     return kept
@@ -138,11 +145,11 @@ def _add_scaled(a, x, out):
 
 
 @loose
-def _exp_sum(x, top):
-    """x ← e^{x − top}; returns the sum."""
+def _exp_sum(x, sign, top):
+    """x ← ± e^{x − top}; returns the sum."""
     s = 0.0
     for t in range(x.size):
-        x[t] = fast_exp(x[t] - top)
+        x[t] = sign[t] * fast_exp(x[t] - top)
         s += x[t]
     return s
 
@@ -156,12 +163,12 @@ def _dot(x, y):
 
 
 @loose
-def _direct_in_space(x, y, z, score, delta, top):
+def _direct_in_space(x, y, z, sign, score, delta, top):
     """`direct_sums` in three dimensions, in one loop that stays in registers: three times as fast."""
     a, b, c = delta[0], delta[1], delta[2]
     s = s0 = s1 = s2 = 0.0
     for t in range(score.size):
-        e = fast_exp(score[t] + a * x[t] + b * y[t] + c * z[t] - top)
+        e = sign[t] * fast_exp(score[t] + a * x[t] + b * y[t] + c * z[t] - top)
         s += e
         s0 += e * x[t]
         s1 += e * y[t]
@@ -170,11 +177,12 @@ def _direct_in_space(x, y, z, score, delta, top):
 
 
 @kernel
-def direct_sums(z, score, n, delta, top, exponents, sums):
-    """sums ← (Σ e, Σ e z_1, …, Σ e z_d) with e_j = e^{s_j + ⟨δ, z_j⟩ − top}."""
+def direct_sums(z, sign, score, n, delta, top, exponents, sums):
+    """sums ← (Σ e, Σ e z_1, …, Σ e z_d) with e_j = ± e^{s_j + ⟨δ, z_j⟩ − top}."""
     d = delta.size
     if d == 3:
-        sums[0], sums[1], sums[2], sums[3] = _direct_in_space(z[0, :n], z[1, :n], z[2, :n], score[:n], delta, top)
+        x, y, w = z[0, :n], z[1, :n], z[2, :n]
+        sums[0], sums[1], sums[2], sums[3] = _direct_in_space(x, y, w, sign[:n], score[:n], delta, top)
         return
     sums[: d + 1] = 0.0
     for at in range(0, n, BLOCK):
@@ -184,7 +192,7 @@ def direct_sums(z, score, n, delta, top, exponents, sums):
             e[t] = score[at + t]
         for k in range(d):
             _add_scaled(delta[k], z[k, at:end], e)
-        sums[0] += _exp_sum(e, top)
+        sums[0] += _exp_sum(e, sign[at:end], top)
         for k in range(d):
             sums[k + 1] += _dot(e, z[k, at:end])
 
