@@ -92,14 +92,14 @@ def test_interrupted_after_any_frame_it_resumes_without_repeating_work(tmp_path,
         with pytest.raises(KeyboardInterrupt):
             ms.simulate(HEAD, cloud, **options(tmp_path))
     calls = 0
-    velocity = simulation.velocity
+    field = simulation._Solver.field
 
     def counted(*args, **kwargs):
         nonlocal calls
         calls += 1
-        return velocity(*args, **kwargs)
+        return field(*args, **kwargs)
 
-    monkeypatch.setattr(simulation, "velocity", counted)
+    monkeypatch.setattr(simulation._Solver, "field", counted)
     resumed = ms.simulate(HEAD, cloud, **options(tmp_path))
     assert torch.equal(resumed.frames, reference.frames)
     assert resumed.configuration["evaluations"] == reference.configuration["evaluations"]
@@ -109,7 +109,7 @@ def test_interrupted_after_any_frame_it_resumes_without_repeating_work(tmp_path,
 def test_a_finished_run_is_returned_without_computing(tmp_path, monkeypatch):
     cloud = ms.graded(60, HEAD)
     first = ms.simulate(HEAD, cloud, **options(tmp_path))
-    monkeypatch.setattr(simulation, "velocity", lambda *a, **k: pytest.fail("computed again"))
+    monkeypatch.setattr(simulation._Solver, "field", lambda *a, **k: pytest.fail("computed again"))
     assert torch.equal(ms.simulate(HEAD, cloud, **options(tmp_path)).frames, first.frames)
 
 
@@ -198,6 +198,6 @@ def test_what_a_kill_during_saving_leaves_is_put_right(tmp_path, monkeypatch):
     (tmp_path / "run.json").unlink()
     (tmp_path / ".run.zarr.tmp").mkdir()
     os.rename(tmp_path / "run.zarr", tmp_path / ".run.zarr.old")
-    monkeypatch.setattr(simulation, "velocity", lambda *a, **k: pytest.fail("computed again"))
+    monkeypatch.setattr(simulation._Solver, "field", lambda *a, **k: pytest.fail("computed again"))
     ms.simulate(HEAD, cloud, **options(tmp_path))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.json", "run.zarr"]

@@ -96,7 +96,7 @@ def test_a_field_too_rough_for_the_tolerance_stops_with_a_remedy(monkeypatch):
     def rough(*args, **kwargs):
         return torch.randn(30, 2, generator=noise, dtype=torch.float64) * 1e6
 
-    monkeypatch.setattr(simulation, "velocity", rough)
+    monkeypatch.setattr(simulation._Solver, "field", rough)
     with pytest.raises(ms.SimulationStopped, match="no step is small enough for tol = 1e-09"):
         ms.simulate(HEAD, CLOUD, beta=5.0, until=1.0, tol=1e-9)
 

@@ -38,6 +38,7 @@ class Run:
     field_errors : (S, 2) rows (t, ε): at each accepted step the root mean square over tokens (by weight) of
         |𝒱_β[μ_t](x) − 𝒱_∞(x)|
     configuration : how the run was made (method, tolerance, engine, …)
+    merged : for a run with `merge`, (T, 2) rows (live tokens, bound of the error) at the saved times
     """
 
     head: Head
@@ -47,6 +48,7 @@ class Run:
     frames: Tensor
     field_errors: Tensor
     configuration: dict[str, Any] = field(default_factory=dict)
+    merged: Tensor | None = None
 
     @property
     def initial(self) -> Cloud:
@@ -155,6 +157,22 @@ class Run:
         above = np.flatnonzero(~(values < math.pi))
         vacuous = float(self.times[above[0]]) if len(above) else None
         return self._curve("certificate", values, lipschitz=L, vacuous_after=vacuous, p=2, cost="geodesic")
+
+    def merge_error(self) -> xr.DataArray:
+        """A bound of W₂(μ_t, μ_t without merging) at every saved time, for a run with `merge` (see `merging`).
+
+        It follows the displacements of all merges along the run, to second order in δ. The coordinate `live` is the
+        number of tokens that the solver still moved. Where the expansion no longer holds (merged tokens would come
+        apart) the bound is inf; the attribute `vacuous_after` is the first such time, None if there is none.
+        """
+        if self.merged is None:
+            raise BadInput("this run was made without merging; give merge= to simulate")
+        live, values = self.merged.cpu().numpy().T
+        above = np.flatnonzero(~np.isfinite(values))
+        vacuous = float(self.times[above[0]]) if len(above) else None
+        delta = self.configuration.get("merge")
+        curve = self._curve("merge error", values, delta=delta, vacuous_after=vacuous, p=2, cost="chordal")
+        return curve.assign_coords(live=("time", live.astype(int)))
 
     def noise_floor(self, p: float = 2, cost: str = "chordal", seed: int = 0) -> transport.NoiseFloor:
         """W_p between two independent samples of ν as large as the cloud: what another sample would change.

@@ -83,6 +83,9 @@ def dataset(run: Run) -> xr.Dataset:
         "log_weight": ("token", run.cloud.log_weights.cpu().numpy()),
         "field_error": ("step_time", eps[:, 1]),
     }
+    if run.merged is not None:
+        live, error = run.merged.cpu().numpy().T
+        data |= {"live": ("time", live), "merge_error": ("time", error)}
     coords = {"time": run.times.cpu().numpy(), "step_time": eps[:, 0]}
     return xr.Dataset(data, coords=coords, attrs={"run": json.dumps(description(run))})
 
@@ -152,6 +155,7 @@ def _arguments(record: dict[str, Any], data: xr.Dataset) -> dict[str, Any]:
     # Scaling to norm 1 and sum 1 once more could change the last bit; what was saved is the truth.
     cloud.points, cloud.log_weights = points[0].clone(), log_weights
     errors = np.stack([data["step_time"].values, data["field_error"].values], axis=1)
+    merged = np.stack([data[n].values for n in ("live", "merge_error")], axis=1) if "live" in data else None
     return {
         "head": head_from_json(record["head"], getattr(torch, record["head_dtype"])),
         "cloud": cloud,
@@ -160,6 +164,7 @@ def _arguments(record: dict[str, Any], data: xr.Dataset) -> dict[str, Any]:
         "frames": points,
         "field_errors": torch.from_numpy(errors),
         "configuration": record["configuration"],
+        "merged": None if merged is None else torch.from_numpy(merged),
     }
 
 
