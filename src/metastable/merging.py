@@ -11,20 +11,21 @@ anew at each merge from places that are wrong by x_i − X. With every token cou
 
 which a merge raises from 0 to e = ( Σ w |x − X|² )^{1/2}. Later the differences grow or shrink as the stability of
 the full system has it. Its Jacobian at the merged state splits: differences ξ inside a group G obey ξ' = A_G ξ with a
-d × d matrix A_G, and the means of the groups obey the Jacobian J of the live system (see `response`). A merge leaves the
-means where they were up to second order in δ, so the first order lives inside the groups, as S_G = mean of ξξᵀ, and
+d × d matrix A_G, and the means of the groups obey the Jacobian J of the live system (see `response`). A merge leaves
+the means where they were up to second order in δ, so the first order lives inside the groups, as S_G = mean of ξξᵀ, and
 the means move by a displacement η that the spread S causes to second order, through a source q(S):
 
     S_G' = A_G S_G + S_G A_Gᵀ,     η' = Jη + q(S),     E₀ = ( Σ W_G tr S_G )^{1/2} + ( Σ W_G |η_G|² )^{1/2}.
 
 Both equations are solved along the run, from step to step, and every merge adds its displacements to S and η. What is
-reported is E = 3/2 (1 + ρ) E₀. Here ρ is the largest standard deviation that merging has hidden in any token's scores
-so far, of order β|Bᵀx|δ: the parameter of the expansion. From the time that ρ exceeds 1, or E the diameter 2 of the
-sphere, E is inf: the expansion says nothing more. Where merged tokens would come apart (A_G > 0, as for V negative
-definite) S grows, and so does E.
+reported is E = 2 (1 + ρ) E₀. Here ρ is the parameter of the expansion, the largest so far of two numbers: the standard
+deviation that the displacements make in any token's scores (of order β|Bᵀx|δ at a merge), and (tr S_G)^{1/2} + |η_G| in
+any group. From the time that ρ exceeds 1/3, or E the diameter 2 of the sphere, E is inf: the expansion is not trusted
+any more. Where merged tokens would come apart (as for V negative definite) S grows, and so does E; where a token
+stands so near to a watershed that merging may have pushed it across, η grows.
 
 **What is proved, what is measured.** For δ → 0 the distance is at most E₀ up to terms of third order. That the factor
-3/2 (1 + ρ) covers those terms, and the error of solving for S and η with the run's own steps, is measured: on random
+2 (1 + ρ) covers those terms, and the error of solving for S and η with the run's own steps, is measured: on random
 heads, in tests/test_merging.py. The error of time stepping itself (`tol`) is not in E.
 
 A Grönwall bound E' ≤ ΛE, with Λ the largest eigenvalue of the symmetric part of the full Jacobian in the inner product
@@ -54,7 +55,8 @@ SCATTER_ENTRIES = 2**24
 SMALL = 64
 """Up to this many live tokens every merge is made; above, only those that remove a tenth of the tokens."""
 LONGEST_WAIT = 16
-SAFETY = 1.5
+SAFETY = 2.0
+LARGEST_PARAMETER = 1 / 3
 DIAMETER = 2.0
 
 
@@ -88,6 +90,8 @@ class Merging:
     owner : (N,) index of the live token that stands for each token
     log_weights, counts : (n,) weight of each live token, and how many tokens it stands for
     scatter, shift : (n, d, d) and (n, d), S and η above
+    largest : the largest E at any step so far
+    jumps : for each merge its time and how far it moved the law, ( Σ w θ² )^{1/2} with θ the angle between x and X
     """
 
     def __init__(self, head: Head, cloud: Cloud, beta: float, delta: float) -> None:
@@ -97,31 +101,38 @@ class Merging:
         self.log_weights, self.counts = cloud.log_weights, torch.ones_like(cloud.log_weights)
         self.scatter, self.shift = np.zeros((n, 0, 0)), np.zeros((n, 0))
         self.followed = min(FOLLOWED, SCATTER_ENTRIES // d**2)
-        self.merges, self.failures, self.wait = 0, 0, 0
-        self.hidden, self.lost = 0.0, False
+        self.patience, self.wait = 1, 0
+        self.parameter, self.largest, self.lost = 0.0, 0.0, False
+        self.jumps: list[tuple[float, float]] = []
         self._before: tuple[float, Response] | None = None
 
     @property
     def error(self) -> float:
         """E, the bound of W₂ to the run without merging."""
-        if not self.merges:
+        if not self.jumps:
             return 0.0
         if self.lost:
             return math.inf
         w = self.log_weights.double().exp().cpu().numpy()
-        inside = math.sqrt(float(w @ np.trace(self.scatter, axis1=1, axis2=2)))
-        means = math.sqrt(float(w @ (self.shift**2).sum(axis=1)))
-        return SAFETY * (1 + self.hidden) * (inside + means)
+        inside, means = self._displacements()
+        return SAFETY * (1 + self.parameter) * (math.sqrt(float(w @ inside**2)) + math.sqrt(float(w @ means**2)))
+
+    def _displacements(self) -> tuple[np.ndarray, np.ndarray]:
+        """(tr S_G)^{1/2} and |η_G| of each group, (n,)."""
+        inside = np.trace(self.scatter, axis1=1, axis2=2).clip(min=0)
+        return np.sqrt(inside), np.linalg.norm(self.shift, axis=1)
 
     def follow(self, x: Tensor, t: float) -> None:
         """Carry the error to the next step's end, live tokens at x (n, d) at time t."""
-        if not self.merges or self.lost:
+        if not self.jumps or self.lost:
             return
         after = self._response(x)
         assert self._before is not None
         start, before = self._before
         for response in (before, after):
             self._carry(response, 0.5 * (t - start))
+            if self.lost:
+                return
         self._before = (t, after)
         # The carried matrices belong to tangent vectors at x; ⟨x, x + ξ⟩ = 1 − |ξ|²/2 on the sphere.
         normal = after.x
@@ -129,18 +140,29 @@ class Merging:
         self.scatter = across - (across @ normal[:, :, None]) * normal[:, None, :]
         height = (self.shift * normal).sum(axis=1) + 0.5 * np.trace(self.scatter, axis1=1, axis2=2)
         self.shift = self.shift - height[:, None] * normal
-        self._judge()
 
     def _carry(self, response: Response, h: float) -> None:
         later = response.carry(self.scatter, h)
-        q, hidden = response.spread(0.5 * (self.scatter + later))
-        self.shift = response.shift(self.shift, q, h)
-        self.scatter, self.hidden = later, max(self.hidden, hidden)
+        if not np.isfinite(later).all():
+            self._give_up()
+            return
+        self.shift = response.shift(self.shift, response.spread(0.5 * (self.scatter + later)), h)
+        self.scatter = later
+        self._judge(response)
 
-    def _judge(self) -> None:
-        self.lost = not (self.hidden <= 1 and self.error <= DIAMETER)
-        if self.lost:
-            self.scatter, self.shift, self._before = self.scatter[:, :0, :0], self.shift[:, :0], None
+    def _judge(self, response: Response) -> None:
+        """Raise ρ to what merging hides now, and give the error up where the expansion says nothing."""
+        inside, means = self._displacements()
+        hidden = response.hidden(self.scatter + self.shift[:, :, None] * self.shift[:, None, :])
+        self.parameter = max(self.parameter, hidden, float((inside + means).max()))
+        error = self.error
+        self.largest = max(self.largest, error)
+        if not (self.parameter <= LARGEST_PARAMETER and error <= DIAMETER):
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self.lost, self.largest, self._before = True, math.inf, None
+        self.scatter, self.shift = self.scatter[:, :0, :0], self.shift[:, :0]
 
     def attempt(self, x: Tensor, t: float) -> Tensor | None:
         """Merge what is closer than δ, if enough is: the new live tokens (n, d), or None if all is as before.
@@ -154,18 +176,16 @@ class Merging:
         most = min(self.followed, n - 1 if n <= SMALL else int(0.9 * n))
         leader = groups(x.double().cpu().numpy(), self.delta, most)
         if leader is None:
-            self.failures += 1
-            self.wait = min(2**self.failures, LONGEST_WAIT)
+            self.patience = self.wait = min(2 * self.patience, LONGEST_WAIT)
             return None
-        self.failures, self.merges = 0, self.merges + 1
-        merged = self._merge(x, np.unique(leader, return_inverse=True)[1])
+        self.patience = 1
+        merged = self._merge(x, np.unique(leader, return_inverse=True)[1], t)
         if not self.lost:
             self._before = (t, self._response(merged))
-            self.hidden = max(self.hidden, self._before[1].spread(self.scatter)[1])
-            self._judge()
+            self._judge(self._before[1])
         return merged
 
-    def _merge(self, x: Tensor, group: np.ndarray) -> Tensor:
+    def _merge(self, x: Tensor, group: np.ndarray, t: float) -> Tensor:
         """Replace the live tokens by one for each group, (n,) numbers from 0 on."""
         size = np.bincount(group)
         places, logs = x.double().cpu().numpy(), self.log_weights.double().cpu().numpy()
@@ -181,8 +201,11 @@ class Merging:
         alone = torch.from_numpy(size[group] == 1).to(x.device)
         numbers = torch.from_numpy(group).to(x.device)
         merged[numbers[alone]] = x[alone]
+        moved = (x - merged[numbers]).double().cpu().numpy()
+        angle = 2 * np.arcsin(0.5 * np.linalg.norm(moved, axis=1))
+        self.jumps.append((t, math.sqrt(float(np.exp(logs) @ angle**2))))
         if not self.lost:
-            self._displace((x - merged[numbers]).double().cpu().numpy(), share, group)
+            self._displace(moved, share, group)
         self.log_weights = torch.from_numpy(top + np.log(total)).to(self.log_weights)
         self.counts = torch.zeros_like(self.log_weights).index_add(0, numbers, self.counts)
         self.owner = numbers[self.owner]
@@ -208,8 +231,9 @@ class Merging:
         arrays: dict[str, Any] = {
             name: getattr(self, name).cpu().numpy() for name in ("owner", "log_weights", "counts")
         }
-        arrays |= {"scatter": self.scatter, "shift": self.shift}
-        arrays["merging"] = np.array([self.merges, self.failures, self.wait, self.hidden, self.lost], dtype=float)
+        arrays |= {"scatter": self.scatter, "shift": self.shift, "jumps": np.array(self.jumps).reshape(-1, 2)}
+        numbers = (self.patience, self.wait, self.lost, self.parameter, self.largest)
+        arrays["merging"] = np.array(numbers, dtype=float)
         return arrays
 
     def unpack(self, arrays: dict[str, np.ndarray], x: Tensor, t: float) -> None:
@@ -217,7 +241,8 @@ class Merging:
         for name in ("owner", "log_weights", "counts"):
             setattr(self, name, torch.from_numpy(arrays[name]).to(x.device))
         self.scatter, self.shift = arrays["scatter"], arrays["shift"]
-        merges, failures, wait, self.hidden, lost = arrays["merging"].tolist()
-        self.merges, self.failures, self.wait, self.lost = int(merges), int(failures), int(wait), bool(lost)
-        if self.merges and not self.lost:
+        self.jumps = [(float(t), float(e)) for t, e in arrays["jumps"]]
+        patience, wait, lost, self.parameter, self.largest = arrays["merging"].tolist()
+        self.patience, self.wait, self.lost = int(patience), int(wait), bool(lost)
+        if self.jumps and not self.lost:
             self._before = (t, self._response(x))

@@ -63,24 +63,33 @@ class Response:
         others = _times(mixed, self.u) - self.m * (self.u * mean).sum(axis=1, keepdims=True) + mean
         return _times(self.A, eta) + self._tangent(others @ self.V.T)
 
-    def spread(self, S: np.ndarray) -> tuple[np.ndarray, float]:
-        """q (n, d) for scatter matrices S (n, d, d), and the largest standard deviation of the scores that S hides.
-
-        For query i that is the larger of (Σ_j p_ij ⟨u_i, S_j u_i⟩)^{1/2}, from the spread of the keys, and
-        tr(R S_i Rᵀ Σ_i)^{1/2}, from its own. The expansion needs it to be small against 1.
-        """
-        n, x, p, m = len(self.x), self.x, self.p, self.m
-        keys = p * (_outer(self.u, self.u).reshape(n, -1) @ S.reshape(n, -1).T)
-        turned = (p @ S.reshape(n, -1)).reshape(S.shape)
-        others = 0.5 * (keys @ x - m * keys.sum(axis=1, keepdims=True)) + _times(turned, self.u)
-        Q = self.R @ S @ self.R.T
-        c = Q.reshape(n, -1) @ _outer(x, x).reshape(n, -1).T - 2 * _times(Q, m) @ x.T
-        c = p * (c + (m * _times(Q, m)).sum(axis=1, keepdims=True))
-        own = 0.5 * (c @ x - m * c.sum(axis=1, keepdims=True))
+    def spread(self, S: np.ndarray) -> np.ndarray:
+        """q (n, d) for scatter matrices S (n, d, d)."""
+        x, p, m = self.x, self.p, self.m
+        keys, own = self._scores(S)
+        turned = (p @ S.reshape(len(x), -1)).reshape(S.shape)
+        weights = 0.5 * (keys + own)
+        pushed = weights @ x - m * weights.sum(axis=1, keepdims=True) + _times(turned, self.u)
         pulled = (x[:, None, :] @ self.G)[:, 0] + self.g
         curved = np.einsum("nij,nji->n", self.G, S)[:, None] * x + _times(S, pulled)
-        hidden = max(float(keys.sum(axis=1).max()), float(c.sum(axis=1).max()), 0.0)
-        return self._tangent((others + own) @ self.V.T) - curved, math.sqrt(hidden)
+        return self._tangent(pushed @ self.V.T) - curved
+
+    def hidden(self, S: np.ndarray) -> float:
+        """The largest standard deviation, over queries i, of the scores as displacements with moments S change them.
+
+        The larger of (Σ_j p_ij ⟨u_i, S_j u_i⟩)^{1/2}, from the keys, and tr(R S_i Rᵀ Σ_i)^{1/2}, from the query itself.
+        The expansion needs it to be small against 1.
+        """
+        return math.sqrt(max(0.0, *(float(part.sum(axis=1).max()) for part in self._scores(S))))
+
+    def _scores(self, S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """p_ij ⟨u_i, S_j u_i⟩ and p_ij c_ij, (n, n)."""
+        n, x, m = len(self.x), self.x, self.m
+        keys = _outer(self.u, self.u).reshape(n, -1) @ S.reshape(n, -1).T
+        Q = self.R @ S @ self.R.T
+        own = Q.reshape(n, -1) @ _outer(x, x).reshape(n, -1).T - 2 * _times(Q, m) @ x.T
+        own += (m * _times(Q, m)).sum(axis=1, keepdims=True)
+        return self.p * keys, self.p * own
 
     def carry(self, S: np.ndarray, h: float) -> np.ndarray:
         """S after a time h under S' = A S + S Aᵀ with this A."""

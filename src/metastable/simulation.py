@@ -203,7 +203,7 @@ class _State:
     rejected: int = 0
     evaluations: int = 1
     errors: list[tuple[float, float]] = field(default_factory=list)
-    merged: list[tuple[float, float]] = field(default_factory=list)
+    merged: list[tuple[float, ...]] = field(default_factory=list)
 
 
 class _Solver:
@@ -234,7 +234,7 @@ class _Solver:
                 self._save_frame(state)
         stats = {"steps": state.steps, "rejected": state.rejected, "evaluations": self.evaluations}
         if self.merging:
-            stats |= {"merges": self.merging.merges, "live": len(state.x)}
+            stats |= {"merges": len(self.merging.jumps), "live": len(state.x)}
         return Run(
             head=self.head,
             cloud=self.cloud,
@@ -243,6 +243,7 @@ class _Solver:
             frames=torch.stack(self.frames),
             field_errors=torch.tensor(state.errors, dtype=torch.float64),
             merged=torch.tensor(state.merged, dtype=torch.float64) if self.merging else None,
+            jumps=torch.tensor(self.merging.jumps, dtype=torch.float64).reshape(-1, 2) if self.merging else None,
             configuration={**self.plan.configuration(), **stats, "seconds": time.perf_counter() - began},
         )
 
@@ -330,7 +331,7 @@ class _Solver:
         shown = state.x
         if self.merging:
             shown = state.x[self.merging.owner]
-            state.merged.append((len(state.x), self.merging.error))
+            state.merged.append((len(state.x), self.merging.error, self.merging.largest))
         self.frames.append(shown)
         if self.kept:
             frame = shown.cpu().numpy()
@@ -361,8 +362,8 @@ class _Solver:
         t, h = (float(v) for v in stored["clock"])
         x, k = (torch.from_numpy(stored[name]).to(device) for name in ("x", "k"))
         errors = [(float(s), float(e)) for s, e in stored["errors"]]
-        merged = [(float(n), float(e)) for n, e in stored.get("merged", ())]
+        merged = [tuple(row) for row in stored["merged"].tolist()] if self.merging else []
         if self.merging:
             self.merging.unpack(stored, x, t)
-            self._prepare(self.plan.asked if self.merging.merges else self.plan.engine)
+            self._prepare(self.plan.asked if self.merging.jumps else self.plan.engine)
         return _State(t, x, k, h, saved, steps, rejected, evaluations, errors, merged)
