@@ -58,6 +58,7 @@ LONGEST_WAIT = 16
 SAFETY = 2.0
 LARGEST_PARAMETER = 1 / 3
 DIAMETER = 2.0
+TENSORS = ("owner", "log_weights", "counts")
 
 
 def groups(x: np.ndarray, delta: float, most: int) -> np.ndarray | None:
@@ -228,21 +229,20 @@ class Merging:
 
     def pack(self) -> dict[str, np.ndarray]:
         """All of it as arrays, for a checkpoint."""
-        arrays: dict[str, Any] = {
-            name: getattr(self, name).cpu().numpy() for name in ("owner", "log_weights", "counts")
-        }
+        arrays: dict[str, Any] = {name: getattr(self, name).cpu().numpy() for name in TENSORS}
         arrays |= {"scatter": self.scatter, "shift": self.shift, "jumps": np.array(self.jumps).reshape(-1, 2)}
         numbers = (self.patience, self.wait, self.lost, self.parameter, self.largest)
-        arrays["merging"] = np.array(numbers, dtype=float)
-        return arrays
+        arrays["numbers"] = np.array(numbers, dtype=float)
+        return {f"merging_{name}": array for name, array in arrays.items()}
 
-    def unpack(self, arrays: dict[str, np.ndarray], x: Tensor, t: float) -> None:
+    def unpack(self, stored: dict[str, np.ndarray], x: Tensor, t: float) -> None:
         """Take up what `pack` gave, with the live tokens at x at time t."""
-        for name in ("owner", "log_weights", "counts"):
+        arrays = {name.removeprefix("merging_"): a for name, a in stored.items() if name.startswith("merging_")}
+        for name in TENSORS:
             setattr(self, name, torch.from_numpy(arrays[name]).to(x.device))
         self.scatter, self.shift = arrays["scatter"], arrays["shift"]
-        self.jumps = [(float(t), float(e)) for t, e in arrays["jumps"]]
-        patience, wait, lost, self.parameter, self.largest = arrays["merging"].tolist()
+        self.jumps = [(float(s), float(e)) for s, e in arrays["jumps"]]
+        patience, wait, lost, self.parameter, self.largest = arrays["numbers"].tolist()
         self.patience, self.wait, self.lost = int(patience), int(wait), bool(lost)
         if self.jumps and not self.lost:
             self._before = (t, self._response(x))
