@@ -29,9 +29,8 @@ stands so near to a watershed that merging may have pushed it across, η grows.
 heads, in tests/test_merging.py. The error of time stepping itself (`tol`) is not in E.
 
 A Grönwall bound E' ≤ ΛE, with Λ the largest eigenvalue of the symmetric part of the full Jacobian in the inner product
-Σ w⟨·,·⟩, would need no expansion of second order. But Λ asks for the worst displacement of all tokens at once, and a
-token of little weight that many attend to makes it large as long as there is one: e^{∫Λ} is vacuous within a few units
-of time where the differences themselves shrink.
+Σ w⟨·,·⟩, takes the worst displacement of all tokens for the one at hand. While tokens still concentrate that costs a
+factor e^{∫Λ} with Λ of order 1 to 10 (measured: 150 tokens, d = 3, β = 100, t < 10), for differences that shrink.
 """
 
 from __future__ import annotations
