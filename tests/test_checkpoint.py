@@ -92,30 +92,67 @@ def test_interrupted_after_any_frame_it_resumes_without_repeating_work(tmp_path,
         with pytest.raises(KeyboardInterrupt):
             ms.simulate(HEAD, cloud, **options(tmp_path))
     calls = 0
-    velocity = simulation.velocity
+    field = simulation._Solver.field
 
     def counted(*args, **kwargs):
         nonlocal calls
         calls += 1
-        return velocity(*args, **kwargs)
+        return field(*args, **kwargs)
 
-    monkeypatch.setattr(simulation, "velocity", counted)
+    monkeypatch.setattr(simulation._Solver, "field", counted)
     resumed = ms.simulate(HEAD, cloud, **options(tmp_path))
     assert torch.equal(resumed.frames, reference.frames)
     assert resumed.configuration["evaluations"] == reference.configuration["evaluations"]
     assert calls < reference.configuration["evaluations"]
 
 
+@pytest.mark.parametrize("changed", [{"engine": "tree"}, {"merge": 0.02}, {"merge": 0.02, "engine": "tree"}])
+@pytest.mark.parametrize("stop", [40, 150])
+def test_trees_and_merged_tokens_resume_to_the_same_bits(tmp_path, monkeypatch, changed, stop):
+    """Interrupted in the middle of a step: what the run had kept in memory must leave no trace in its numbers."""
+    cloud = ms.uniform(60, d=2, seed=0)
+    asked = options(tmp_path, until=8.0, **changed)
+    whole = ms.simulate(HEAD, cloud, **{**asked, "checkpoint": None})
+    field = simulation._Solver.field
+    monkeypatch.setattr(simulation, "CHECKPOINT_SECONDS", 0.0)
+
+    def interrupted(self, x):
+        if self.evaluations >= stop:
+            raise KeyboardInterrupt
+        return field(self, x)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation._Solver, "field", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ms.simulate(HEAD, cloud, **asked)
+    assert progress_of(tmp_path / "run.zarr.part") > stop - 10
+    resumed = ms.simulate(HEAD, cloud, **asked)
+    assert torch.equal(resumed.frames, whole.frames)
+    assert torch.equal(resumed.field_errors, whole.field_errors)
+    assert resumed.configuration["evaluations"] == whole.configuration["evaluations"] > stop
+    if "merge" in changed:
+        assert torch.equal(resumed.merged, whole.merged)
+        assert torch.equal(resumed.jumps, whole.jumps)
+        assert float(whole.jumps[0, 0]) < float(whole.times[-1])
+        assert len(whole.jumps) > 1
+
+
 def test_a_finished_run_is_returned_without_computing(tmp_path, monkeypatch):
     cloud = ms.graded(60, HEAD)
     first = ms.simulate(HEAD, cloud, **options(tmp_path))
-    monkeypatch.setattr(simulation, "velocity", lambda *a, **k: pytest.fail("computed again"))
+    monkeypatch.setattr(simulation._Solver, "field", lambda *a, **k: pytest.fail("computed again"))
     assert torch.equal(ms.simulate(HEAD, cloud, **options(tmp_path)).frames, first.frames)
 
 
 @pytest.mark.parametrize(
     ("changed", "cloud_seed", "message"),
-    [({"beta": 30.0}, 0, "beta"), ({"until": 3.0}, 0, "times"), ({"tol": 1e-4}, 0, "tol"), ({}, 1, "digest")],
+    [
+        ({"beta": 30.0}, 0, "beta"),
+        ({"until": 3.0}, 0, "times"),
+        ({"tol": 1e-4}, 0, "tol"),
+        ({"merge": 0.1}, 0, "merge"),
+        ({}, 1, "digest"),
+    ],
 )
 @pytest.mark.parametrize("finished", [True, False])
 def test_another_run_under_the_same_name_is_refused(tmp_path, monkeypatch, changed, cloud_seed, message, finished):
@@ -198,6 +235,6 @@ def test_what_a_kill_during_saving_leaves_is_put_right(tmp_path, monkeypatch):
     (tmp_path / "run.json").unlink()
     (tmp_path / ".run.zarr.tmp").mkdir()
     os.rename(tmp_path / "run.zarr", tmp_path / ".run.zarr.old")
-    monkeypatch.setattr(simulation, "velocity", lambda *a, **k: pytest.fail("computed again"))
+    monkeypatch.setattr(simulation._Solver, "field", lambda *a, **k: pytest.fail("computed again"))
     ms.simulate(HEAD, cloud, **options(tmp_path))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.json", "run.zarr"]

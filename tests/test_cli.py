@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import metastable as ms
@@ -101,7 +102,27 @@ def test_heads_and_clouds_from_files(tmp_path):
     assert ms.Run.load(tmp_path / "out").cloud.weights.tolist() == pytest.approx([0.25, 0.75])
 
 
+def test_merging_by_flag_and_by_file(tmp_path):
+    shown = invoke(*QUICK, "--until", "60", "--merge", "1e-3", "--out", tmp_path / "flag")
+    assert shown.exit_code == 0, shown.output
+    assert "merging at distance 0.001 left" in shown.stdout
+    config = tmp_path / "run.toml"
+    config.write_text("beta = 20\nuntil = 60\nsave = 4\nmerge = 1e-3\n[cloud]\nn = 40\n")
+    found = json.loads(invoke(config, "--json", "--out", tmp_path / "file").stdout)
+    run = ms.Run.load(tmp_path / "file")
+    assert torch.equal(run.frames, ms.Run.load(tmp_path / "flag").frames)
+    assert run.configuration["merge"] == found["merging"]["distance"] == 1e-3
+    assert found["merging"]["live"] == int(run.merge_error()["live"][-1]) < 40
+    assert 0 <= found["merging"]["final_error"] <= found["merging"]["largest_error"] < 1
+    assert found["merging"]["unknown_from"] is None
+    assert run.merge_sentence() in (tmp_path / "file" / "report.html").read_text()
+    assert json.loads(invoke(*QUICK, "--json", "--out", tmp_path / "plain").stdout)["merging"] is None
+    assert "--merge" in CliRunner().invoke(app, ["simulate", "--help"]).output
+
+
 BAD_FLAGS = [
+    (["--merge", "-1"], "merge is -1.0"),
+    (["--merge", "1e-3", "--beta", "inf"], "merge needs a finite beta"),
     (["--seed", "99999999999999999999999"], "it must be below 2⁶³"),
     (["--n", "100000000000000"], "not enough memory"),
     (["--beta", "-1"], "beta is -1.0; the inverse temperature must be 0 or more"),

@@ -55,6 +55,40 @@ def test_fixed_steps_divide_the_intervals_evenly():
     assert np.allclose(run.field_errors[:, 0].numpy(), [0, 0.25, 0.5, 0.75, 1.0])
 
 
+@pytest.mark.parametrize("method", ["dopri5", "rk4"])
+def test_the_tree_follows_the_same_path_with_one_tree_a_step(monkeypatch, method):
+    from metastable.attention import tree
+
+    built = 0
+    original = tree.Tree._build
+
+    def counted(self, points):
+        nonlocal built
+        built += 1
+        original(self, points)
+
+    monkeypatch.setattr(tree.Tree, "_build", counted)
+    options = {"beta": 20.0, "until": 3.0, "save": 4, "method": method, "tol": 1e-8}
+    options |= {} if method == "dopri5" else {"step": 0.1}
+    found = ms.simulate(HEAD, CLOUD, engine="tree", **options)
+    exact = ms.simulate(HEAD, CLOUD, engine="dense", **options)
+    assert torch.allclose(found.frames, exact.frames, atol=1e-6)
+    steps = found.configuration["steps"] + found.configuration["rejected"]
+    # One for the start, one a step; a refit may build anew when tokens have moved far, which is rare.
+    assert steps < built <= 1.2 * steps + 1
+    assert found.configuration["evaluations"] > 3 * built
+
+
+def test_at_rest_the_step_is_as_long_as_the_method_is_stable():
+    """Two tokens at V's eigenvectors ±e: the method is stable up to 3.3 over the fastest rate, whatever tol is."""
+    head = ms.Head.from_interaction(np.eye(2), np.diag([1.0, 0.2]))
+    cloud = ms.Cloud([[1.0, 1e-3], [-1.0, 1e-3]])
+    for tol in (1e-4, 1e-9):
+        run = ms.simulate(head, cloud, beta=50.0, until=4e3, save=2, tol=tol)
+        assert run.configuration["steps"] < 1.15 * 4e3 / (3.3 / 0.8) + 60
+        assert float((run.final.points[:, 1]).abs().max()) < 10 * tol
+
+
 def test_hardmax_runs_through_the_same_call():
     run = ms.simulate(HEAD, CLOUD, beta=math.inf, until=5.0, step=0.02)
     assert run.configuration["method"] == "heun"
@@ -96,7 +130,7 @@ def test_a_field_too_rough_for_the_tolerance_stops_with_a_remedy(monkeypatch):
     def rough(*args, **kwargs):
         return torch.randn(30, 2, generator=noise, dtype=torch.float64) * 1e6
 
-    monkeypatch.setattr(simulation, "velocity", rough)
+    monkeypatch.setattr(simulation._Solver, "field", rough)
     with pytest.raises(ms.SimulationStopped, match="no step is small enough for tol = 1e-09"):
         ms.simulate(HEAD, CLOUD, beta=5.0, until=1.0, tol=1e-9)
 
@@ -116,6 +150,10 @@ def test_a_field_too_rough_for_the_tolerance_stops_with_a_remedy(monkeypatch):
         ({"step": 0.1}, "step= is for the methods"),
         ({"method": "rk4", "step": -0.1}, "step is -0.1"),
         ({"save": 1}, "save is 1"),
+        ({"merge": 0}, "merge is 0; it must be a finite number above 0"),
+        ({"merge": 2.0}, "merge is 2.0; it is the largest distance of tokens that become one, below 1"),
+        ({"merge": "1e-3"}, "merge is '1e-3'"),
+        ({"merge": 1e-3, "beta": math.inf}, "merge needs a finite beta"),
         ({"save": [3.0, 99.0]}, r"outside of 0 … 5\.0"),
         ({"save": "all"}, "save is 'all'"),
         ({"cloud": ms.uniform(5, d=3)}, "the head has d = 2 and the cloud d = 3"),

@@ -51,6 +51,9 @@ def simulate(
     step: Annotated[float | None, typer.Option(help="Step of the fixed-step methods.")] = None,
     save: Annotated[int | None, typer.Option(help="How many times to save.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto, dense, flash or tree.")] = None,
+    merge: Annotated[
+        float | None, typer.Option(help="Tokens closer than this become one; the error is followed and reported.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for run.zarr, run.json and report.html.")] = Path("metastable-run"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run in that folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
@@ -60,7 +63,8 @@ def simulate(
 
     The run is kept as it goes: the same command after an interruption resumes where it stopped.
     """
-    flags = {"beta": beta, "until": until, "tol": tol, "method": method, "step": step, "save": save, "engine": engine}
+    flags = {"beta": beta, "until": until, "tol": tol, "method": method, "step": step, "save": save}
+    flags |= {"engine": engine, "merge": merge}
     head_flags = {"interaction": interaction, "value": value, "file": head}
     cloud_flags = {"law": law, "n": n, "seed": seed}
     with _one_line_errors(debug):

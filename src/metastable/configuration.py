@@ -1,7 +1,7 @@
 """A simulation described in TOML: which keys there are, and what is wrong with a file that cannot be used.
 
 beta = 100.0
-until = 20.0              # also tol, save, method, step, engine, as in `simulate`
+until = 20.0              # also tol, save, method, step, engine, merge, as in `simulate`
 
 [head]
 interaction = [1.5, 0.6]  # a list: the spectrum of a random symmetric B; a list of lists: B itself
@@ -32,7 +32,7 @@ from metastable.cloud import Cloud
 from metastable.errors import BadInput
 from metastable.head import Head
 
-RUN_KEYS = ("beta", "until", "tol", "save", "method", "step", "engine")
+RUN_KEYS = ("beta", "until", "tol", "save", "method", "step", "engine", "merge")
 HEAD_KEYS = ("interaction", "value", "seed", "query", "key", "output", "offset", "file")
 LAWS: dict[str, Callable[..., Cloud]] = {
     "uniform": laws.uniform,

@@ -38,6 +38,8 @@ class Run:
     field_errors : (S, 2) rows (t, ε): at each accepted step the root mean square over tokens (by weight) of
         |𝒱_β[μ_t](x) − 𝒱_∞(x)|
     configuration : how the run was made (method, tolerance, engine, …)
+    merged : for a run with `merge`, (T, 3) rows at the saved times: live tokens, bound of the error, largest so far
+    jumps : for a run with `merge`, (J, 2) rows (t, e): how far each merge moved the law, in geodesic W₂
     """
 
     head: Head
@@ -47,6 +49,8 @@ class Run:
     frames: Tensor
     field_errors: Tensor
     configuration: dict[str, Any] = field(default_factory=dict)
+    merged: Tensor | None = None
+    jumps: Tensor | None = None
 
     @property
     def initial(self) -> Cloud:
@@ -145,16 +149,47 @@ class Run:
         """∫₀ᵗ ε(s) e^{L(t−s)} ds, an upper bound of the geodesic (so of the chordal) W₂(μ_t^β, μ_t^∞).
 
         ε was measured on the run at every step and L is the head's one-sided Lipschitz constant; nothing is
-        fitted. Between steps the larger of the two ends of ε is taken. The attribute `vacuous_after` is the time
+        fitted. Between steps the larger of the two ends of ε is taken, and merges add the way that they moved the law.
+        The attribute `vacuous_after` is the time
         from which the bound exceeds π, the diameter of the sphere, and says nothing more; None if it never does.
         """
         if self.head.offset is not None:
             raise BadInput("the certificate needs linear scores, but this head has an offset")
         L = self.theory.lipschitz
-        values = gronwall(self.field_errors, L, self.times)
+        values = gronwall(self.field_errors, L, self.times, self.jumps)
         above = np.flatnonzero(~(values < math.pi))
         vacuous = float(self.times[above[0]]) if len(above) else None
         return self._curve("certificate", values, lipschitz=L, vacuous_after=vacuous, p=2, cost="geodesic")
+
+    def merge_error(self) -> xr.DataArray:
+        """A bound of W₂(μ_t, μ_t without merging) at every saved time, for a run with `merge` (see `merging`).
+
+        It follows the displacements of all merges along the run, to second order in δ. The coordinate `live` is the
+        number of tokens that the solver still moved, `largest` the largest bound at any step so far. Where the
+        expansion no longer holds (merged tokens would come apart) the bound is inf; the attribute `vacuous_after` is
+        the first such time, None if there is none.
+        """
+        if self.merged is None:
+            raise BadInput("this run was made without merging; give merge= to simulate")
+        live, values, largest = self.merged.cpu().numpy().T
+        above = np.flatnonzero(~np.isfinite(values))
+        vacuous = float(self.times[above[0]]) if len(above) else None
+        delta = self.configuration.get("merge")
+        curve = self._curve("merge error", values, delta=delta, vacuous_after=vacuous, p=2, cost="chordal")
+        return curve.assign_coords(live=("time", live.astype(int)), largest=("time", largest))
+
+    def merge_sentence(self) -> str:
+        """What merging did, in one sentence."""
+        error = self.merge_error()
+        live, delta, lost = int(error["live"][-1]), error.attrs["delta"], error.attrs["vacuous_after"]
+        if live == len(self.cloud):
+            return f"merging at distance {delta:g} found nothing to merge"
+        became = f"merging at distance {delta:g} left {live} of {len(self.cloud)} tokens to move"
+        if lost is not None:
+            return f"{became}; its error is not known from t = {lost:g} on: try a smaller distance"
+        least = np.finfo(np.float64).eps
+        now, most = (f"{max(float(e), least):.1e}" for e in (error[-1], error["largest"][-1]))
+        return f"{became} and changed the law by at most {most} in W2, {now} at the end, time stepping aside"
 
     def noise_floor(self, p: float = 2, cost: str = "chordal", seed: int = 0) -> transport.NoiseFloor:
         """W_p between two independent samples of ν as large as the cloud: what another sample would change.

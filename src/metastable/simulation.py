@@ -21,12 +21,14 @@ from metastable.attention import choose
 from metastable.checkpoint import Checkpoint, discard, refuse_another
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, SimulationStopped
-from metastable.fields import check_beta, velocity, zero_temperature
+from metastable.fields import check_beta, zero_temperature
+from metastable.fields.moving import Moving
 from metastable.flow.dopri5 import dopri5, first_step, next_step
 from metastable.flow.euler import euler
 from metastable.flow.heun import heun
 from metastable.flow.rk4 import rk4
 from metastable.head import Head
+from metastable.merging import Merging
 from metastable.progress import Progress
 from metastable.run import Run
 
@@ -47,6 +49,7 @@ def simulate(
     step: float | None = None,
     save: int | Sequence[float] | None = None,
     engine: str = "auto",
+    merge: float | None = None,
     checkpoint: str | Path | None = None,
     overwrite: bool = False,
     progress: bool | None = None,
@@ -63,6 +66,8 @@ def simulate(
     save : how many equally spaced times to save, or the times themselves; 0 and `until` are always saved.
         By default 101, fewer when the frames would exceed 256 MiB
     engine : "auto", "dense", "flash" or "tree" (certified to `tol`, d ≤ 3), see `attend`
+    merge : δ. Tokens closer than this become one weighted token, so that long runs of clusters cost little; the frames
+        show each token where its cluster is, and `Run.merge_error` bounds what merging changed (see `merging`)
     checkpoint : a path like "run.zarr". The run is saved there, progress is kept beside it in "run.zarr.part", and
         the same call after an interruption goes on from there to the same bits
     overwrite : replace another run at `checkpoint` instead of refusing
@@ -73,7 +78,7 @@ def simulate(
     BadInput : an argument cannot be used
     SimulationStopped : a number is no longer finite, or no step is small enough for `tol`
     """
-    plan = _plan(head, cloud, beta, until, method, tol, step, save, engine)
+    plan = _plan(head, cloud, beta, until, method, tol, step, save, engine, merge)
     head = head.to(cloud.dtype, cloud.points.device)
     if checkpoint is None:
         return _Solver(head, cloud, plan).run(Progress(plan.times[-1], progress))
@@ -97,6 +102,8 @@ class _Plan:
     tol: float
     step: float
     engine: str
+    asked: str
+    merge: float | None
 
     def configuration(self) -> dict[str, Any]:
         chosen = {} if self.method == "dopri5" else {"step": self.step}
@@ -108,6 +115,7 @@ class _Plan:
             "method": self.method,
             **chosen,
             "engine": self.engine,
+            "merge": self.merge,
             "times": list(self.times),
         }
 
@@ -122,6 +130,7 @@ def _plan(
     step: float | None,
     save: int | Sequence[float] | None,
     engine: str,
+    merge: float | None,
 ) -> _Plan:
     if head.dim != cloud.dim:
         raise BadInput(f"the head has d = {head.dim} and the cloud d = {cloud.dim}; they must agree")
@@ -136,7 +145,17 @@ def _plan(
         raise BadInput("step= is for the methods euler, heun and rk4; dopri5 chooses its steps from tol=")
     chosen = choose(engine, cloud, len(cloud))
     h = 0.01 if step is None else positive(step, "step")
-    return _Plan(beta, _saved_times(save, until, cloud), method, tol, h, chosen)
+    delta = None if merge is None else _merging_distance(merge, beta)
+    return _Plan(beta, _saved_times(save, until, cloud), method, tol, h, chosen, engine, delta)
+
+
+def _merging_distance(merge: float, beta: float) -> float:
+    delta = positive(merge, "merge")
+    if delta >= 1:
+        raise BadInput(f"merge is {merge!r}; it is the largest distance of tokens that become one, below 1")
+    if math.isinf(beta):
+        raise BadInput("merge needs a finite beta: the hardmax field jumps, so the error of merging cannot be followed")
+    return delta
 
 
 def _saved_times(save: int | Sequence[float] | None, until: float, cloud: Cloud) -> tuple[float, ...]:
@@ -184,6 +203,7 @@ class _State:
     rejected: int = 0
     evaluations: int = 1
     errors: list[tuple[float, float]] = field(default_factory=list)
+    merged: list[tuple[float, ...]] = field(default_factory=list)
 
 
 class _Solver:
@@ -192,10 +212,17 @@ class _Solver:
         self.frames: list[Tensor] = []
         self.checksums: list[int] = []
         self.evaluations = 0
+        self.merging = None if plan.merge is None else Merging(head, cloud, plan.beta, plan.merge)
+        self._prepare(plan.engine)
+
+    def _prepare(self, engine: str) -> None:
+        """Make the field of the live tokens."""
+        logs = self.cloud.log_weights if self.merging is None else self.merging.log_weights
+        self.moving = Moving(self.head, logs, self.plan.beta, engine, self.plan.tol)
 
     def field(self, x: Tensor) -> Tensor:
         self.evaluations += 1
-        return velocity(self.head, self.cloud.moved_to(x), self.plan.beta, engine=self.plan.engine, tol=self.plan.tol)
+        return self.moving(x)
 
     def run(self, progress: Progress) -> Run:
         began = time.perf_counter()
@@ -206,6 +233,8 @@ class _Solver:
                 self._advance(state, self.plan.times[state.saved], progress)
                 self._save_frame(state)
         stats = {"steps": state.steps, "rejected": state.rejected, "evaluations": self.evaluations}
+        if self.merging:
+            stats |= {"merges": len(self.merging.jumps), "live": len(state.x)}
         return Run(
             head=self.head,
             cloud=self.cloud,
@@ -213,6 +242,8 @@ class _Solver:
             times=torch.tensor(self.plan.times, dtype=torch.float64),
             frames=torch.stack(self.frames),
             field_errors=torch.tensor(state.errors, dtype=torch.float64),
+            merged=torch.tensor(state.merged, dtype=torch.float64) if self.merging else None,
+            jumps=torch.tensor(self.merging.jumps, dtype=torch.float64).reshape(-1, 2) if self.merging else None,
             configuration={**self.plan.configuration(), **stats, "seconds": time.perf_counter() - began},
         )
 
@@ -230,6 +261,8 @@ class _Solver:
         """Take steps until t = target exactly."""
         last = time.perf_counter()
         while state.t < target:
+            # A resumed run starts without the tree of earlier evaluations; so does every step.
+            self.moving.forget()
             if self.plan.method == "dopri5":
                 self._adaptive_step(state, target)
             else:
@@ -247,7 +280,8 @@ class _Solver:
                 f"at t = {state.t:.6g} no step is small enough for tol = {self.plan.tol:g}; "
                 'raise tol or use a fixed step (method="rk4")'
             )
-        new, k, error = dopri5(self.field, state.x, state.k, h)
+        counts = None if self.merging is None else self.merging.counts
+        new, k, error = dopri5(self.field, state.x, state.k, h, counts)
         self._check_finite(k, state.t + h)
         proposed = next_step(h, error, self.plan.tol)
         if error > self.plan.tol:
@@ -270,11 +304,21 @@ class _Solver:
     def _accept(self, state: _State, x: Tensor, k: Tensor, t: float) -> None:
         state.x, state.k, state.t = x, k, t
         state.steps += 1
+        if self.merging:
+            self._merge(state, self.merging)
         self._note_error(state)
+
+    def _merge(self, state: _State, merging: Merging) -> None:
+        merging.follow(state.x, state.t)
+        merged = merging.attempt(state.x, state.t)
+        if merged is not None:
+            self._prepare(self.plan.asked)
+            state.x, state.k = merged, self.field(merged)
 
     def _note_error(self, state: _State) -> None:
         gap = (state.k - zero_temperature(self.head, state.x)).double().square().sum(dim=1)
-        state.errors.append((state.t, math.sqrt(float((self.cloud.weights.double() * gap).sum()))))
+        weights = self.moving.mean.log_weights.double().exp()
+        state.errors.append((state.t, math.sqrt(float((weights * gap).sum()))))
 
     def _check_finite(self, k: Tensor, t: float) -> None:
         if not math.isfinite(float(k.sum())):
@@ -284,9 +328,13 @@ class _Solver:
             )
 
     def _save_frame(self, state: _State) -> None:
-        self.frames.append(state.x)
+        shown = state.x
+        if self.merging:
+            shown = state.x[self.merging.owner]
+            state.merged.append((len(state.x), self.merging.error, self.merging.largest))
+        self.frames.append(shown)
         if self.kept:
-            frame = state.x.cpu().numpy()
+            frame = shown.cpu().numpy()
             self.kept.save_frame(state.saved, frame)
             self.checksums.append(zlib.crc32(frame.tobytes()))
         state.saved += 1
@@ -298,6 +346,8 @@ class _Solver:
         counts = np.array([state.saved, state.steps, state.rejected, self.evaluations])
         arrays = {"x": state.x.cpu().numpy(), "k": state.k.cpu().numpy(), "errors": np.array(state.errors)}
         arrays["checksums"] = np.array(self.checksums)
+        if self.merging:
+            arrays |= {"merged": np.array(state.merged), **self.merging.pack()}
         self.kept.save_state({**arrays, "clock": np.array([state.t, state.h]), "counts": counts})
 
     def _resume(self) -> _State | None:
@@ -312,4 +362,8 @@ class _Solver:
         t, h = (float(v) for v in stored["clock"])
         x, k = (torch.from_numpy(stored[name]).to(device) for name in ("x", "k"))
         errors = [(float(s), float(e)) for s, e in stored["errors"]]
-        return _State(t, x, k, h, saved, steps, rejected, evaluations, errors)
+        merged = [tuple(row) for row in stored["merged"].tolist()] if self.merging else []
+        if self.merging:
+            self.merging.unpack(stored, x, t)
+            self._prepare(self.plan.asked if self.merging.jumps else self.plan.engine)
+        return _State(t, x, k, h, saved, steps, rejected, evaluations, errors, merged)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from metastable.run import Run
 
 SCHEMA = "metastable.run/1"
+MERGED = ("live", "merge_error", "largest_merge_error")
 PARTS = ("query", "key", "value", "output", "offset")
 
 
@@ -78,11 +79,15 @@ def description(run: Run) -> dict[str, Any]:
 def dataset(run: Run) -> xr.Dataset:
     """The run as a labelled Dataset; its attribute `run` is the JSON description."""
     eps = run.field_errors.cpu().numpy()
-    data = {
+    data: dict[str, Any] = {
         "frames": (("time", "token", "coordinate"), run.frames.cpu().numpy()),
         "log_weight": ("token", run.cloud.log_weights.cpu().numpy()),
         "field_error": ("step_time", eps[:, 1]),
     }
+    if run.merged is not None:
+        data |= {name: ("time", column) for name, column in zip(MERGED, run.merged.cpu().numpy().T, strict=True)}
+    if run.jumps is not None:
+        data["jump"] = (("merge", "time_and_size"), run.jumps.cpu().numpy())
     coords = {"time": run.times.cpu().numpy(), "step_time": eps[:, 0]}
     return xr.Dataset(data, coords=coords, attrs={"run": json.dumps(description(run))})
 
@@ -152,6 +157,7 @@ def _arguments(record: dict[str, Any], data: xr.Dataset) -> dict[str, Any]:
     # Scaling to norm 1 and sum 1 once more could change the last bit; what was saved is the truth.
     cloud.points, cloud.log_weights = points[0].clone(), log_weights
     errors = np.stack([data["step_time"].values, data["field_error"].values], axis=1)
+    merged = np.stack([data[name].values for name in MERGED], axis=1) if MERGED[0] in data else None
     return {
         "head": head_from_json(record["head"], getattr(torch, record["head_dtype"])),
         "cloud": cloud,
@@ -160,6 +166,8 @@ def _arguments(record: dict[str, Any], data: xr.Dataset) -> dict[str, Any]:
         "frames": points,
         "field_errors": torch.from_numpy(errors),
         "configuration": record["configuration"],
+        "merged": None if merged is None else torch.from_numpy(merged),
+        "jumps": torch.tensor(data["jump"].values) if "jump" in data else None,
     }
 
 

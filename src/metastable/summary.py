@@ -24,6 +24,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "steps": run.configuration.get("steps"),
         "evaluations": run.configuration.get("evaluations"),
         "engine": run.configuration.get("engine"),
+        "merging": _merging(run),
         "assumptions": th.verdict.status,
         "unmet": th.verdict.unmet,
         "no_limit": th.no_limit,
@@ -61,10 +62,27 @@ def lines(found: dict[str, Any]) -> list[str]:
     cost = f"{found['steps']} steps, {found['evaluations']} field evaluations ({found['engine']})"
     assumptions = "all hold" if not found["unmet"] else "not all hold: " + ", ".join(found["unmet"])
     text = [f"{head}: {cost}", f"assumptions of the theory: {assumptions}"]
+    if found["merging"]:
+        text.append(found["merging"]["sentence"])
     if found["no_limit"]:
         return [*text, found["no_limit"]]
     floor = f"noise floor {found['noise_floor']:.2g}: W2 of two independent samples of the limit law, for scale"
     return [*text, *found["sentences"], floor]
+
+
+def _merging(run: Run) -> dict[str, Any] | None:
+    """Distance, live tokens at the end, and bounds of the error; None for a run without merging."""
+    if run.merged is None:
+        return None
+    error = run.merge_error()
+    return {
+        "distance": error.attrs["delta"],
+        "live": int(error["live"][-1]),
+        "largest_error": _plain(float(error["largest"][-1])),
+        "final_error": _plain(float(error[-1])),
+        "unknown_from": error.attrs["vacuous_after"],
+        "sentence": run.merge_sentence(),
+    }
 
 
 def _plain(value: float) -> float | str:

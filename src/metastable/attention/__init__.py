@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sized
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from metastable.arrays import Array, matrix, real
-from metastable.attention.dense import argmax_mean, dense, log_partition
-from metastable.attention.flash import flash
+from metastable.arrays import Array, matrix
+from metastable.attention.dense import argmax_mean, log_partition
+from metastable.attention.prepared import ENGINES, Prepared
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
 
-__all__ = ["ENGINES", "argmax_mean", "attend", "certified", "choose", "log_partition", "softmax_mean"]
-
-ENGINES = {"dense": dense, "flash": flash}
-"""The engines that are exact up to rounding."""
+__all__ = ["ENGINES", "Prepared", "argmax_mean", "attend", "certified", "choose", "log_partition", "softmax_mean"]
 
 FEW_PAIRS = 40_000
 """Below this many (query, token) pairs `flash` costs more than `dense`: see benchmarks/crossover.py."""
@@ -33,14 +30,14 @@ class Attended(NamedTuple):
     work: dict[str, int]
 
 
-def choose(engine: str, cloud: Cloud, queries: int) -> str:
+def choose(engine: str, tokens: Sized, queries: int) -> str:
     """The engine that `engine` stands for: itself, or for "auto" the quicker exact one for this many pairs."""
     known = ("auto", *ENGINES, "tree")
     if not isinstance(engine, str) or engine not in known:
         raise BadInput(f"engine is {engine!r}; choose one of {', '.join(known)}")
     if engine != "auto":
         return engine
-    return "flash" if queries * len(cloud) > FEW_PAIRS else "dense"
+    return "flash" if queries * len(tokens) > FEW_PAIRS else "dense"
 
 
 def attend(cloud: Cloud, queries: Array, engine: str = "auto", tol: float = TREE_TOLERANCE) -> Tensor:
@@ -62,15 +59,16 @@ def attend(cloud: Cloud, queries: Array, engine: str = "auto", tol: float = TREE
 
 def certified(cloud: Cloud, queries: Array, tol: float = TREE_TOLERANCE) -> Attended:
     """`attend` by the tree, with the bound that was reached for each query and the work it took."""
-    return _by_tree(cloud, _queries(cloud, queries), tol)
+    u = _queries(cloud, queries)
+    found = Prepared(cloud.log_weights, "tree", tol).certified(cloud.points, u)
+    if found is None:
+        return Attended(torch.full_like(u, torch.nan), torch.full_like(u[:, 0], torch.inf), {})
+    return Attended(torch.from_numpy(found.mean).to(u), torch.from_numpy(found.bound).to(u), found.work)
 
 
 def softmax_mean(cloud: Cloud, u: Tensor, engine: str, tol: float = TREE_TOLERANCE) -> Tensor:
     """`attend` for queries that are known to fit the cloud."""
-    chosen = choose(engine, cloud, len(u))
-    if chosen == "tree":
-        return _by_tree(cloud, u, tol).mean
-    return ENGINES[chosen](cloud.points, cloud.log_weights, u)
+    return Prepared(cloud.log_weights, choose(engine, cloud, len(u)), tol)(cloud.points, u)
 
 
 def _queries(cloud: Cloud, queries: Array) -> Tensor:
@@ -78,17 +76,3 @@ def _queries(cloud: Cloud, queries: Array) -> Tensor:
     if u.shape[1] != cloud.dim:
         raise BadInput(f"queries have {u.shape[1]} coordinates and the cloud {cloud.dim}; they must agree")
     return u
-
-
-def _by_tree(cloud: Cloud, u: Tensor, tol: float) -> Attended:
-    from metastable.attention.tree import Tree, compiled
-
-    if not 0 < real(tol, "tol", "the tree needs a tolerance between 0 and 1") < 1:
-        raise BadInput(f"tol is {tol!r}; the tree needs a tolerance between 0 and 1")
-    if not bool(torch.isfinite(u).all()):
-        return Attended(torch.full_like(u, torch.nan), torch.full_like(u[:, 0], torch.inf), {})
-    if not compiled():
-        print("metastable: compiling the tree engine, once, for about half a minute", file=sys.stderr)
-    points, logs, asked = (a.detach().to("cpu", torch.float64).numpy() for a in (cloud.points, cloud.log_weights, u))
-    found = Tree(points, logs).attend(asked, float(tol))
-    return Attended(torch.from_numpy(found.mean).to(u), torch.from_numpy(found.bound).to(u), found.work)

@@ -29,15 +29,20 @@ SAFETY = 0.9
 SHRINK, GROW = 0.2, 5.0
 
 
-def dopri5(f: Field, x: Tensor, k1: Tensor, h: float) -> tuple[Tensor, Tensor, float]:
-    """One step from x with k₁ = f(x): the new x, f there, and the estimated error (RMS length over tokens)."""
+def dopri5(f: Field, x: Tensor, k1: Tensor, h: float, counts: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
+    """One step from x with k₁ = f(x): the new x, f there, and the estimated error (RMS length over tokens).
+
+    With `counts` (n,) a row stands for that many tokens in the mean.
+    """
     stages = [k1]
     for row in A[:-1]:
         stages.append(f(unit(_combine(x, stages, row, h))))
     new = unit(_combine(x, stages, A[-1], h))
     stages.append(f(new))
     error = _combine(torch.zeros_like(x), stages, E, h)
-    return new, stages[-1], float(error.double().square().sum(dim=1).mean().sqrt())
+    squares = error.double().square().sum(dim=1)
+    mean = squares.mean() if counts is None else (counts * squares).sum() / counts.sum()
+    return new, stages[-1], float(mean.sqrt())
 
 
 def next_step(h: float, error: float, tol: float) -> float:

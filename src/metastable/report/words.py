@@ -82,6 +82,8 @@ def key_numbers(run: Run, measured: Measured) -> list[KeyNumber]:
         KeyNumber("horizon", f"t = {number(run.horizon)}", f"{len(run.times)} times saved; nothing is known beyond"),
         KeyNumber("inverse temperature β", number(run.beta), "the larger, the sharper the attention"),
     ]
+    if run.merged is not None:
+        found.append(KeyNumber("live tokens", str(int(run.merged[-1, 0])), run.merge_sentence()))
     return [*found, *_of_the_distance(run, measured), *_of_the_theory(run, measured)] if not th.no_limit else found
 
 
