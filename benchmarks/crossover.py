@@ -1,4 +1,8 @@
-"""`dense` against `flash` for few tokens: where the choice of engine="auto" should turn over."""
+"""Where the choice of engine="auto" should turn over: from `dense` to `flash`, and from `flash` to `tree`.
+
+The second part looks for the least N = n at which the tree, built anew, is quicker than flash in float64, for the
+cloud, β and tolerance that suit it least among those tried; `attention.TREE_FROM` is half of it, N·n/(N + n).
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,10 @@ from measure import ratios, record
 
 import metastable as ms
 
+SIZES = (2_000, 4_000, 8_000, 16_000, 32_000)
 
-def main() -> None:
+
+def dense_and_flash() -> list[dict[str, object]]:
     rows = []
     for dtype in (torch.float32, torch.float64):
         for n in (50, 100, 200, 400, 800, 1600):
@@ -18,6 +24,43 @@ def main() -> None:
                 lambda c=cloud, u=u: ms.attend(c, u, "dense"), lambda c=cloud, u=u: ms.attend(c, u, "flash"), repeats=21
             )
             rows.append({"what": f"dense/flash, {str(dtype).removeprefix('torch.')}", "pairs": n * n, **timing})
+    return rows
+
+
+def clustered(n: int, d: int) -> ms.Cloud:
+    return ms.mixture(n, ms.uniform(20, d, seed=1).points, kappas=400.0, seed=2)
+
+
+def flash_and_tree(d: int, tol: float) -> list[dict[str, object]]:
+    """For each size the worst ratio over clouds and β."""
+    rows = []
+    for n in SIZES:
+        worst: dict[str, object] | None = None
+        for name, cloud in (("uniform", ms.uniform(n, d, seed=0)), ("clustered", clustered(n, d))):
+            for beta in (10.0, 1e2, 1e3, 1e4):
+                u = beta * cloud.points
+                timing = ratios(
+                    lambda c=cloud, u=u: ms.attend(c, u, "flash"),
+                    lambda c=cloud, u=u: ms.attend(c, u, "tree", tol),
+                    repeats=3,
+                )
+                if worst is None or timing["ratio"] < worst["ratio"]:
+                    worst = {
+                        "what": f"flash/tree, d = {d}, tol = {tol:g}",
+                        "N": n,
+                        "case": f"{name} {beta:g}",
+                        **timing,
+                    }
+        assert worst is not None
+        rows.append(worst)
+    return rows
+
+
+def main() -> None:
+    rows = dense_and_flash()
+    for d in (2, 3, 4, 5):
+        for tol in (1e-3, 1e-6, 1e-9):
+            rows += flash_and_tree(d, tol)
     record("crossover", rows)
 
 

@@ -143,7 +143,7 @@ def _plan(
         method = "heun" if math.isinf(beta) else "dopri5"
     if method == "dopri5" and step is not None:
         raise BadInput("step= is for the methods euler, heun and rk4; dopri5 chooses its steps from tol=")
-    chosen = choose(engine, cloud, len(cloud))
+    chosen = choose(engine, cloud.log_weights, cloud.dim, len(cloud), tol)
     h = 0.01 if step is None else positive(step, "step")
     delta = None if merge is None else _merging_distance(merge, beta)
     return _Plan(beta, _saved_times(save, until, cloud), method, tol, h, chosen, engine, delta)

@@ -88,11 +88,17 @@ def test_log_partition_is_the_logarithm_of_the_sum():
     assert torch.allclose(log_partition(cloud.points, cloud.log_weights, u), expected)
 
 
-def test_auto_takes_dense_for_few_pairs_and_flash_for_many():
-    cloud = ms.uniform(1000, d=3)
-    assert choose("auto", cloud, 1) == "dense"
-    assert choose("auto", cloud, 1000) == "flash"
-    assert choose("dense", cloud, 1000) == "dense"
+def test_auto_takes_the_engine_that_was_measured_to_be_quickest():
+    few, many = ms.uniform(1000, d=3).log_weights, ms.uniform(20_000, d=3).log_weights
+    assert choose("auto", few, 3, 1, 1e-6) == "dense"
+    assert choose("auto", few, 3, 1000, 1e-6) == "flash"
+    assert choose("dense", few, 3, 1000, 1e-6) == "dense"
+    assert choose("auto", many, 3, 20_000, 1e-6) == "tree"
+    assert choose("auto", many, 3, 2, 1e-6) == "dense"  # building a tree would not pay
+    assert choose("auto", many, 8, 20_000, 1e-6) == "flash"
+    assert choose("auto", many, 3, 20_000, 1e-12) == "flash"  # below the rounding that the tree allows for
+    with pytest.raises(ms.BadInput, match="tol is 'fine'"):
+        choose("auto", many, 3, 20_000, "fine")
 
 
 def test_bad_queries_and_engines_are_refused():

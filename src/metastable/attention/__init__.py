@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from metastable.arrays import Array, matrix
+from metastable.arrays import Array, matrix, real
 from metastable.attention.dense import argmax_mean, log_partition
 from metastable.attention.prepared import ENGINES, Prepared
 from metastable.cloud import Cloud
@@ -18,6 +17,9 @@ __all__ = ["ENGINES", "Prepared", "argmax_mean", "attend", "certified", "choose"
 
 FEW_PAIRS = 40_000
 """Below this many (query, token) pairs `flash` costs more than `dense`: see benchmarks/crossover.py."""
+
+TREE_FROM = {2: 2_000, 3: 5_000}
+"""By dimension, the N·n/(N + n) from which `tree` costs less than `flash`: see benchmarks/crossover.py."""
 
 TREE_TOLERANCE = 1e-6
 
@@ -30,14 +32,24 @@ class Attended(NamedTuple):
     work: dict[str, int]
 
 
-def choose(engine: str, tokens: Sized, queries: int) -> str:
-    """The engine that `engine` stands for: itself, or for "auto" the quicker exact one for this many pairs."""
+def choose(engine: str, log_weights: Tensor, d: int, queries: int, tol: float) -> str:
+    """The engine that `engine` stands for: itself, or for "auto" the quickest one that keeps to `tol`.
+
+    The tree costs about a(N + n) and flash b·N·n, so the tree is quicker from N·n/(N + n) = a/b on. That number was
+    measured (benchmarks/crossover.py) for the uniform and clustered clouds, β and tolerances that suit the tree least;
+    it is on the CPU alone, and in four dimensions and more flash is not slower at sizes that one would wait for.
+    """
     known = ("auto", *ENGINES, "tree")
     if not isinstance(engine, str) or engine not in known:
         raise BadInput(f"engine is {engine!r}; choose one of {', '.join(known)}")
     if engine != "auto":
         return engine
-    return "flash" if queries * len(tokens) > FEW_PAIRS else "dense"
+    n = len(log_weights)
+    if log_weights.device.type == "cpu" and d in TREE_FROM and 1e-9 <= real(tol, "tol", "it is a tolerance") < 1:
+        single = 2 if log_weights.dtype == torch.float32 else 1
+        if n * queries > single * TREE_FROM[d] * (n + queries):
+            return "tree"
+    return "flash" if queries * n > FEW_PAIRS else "dense"
 
 
 def attend(cloud: Cloud, queries: Array, engine: str = "auto", tol: float = TREE_TOLERANCE) -> Tensor:
@@ -45,7 +57,8 @@ def attend(cloud: Cloud, queries: Array, engine: str = "auto", tol: float = TREE
 
     For a field, u = β Bᵀx. "dense" and "flash" give the same numbers up to rounding, in a time ∝ N·n and in memory
     O((N + n)·d) plus one block. "tree" is for low dimension: certified |m − exact| ≤ `tol` for every query, in about
-    O(N + n), float64 on the CPU; its first use compiles for half a minute.
+    O(N + n), float64 on the CPU; its first use compiles for some twenty seconds. "auto" takes the quickest of the
+    three, see `choose`: ask for "dense" or "flash" where `tol` is not exact enough.
 
     Examples
     --------
@@ -66,9 +79,11 @@ def certified(cloud: Cloud, queries: Array, tol: float = TREE_TOLERANCE) -> Atte
     return Attended(torch.from_numpy(found.mean).to(u), torch.from_numpy(found.bound).to(u), found.work)
 
 
-def softmax_mean(cloud: Cloud, u: Tensor, engine: str, tol: float = TREE_TOLERANCE) -> Tensor:
+def softmax_mean(cloud: Cloud, u: Tensor, engine: str, tol: float = TREE_TOLERANCE, paired: bool = False) -> Tensor:
     """`attend` for queries that are known to fit the cloud."""
-    return Prepared(cloud.log_weights, choose(engine, cloud, len(u)), tol)(cloud.points, u)
+    return Prepared(cloud.log_weights, choose(engine, cloud.log_weights, cloud.dim, len(u), tol), tol)(
+        cloud.points, u, paired
+    )
 
 
 def _queries(cloud: Cloud, queries: Array) -> Tensor:

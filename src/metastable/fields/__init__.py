@@ -41,7 +41,7 @@ def velocity(
     beta = check_beta(beta)
     if head.dim != cloud.dim:
         raise BadInput(f"the head has d = {head.dim} and the cloud d = {cloud.dim}; they must agree")
-    choose(engine, cloud, 1)
+    choose(engine, cloud.log_weights, cloud.dim, 1, tol)
     head = head.to(cloud.dtype, cloud.points.device)
     x = cloud.points if at is None else Cloud(at).points.to(dtype=cloud.dtype, device=cloud.points.device)
     if x.shape[1] != cloud.dim:

@@ -19,12 +19,12 @@ class Moving:
 
     def __init__(self, head: Head, log_weights: Tensor, beta: float, engine: str, tol: float) -> None:
         self.head, self.beta = head, beta
-        self.mean = Prepared(log_weights, choose(engine, log_weights, len(log_weights)), tol)
+        self.mean = Prepared(log_weights, choose(engine, log_weights, head.dim, len(log_weights), tol), tol)
 
     def __call__(self, x: Tensor) -> Tensor:
         u = self.head.directions(x)
         hard = math.isinf(self.beta)
-        mean = argmax_mean(x, self.mean.log_weights, u) if hard else self.mean(x, self.beta * u)
+        mean = argmax_mean(x, self.mean.log_weights, u) if hard else self.mean(x, self.beta * u, paired=True)
         return tangent(x, self.head.values(mean))
 
     def forget(self) -> None:

@@ -12,4 +12,6 @@ from metastable.head import Head
 
 def softmax(head: Head, cloud: Cloud, x: Tensor, beta: float, engine: str = "auto", tol: float = 1e-6) -> Tensor:
     """m_β[μ](x) = ∫ y e^{β⟨Bᵀx, y⟩}dμ(y) / ∫ e^{β⟨Bᵀx, y⟩}dμ(y), then V, then the tangent part: (n, d)."""
-    return tangent(x, head.values(softmax_mean(cloud, beta * head.directions(x), engine, tol)))
+    return tangent(
+        x, head.values(softmax_mean(cloud, beta * head.directions(x), engine, tol, paired=x is cloud.points))
+    )
