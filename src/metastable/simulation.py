@@ -136,12 +136,13 @@ def _plan(
         raise BadInput("step= is for the methods euler, heun and rk4; dopri5 chooses its steps from tol=")
     chosen = choose(engine, cloud, len(cloud))
     h = 0.01 if step is None else positive(step, "step")
-    return _Plan(beta, _saved_times(save, until, cloud), method, tol, h, chosen)
-
-
-def _saved_times(save: int | Sequence[float] | None, until: float, cloud: Cloud) -> tuple[float, ...]:
     if save is None:
         save = max(11, min(101, FRAME_BYTES // (cloud.points.numel() * cloud.points.element_size())))
+    return _Plan(beta, saved_times(save, until), method, tol, h, chosen)
+
+
+def saved_times(save: int | Sequence[float], until: float) -> tuple[float, ...]:
+    """So many equally spaced times from 0 to `until`, or the given times with these two."""
     if isinstance(save, numbers.Integral):
         count = whole(save, "save", 2, "at least 2 times are saved, 0 and until")
         return tuple(float(t) for t in np.linspace(0.0, until, count))
