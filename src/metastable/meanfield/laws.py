@@ -42,7 +42,7 @@ def log_density(law: Any, d: int) -> tuple[LogDensity, dict[str, Any]]:
         raise BadInput(f"law is {name!r}, which has no density; {REMEDY}")
     kept = {key: value for key, value in record.items() if key not in ("n", "seed")}
     if name == "uniform":
-        density, dims = (lambda x: np.zeros(len(x))), int(kept.setdefault("d", d))
+        density, dims = (lambda x: np.zeros(len(x))), kept.setdefault("d", d)
     else:
         density, dims = _components(kept)
     if dims != d:

@@ -121,11 +121,11 @@ class MeanFieldRun(Run):
         t = self.times.numpy()
         other = [d.value for d in self._to(self.coarse, 2, "limit", "chordal")]
         fine, coarse = (phases.detect(t, d, factor=factor) for d in (self._limit_distance.values, other))
-        intervals = {
-            f"{name}_interval": _around(getattr(fine, name), getattr(coarse, name))
-            for name in ("concentrated", "terminal")
-        }
-        return MeanFieldPhases(**vars(fine), **intervals)
+        return MeanFieldPhases(
+            **vars(fine),
+            concentrated_interval=_around(fine.concentrated, coarse.concentrated),
+            terminal_interval=_around(fine.terminal, coarse.terminal),
+        )
 
     def _no_tokens(self, what: str) -> BadInput:
         return BadInput(f"{what} follows single tokens, and a mean-field run has none; use ms.simulate for it")

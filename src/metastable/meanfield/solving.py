@@ -103,10 +103,8 @@ def mean_field(
 
 def _checked(head: Head, beta: float, until: float, tol: float) -> tuple[float, float, float]:
     if head.dim not in STARTS:
-        dims = " and ".join(str(d) for d in STARTS)
-        raise BadInput(
-            f"the head has d = {head.dim}; cells go up to d = {dims}: use ms.simulate with ms.graded(n, head)"
-        )
+        stops = f"cells stop at d = {max(STARTS)}, further on use ms.simulate with ms.graded(n, head)"
+        raise BadInput(f"the head has d = {head.dim}; {stops}")
     beta = real(beta, "beta", "it must be a finite number above 0")
     if math.isinf(beta):
         raise BadInput("beta is inf; the zero-temperature flow is exact already: use ms.zero_temperature_flow")
