@@ -148,7 +148,7 @@ def tile(log_density: LogDensity, cuts: np.ndarray, longest: float) -> Intervals
         )
         top = logsumexp(halves)
         with np.errstate(invalid="ignore"):
-            rough = np.abs(np.expm1(whole - halves)) > np.maximum(1e-10, 1e-14 * np.exp(np.minimum(top - halves, 700)))
+            rough = np.abs(whole - halves) > np.maximum(1e-10, 1e-14 * np.exp(np.minimum(top - halves, 700)))
         where = np.flatnonzero(rough & (lengths > 1e-12))
         if not len(where):
             break

@@ -76,29 +76,46 @@ def mean_field(
     density, record = log_density(law, head.dim)
     times = saved_times(save if save is not None else 201, until)
     head, began = head.to(torch.float64, "cpu"), time.perf_counter()
-    runs: list[MeanFieldRun] = []
+    run: MeanFieldRun | None = None
     for level in range(LEVELS):
-        h = COARSEST / 2**level
-        longest = h * beta**-0.5
-        cells = STARTS[head.dim](head, density, longest)
-        sizes = Sizes(longest, MERGED * longest, STEP * longest)
-        with Progress(until, progress) as bar:
-            found = follow(head, cells, beta, times, sizes, bar)
-        configuration = _configuration(beta, times, tol, h, found)
-        fine = Frames.of(found.frames)
-        coarse = runs[-1].fine if runs else fine
-        both = [(frames.points, frames.log_weights) for frames in (fine, coarse)]
-        clock = torch.tensor(times, dtype=torch.float64)
-        runs.append(restored(head, record, beta, clock, both[0], both[1], configuration))
-        if level and _note_error(runs[-1], time.perf_counter() - began):
-            break
-    if not runs[-1].converged:
-        warnings.warn(
-            f"the distance still changed by {runs[-1].discretisation:.2g} at cells of {h:.3g} β^(-1/2), "
-            f"more than tol = {tol:g}; the run says so in its intervals",
-            stacklevel=2,
-        )
-    return runs[-1]
+        run = _level(COARSEST / 2**level, head, density, record, beta, times, tol, run, progress)
+        run.configuration["seconds"] = time.perf_counter() - began
+        if run.converged:
+            return run
+    assert run is not None
+    still = f"the distance still changed by {run.discretisation:.2g} when the cells were halved to"
+    warnings.warn(f"{still} {run.configuration['cell']:.3g} β^(-1/2), more than tol = {tol:g}", stacklevel=2)
+    return run
+
+
+def _level(
+    h: float,
+    head: Head,
+    density: LogDensity,
+    law: dict[str, Any],
+    beta: float,
+    times: tuple[float, ...],
+    tol: float,
+    coarser: MeanFieldRun | None,
+    progress: bool | None,
+) -> MeanFieldRun:
+    """The run with cells up to hβ^{−1/2}, and its change from the coarser one."""
+    longest = h * beta**-0.5
+    sizes = Sizes(longest, MERGED * longest, STEP * longest)
+    with Progress(times[-1], progress) as bar:
+        found = follow(head, STARTS[head.dim](head, density, longest), beta, times, sizes, bar)
+    fine = Frames.of(found.frames)
+    run = restored(
+        head,
+        law,
+        beta,
+        torch.tensor(times, dtype=torch.float64),
+        (fine.points, fine.log_weights),
+        (fine.points, fine.log_weights) if coarser is None else (coarser.frames, coarser.log_weights),
+        _configuration(beta, times, tol, h, found),
+    )
+    run.configuration["discretisation"] = math.inf if coarser is None else _change(run)
+    return run
 
 
 def _checked(head: Head, beta: float, until: float, tol: float) -> tuple[float, float, float]:
@@ -118,11 +135,8 @@ def _configuration(beta: float, times: tuple[float, ...], tol: float, h: float, 
     return {"beta": beta, "method": "cells", "tol": tol, "times": list(times), "cell": h, **cost, "engine": "cells"}
 
 
-def _note_error(run: MeanFieldRun, seconds: float) -> bool:
-    """Write the change against the coarser run into the configuration; whether it is small enough."""
+def _change(run: MeanFieldRun) -> float:
+    """The largest change against the coarser run over the saved times."""
     if run.theory.no_limit or run.theory.dim > 1:
-        error = float(np.linalg.norm(run.fine.moments() - run.coarse.moments(), axis=1).max())
-    else:
-        error = run.distance().attrs["discretisation"]
-    run.configuration.update(discretisation=error, seconds=seconds)
-    return run.converged
+        return float(np.linalg.norm(run.fine.moments() - run.coarse.moments(), axis=1).max())
+    return float(run.distance().attrs["discretisation"])
