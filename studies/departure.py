@@ -6,14 +6,16 @@ Fits, by least squares over the recorded β: a line in β, a multiple of log β,
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 
 import numpy as np
 import torch
-from heads import THREE, circle_head, numbers, write
+from heads import RESULTS, THREE, circle_head, numbers, write
 
 import metastable as ms
+from metastable.meanfield import solving
 
 BETAS = (100.0, 200.0, 400.0, 800.0, 1600.0, 3200.0, 6400.0, 10000.0)
 
@@ -26,6 +28,7 @@ def one(name: str, beta: float) -> dict[str, object]:
     head = circle_head(*THREE[name])
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
+        solving.COARSEST = 0.3 if beta < 2000 else 0.6
         run = ms.mean_field(head, "uniform", beta=beta, until=horizon(numbers(head), beta), tol=0.02, save=201)
     found = run.phases()
     return {
@@ -65,16 +68,24 @@ def fits(rows: list[dict], q: dict[str, float]) -> dict[str, object]:
     }
 
 
+def recorded(name: str) -> list[dict]:
+    """What an earlier call has found already."""
+    path = RESULTS / f"departure_{name}.json"
+    return json.loads(path.read_text())["rows"] if path.exists() else []
+
+
 def main(names: list[str], largest: float) -> None:
     torch.set_num_threads(1)
-    for name in names:
-        q, rows = numbers(circle_head(*THREE[name])), []
-        for beta in (b for b in BETAS if b <= largest):
-            rows.append(one(name, beta))
-            print(name, rows[-1], flush=True)
-            seen = [row for row in rows if row["departure"] is not None]
-            record = {"study": "departure", "head": THREE[name], "numbers": q, "rows": rows}
-            write(f"departure_{name}", {**record, "fits": fits(seen, q) if len(seen) > 2 else None})
+    rows = {name: recorded(name) for name in names}
+    for beta, name in ((b, name) for b in BETAS if b <= largest for name in names):
+        if any(row["beta"] == beta for row in rows[name]):
+            continue
+        q = numbers(circle_head(*THREE[name]))
+        rows[name].append(one(name, beta))
+        print(name, rows[name][-1], flush=True)
+        seen = [row for row in rows[name] if row["departure"] is not None]
+        record = {"study": "departure", "head": THREE[name], "numbers": q, "rows": rows[name]}
+        write(f"departure_{name}", {**record, "fits": fits(seen, q) if len(seen) > 2 else None})
 
 
 if __name__ == "__main__":

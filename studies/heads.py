@@ -34,17 +34,30 @@ THREE = {
 """The heads of theory.md, section 5: (a, b, a', v)."""
 
 
-def random_parameters(count: int, seed: int) -> list[tuple[float, tuple[float, float], float, tuple[float, float]]]:
-    """Random positive spectra and angles with a gap above 0.2 (M = VB is then diagonalisable with dim E = 1)."""
+def random_parameters(count: int, seed: int) -> tuple[list[Any], dict[str, int]]:
+    """Random positive spectra and angles (a, b, a', v), and how many draws were left out for which reason.
+
+    M = VB is then diagonalisable with real eigenvalues. Left out are heads with a gap below 0.2, and heads for which
+    no β up to 2000 makes a plateau that ends: D below 0.012, or ±e closer than 0.1 to V's own eigenvector.
+    """
     rng = np.random.default_rng(seed)
     found: list[Any] = []
+    left = {"gap < 0.2": 0, "D < 0.012": 0, "|e - v| < 0.1": 0}
     while len(found) < count:
         a, a2 = rng.uniform(-math.pi / 2, math.pi / 2, 2)
         b, v = rng.uniform(0.4, 1.6, 2), rng.uniform(0.3, 1.3, 2)
         parameters = (float(a), tuple(map(float, b)), float(a2), tuple(map(float, v)))
-        if circle_head(*parameters).theory().gap > 0.2:
+        head = circle_head(*parameters)
+        q = numbers(head) if head.theory().gap > 0.2 else None
+        if q is None:
+            left["gap < 0.2"] += 1
+        elif q["D"] < 0.012:
+            left["D < 0.012"] += 1
+        elif q["to_v"] < 0.1:
+            left["|e - v| < 0.1"] += 1
+        else:
             found.append(parameters)
-    return found
+    return found, left
 
 
 def numbers(head: ms.Head) -> dict[str, float]:

@@ -16,9 +16,9 @@ from metastable.meanfield.flowing import Sizes, follow
 from metastable.progress import Progress
 from metastable.transport import two_atoms
 
-DEPTHS = (4.0, 8.0, 16.0)
+DEPTHS = (6.0, 12.0, 24.0)
 """β is chosen so that βD takes these values, as far as 50 ≤ β ≤ LARGEST."""
-LARGEST = 1500.0
+LARGEST = 2000.0
 LONGEST_RUN = 100.0
 
 
@@ -68,7 +68,8 @@ def own_share(head, beta, e, x, w):
 def main(count: int, seed: int) -> None:
     torch.set_num_threads(1)
     rows = []
-    for index, parameters in enumerate(random_parameters(count, seed)):
+    drawn, left = random_parameters(count, seed)
+    for index, parameters in enumerate(drawn):
         q = numbers(circle_head(*parameters))
         row = {"index": index, "parameters": parameters, **q, "runs": []}
         for beta in sorted(min(max(round(depth / q["D"]), 50), LARGEST) for depth in DEPTHS):
@@ -88,7 +89,7 @@ def main(count: int, seed: int) -> None:
             (r["beta"], r.get("terminal"), r.get("half_share"), round(r.get("seconds", 0), 1)) for r in row["runs"]
         ]
         print(index, {k: round(v, 4) for k, v in q.items()}, shown, flush=True)
-        write("random_heads", {"study": "random_heads", "seed": seed, "law": "uniform", "rows": rows})
+        write("random_heads", {"study": "random_heads", "seed": seed, "law": "uniform", "left out": left, "rows": rows})
 
 
 if __name__ == "__main__":

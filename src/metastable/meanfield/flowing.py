@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metastable.attention import attend
+from metastable.cloud import Cloud
 from metastable.errors import SimulationStopped
 from metastable.flow.dopri5 import dopri5, first_step, next_step
 from metastable.head import Head
@@ -58,10 +60,16 @@ class Field:
         self.evaluations += 1
         self.cells.points = x.numpy()
         u = self.beta * self.head.directions(x)
-        means, tops = softmax_means(u.numpy(), *self.cells.quadrature())
-        self.faintest = float((tops - torch.linalg.vector_norm(u, dim=1).numpy()).min()) - MARGIN
-        w = self.head.values(torch.from_numpy(means))
+        w = self.head.values(self._means(u))
         return w - (w * x).sum(dim=1, keepdim=True) * x
+
+    def _means(self, u: Tensor) -> Tensor:
+        points, log_weights = self.cells.quadrature()
+        if self.head.dim > 2:
+            return attend(Cloud(points, log_weights=log_weights), u)
+        means, tops = softmax_means(u.numpy(), points, log_weights)
+        self.faintest = float((tops - torch.linalg.vector_norm(u, dim=1).numpy()).min()) - MARGIN
+        return torch.from_numpy(means)
 
 
 def follow(head: Head, cells: Cells, beta: float, times: Sequence[float], sizes: Sizes, progress: Progress) -> Followed:
