@@ -13,12 +13,13 @@ import metastable
 SOURCE = Path(metastable.__file__).parent
 ORDER = [
     *("errors", "arrays", "spectrum", "lipschitz", "verdict", "head", "theory", "cloud", "attention", "fields", "flow"),
-    *("response", "merging", "transport", "phases", "certificate", "observables", "store", "checkpoint", "run"),
-    *("progress", "simulation"),
+    *("response", "merging", "transport", "phases", "plateau", "certificate", "observables", "store", "checkpoint"),
+    *("run", "progress", "simulation", "meanfield"),
     *("figures", "report", "configuration", "summary", "commands", "cli", "__main__"),
 ]
 # Doors to the right, opened only when called: a head knows its theory, a run its pictures.
 DOORS = {("head", "theory"), ("run", "figures"), ("run", "report"), ("verdict", "theory"), ("store", "run")}
+DOORS |= {("run", "meanfield"), ("store", "meanfield"), ("theory", "plateau"), ("plateau", "theory")}
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

@@ -23,6 +23,7 @@ _HOMES = {
     "fields": ["velocity"],
     "flow.exact": ["value_flow", "zero_temperature_flow"],
     "head": ["Head"],
+    "meanfield": ["MeanFieldRun", "mean_field"],
     "phases": ["Phases"],
     "run": ["Run"],
     "simulation": ["simulate"],

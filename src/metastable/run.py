@@ -220,7 +220,12 @@ class Run:
     @staticmethod
     def load(path: str | Path) -> Run:
         """Read a run that `save`, `checkpoint=` or the command line wrote."""
-        return Run(**store.load(path))
+        found = store.load(path)
+        if "fine" in found:
+            from metastable.meanfield.run import restored
+
+            return restored(**found)
+        return Run(**found)
 
     def figure(self, kind: str = "distance") -> go.Figure:
         """A Plotly figure: "distance" (with terms, bound, noise floor and phases), "sphere" or "spectrum"."""

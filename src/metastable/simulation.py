@@ -146,7 +146,9 @@ def _plan(
     chosen = choose(engine, cloud.log_weights, cloud.dim, len(cloud), tol)
     h = 0.01 if step is None else positive(step, "step")
     delta = None if merge is None else _merging_distance(merge, beta)
-    return _Plan(beta, _saved_times(save, until, cloud), method, tol, h, chosen, engine, delta)
+    if save is None:
+        save = max(11, min(101, FRAME_BYTES // (cloud.points.numel() * cloud.points.element_size())))
+    return _Plan(beta, saved_times(save, until), method, tol, h, chosen, engine, delta)
 
 
 def _merging_distance(merge: float, beta: float) -> float:
@@ -158,9 +160,8 @@ def _merging_distance(merge: float, beta: float) -> float:
     return delta
 
 
-def _saved_times(save: int | Sequence[float] | None, until: float, cloud: Cloud) -> tuple[float, ...]:
-    if save is None:
-        save = max(11, min(101, FRAME_BYTES // (cloud.points.numel() * cloud.points.element_size())))
+def saved_times(save: int | Sequence[float], until: float) -> tuple[float, ...]:
+    """So many equally spaced times from 0 to `until`, or the given times with these two."""
     if isinstance(save, numbers.Integral):
         count = whole(save, "save", 2, "at least 2 times are saved, 0 and until")
         return tuple(float(t) for t in np.linspace(0.0, until, count))

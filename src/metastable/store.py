@@ -26,9 +26,11 @@ from metastable.errors import BadInput
 from metastable.head import Head
 
 if TYPE_CHECKING:
+    from metastable.meanfield.run import MeanFieldRun
     from metastable.run import Run
 
 SCHEMA = "metastable.run/1"
+MEAN_FIELD = "metastable.mean_field/1"
 MERGED = ("live", "merge_error", "largest_merge_error")
 PARTS = ("query", "key", "value", "output", "offset")
 
@@ -92,11 +94,23 @@ def dataset(run: Run) -> xr.Dataset:
     return xr.Dataset(data, coords=coords, attrs={"run": json.dumps(description(run))})
 
 
+def mean_field_dataset(run: MeanFieldRun) -> xr.Dataset:
+    """A mean-field run as a labelled Dataset: the finest frames and the next coarser ones."""
+    data = {
+        "frames": (("time", "point", "coordinate"), run.frames.numpy()),
+        "log_weight": (("time", "point"), run.log_weights.numpy()),
+        "coarse_frames": (("time", "coarse_point", "coordinate"), run.coarse.points.numpy()),
+        "coarse_log_weight": (("time", "coarse_point"), run.coarse.log_weights.numpy()),
+    }
+    record = {**description(run), "schema": MEAN_FIELD}
+    return xr.Dataset(data, coords={"time": run.times.numpy()}, attrs={"run": json.dumps(record)})
+
+
 def save(run: Run, path: str | Path) -> Path:
     """Write the run; an older run of the same name is replaced only once the new one is complete."""
     target = run_path(path)
     temporary, old = _beside(target, "tmp"), _beside(target, "old")
-    data = dataset(run)
+    data = run.to_xarray()
     data = data.assign_attrs(crc32=_checksum(data))
     chunks = (1, min(len(run.cloud), 65_536), run.cloud.dim)
     try:
@@ -112,7 +126,7 @@ def save(run: Run, path: str | Path) -> Path:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
-    write_text(target.with_suffix(".json"), json.dumps(description(run), indent=1))
+    write_text(target.with_suffix(".json"), json.dumps(json.loads(data.attrs["run"]), indent=1))
     return target
 
 
@@ -131,7 +145,7 @@ def recover(target: Path) -> bool:
 
 
 def load(path: str | Path) -> dict[str, Any]:
-    """The arguments of `Run` as they were saved."""
+    """The arguments of `Run`, or of `MeanFieldRun`, as they were saved."""
     target = run_path(path)
     if not recover(target):
         raise BadInput(f"there is no run at {target}; give the path that save or --out wrote")
@@ -142,11 +156,12 @@ def load(path: str | Path) -> dict[str, Any]:
         schema = record["schema"]
         if int(data.attrs["crc32"]) != _checksum(data):
             raise ValueError("the checksum does not match")
-        arguments = _arguments(record, data) if schema == SCHEMA else {}
+        reader = {SCHEMA: _arguments, MEAN_FIELD: _mean_field_arguments}.get(schema)
+        arguments = reader(record, data) if reader else {}
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadInput(f"{target} is not a complete run ({reason}); make it again") from error
-    if schema != SCHEMA:
+    if not arguments:
         raise BadInput(f"{target} has schema {schema!r}; this version reads {SCHEMA!r}")
     return arguments
 
@@ -168,6 +183,20 @@ def _arguments(record: dict[str, Any], data: xr.Dataset) -> dict[str, Any]:
         "configuration": record["configuration"],
         "merged": None if merged is None else torch.from_numpy(merged),
         "jumps": torch.tensor(data["jump"].values) if "jump" in data else None,
+    }
+
+
+def _mean_field_arguments(record: dict[str, Any], data: xr.Dataset) -> dict[str, Any]:
+    names = ("frames", "log_weight", "coarse_frames", "coarse_log_weight", "time")
+    frames, log_weights, coarse, coarse_log_weights, times = (torch.tensor(data[name].values) for name in names)
+    return {
+        "head": head_from_json(record["head"], getattr(torch, record["head_dtype"])),
+        "law": record["law"],
+        "beta": float(record["beta"]),
+        "times": times,
+        "fine": (frames, log_weights),
+        "coarse": (coarse, coarse_log_weights),
+        "configuration": record["configuration"],
     }
 
 

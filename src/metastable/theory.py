@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from metastable.head import Head
 from metastable.lipschitz import one_sided_lipschitz
 from metastable.spectrum import Spectrum
 from metastable.verdict import SINGULAR, Verdict, judge
+
+if TYPE_CHECKING:
+    from metastable.plateau import Forecast
 
 
 class Theory:
@@ -192,6 +196,12 @@ class Theory:
             raise BadInput(f"beta is {beta!r}; the time scale log β needs β > 1")
         denominator = 2 * (max(self.lipschitz, 0.0) + self.rate)
         return math.log(beta) / denominator if denominator > 0 else math.inf
+
+    def plateau(self, beta: float) -> Forecast:
+        """When the plateau of the uniform law ends at this β, with an error: d = 2, see `plateau.forecast`."""
+        from metastable.plateau import forecast
+
+        return forecast(self, beta)
 
     @cached_property
     def verdict(self) -> Verdict:

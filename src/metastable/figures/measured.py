@@ -63,7 +63,10 @@ def measure(run: Run) -> Measured:
         return found
     found.distance = run.distance()
     found.phases = run.phases()
-    found.floor = run.noise_floor()
+    try:
+        found.floor = run.noise_floor()
+    except BadInput as reason:
+        found.missing.append(f"No noise floor: {reason}.")
     try:
         found.laplace, found.lyapunov = run.laplace_term(), run.lyapunov_term()
     except (BadInput, SimulationStopped) as reason:

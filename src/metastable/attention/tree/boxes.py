@@ -17,13 +17,13 @@ sup ⟨u, y⟩ = ⟨u, centre⟩ + Σ_k |⟨u, axis_k⟩| half_k  tight for the 
 
 import math
 
-from .vectors import entry, inlined, kernel
+from .vectors import inlined, inner, kernel
 
 # Nodes with at most this many points measure their box on the points; above, on the boxes of their two children.
 MEASURED = 512
 
 
-@kernel
+@inner
 def first_point(node, level, n):
     """Where the points of `node` (at `level`) begin in the sorted order."""
     return ((node - (1 << level)) * n) >> level
@@ -74,7 +74,7 @@ def _widest_axis(points, lo, hi):
     return axis
 
 
-@entry
+@kernel
 def sort_below(points, index, top, top_level, from_level, depth):
     """Split the nodes under `top` level by level from `from_level` to `depth`, halving along the widest coordinate."""
     n = points.shape[0]
@@ -268,7 +268,7 @@ def _merge_moments(means, scatters, node, mid, lo, hi):
             )
 
 
-@entry
+@kernel
 def fit_below(points, log_weights, records, means, scatters, top, top_level, from_level, depth, scratch):
     """Fill the records under node `top`, from `from_level` up to the level of `top`; leaves are at level `depth`.
 

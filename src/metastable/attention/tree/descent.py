@@ -5,7 +5,7 @@ import math
 from .boxes import first_point
 from .leaf import DONE, attend_box
 from .search import depth_of
-from .vectors import entry, inlined
+from .vectors import inlined, kernel
 
 
 @inlined
@@ -35,7 +35,7 @@ def _load_query(query, work):
             work.axes[k, m] = 1.0 if k == m else 0.0
 
 
-@entry
+@kernel
 def descend(tokens, queries, records, depth, nodes, stop, work, tol, means, bounds, stack, later):
     """Answer the queries under the given nodes of the query tree.
 

@@ -11,7 +11,7 @@ of tokens, from its parent by one multiplication, and meets the powers of the la
 
 import numpy as np
 
-from .vectors import kernel, loose
+from .vectors import inner, loose
 
 BLOCK = 128
 MAX_THIN = 8
@@ -52,7 +52,7 @@ def row_table(d: int) -> np.ndarray:
     return table
 
 
-@kernel
+@inner
 def count_terms(table, p, r):
     """Number of multi-indices in A."""
     total = 0
@@ -99,7 +99,7 @@ def _times(x, y, out):
         out[t] = x[t] * y[t]
 
 
-@kernel
+@inner
 def _add_rows(table, p, row, other, products, powers, stride, coefficients):
     """Two rows against all their columns. `other` has no lower degree than `row`, so no more columns."""
     x, z = products[row], products[other]
@@ -108,7 +108,7 @@ def _add_rows(table, p, row, other, products, powers, stride, coefficients):
         _eight_dots(x, z, powers[j], powers[j + 1], powers[j + 2], powers[j + 3], out, out_other)
 
 
-@kernel
+@inner
 def add_block(table, p, r, v, products, powers, stride, coefficients):
     """Add one block of tokens to the coefficients.
 
@@ -139,7 +139,7 @@ def add_block(table, p, r, v, products, powers, stride, coefficients):
         _add_rows(table, p, waiting, spare, products, powers, stride, coefficients)
 
 
-@kernel
+@inner
 def divide_by_factorials(table, p, r, stride, coefficients):
     """Σ a v^α → Σ a v^α / α!."""
     axes = (table.shape[1] - 4) // 2
@@ -177,7 +177,7 @@ def _add_product(scale, x, y, out):
         out[t] += scale * x[t] * y[t]
 
 
-@kernel
+@inner
 def evaluate_block(n, table, p, r, stride, coefficients, xi, products, h, dh, value, gradient):
     """Value and gradient in ξ of the polynomial at n ≤ BLOCK queries; xi, gradient: axis by axis."""
     d = xi.shape[0]

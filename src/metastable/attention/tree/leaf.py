@@ -6,7 +6,7 @@ from .expansion import BLOCK, add_block, divide_by_factorials, evaluate_block
 from .search import best_token, first_mean
 from .seeing import visible_ranges
 from .truncation import certify, choose_order, sample_sums
-from .vectors import fast_exp, inlined, kernel
+from .vectors import fast_exp, inlined, inner
 from .visible import collect, direct_sums, largest_exponent, trim
 
 # Shares of the tolerance: nodes skipped or packed, tokens trimmed (this includes the nodes), expansions truncated.
@@ -23,7 +23,7 @@ FEW, WIDEST_OF_FEW = 16, 6.0
 SPLIT, DONE = 0, 1
 
 
-@kernel
+@inner
 def _spread_along(second, mean, axis):
     """Standard deviation along an axis, from second moments about c and the mean relative to c."""
     d = mean.size
@@ -35,14 +35,14 @@ def _spread_along(second, mean, axis):
     return math.sqrt(max(s - m * m, 0.0))
 
 
-@kernel
+@inner
 def _exchange(axes, half, i, j):
     for m in range(half.size):
         axes[i, m], axes[j, m] = axes[j, m], axes[i, m]
     half[i], half[j] = half[j], half[i]
 
 
-@kernel
+@inner
 def _reference(tokens, work):
     """Step one: c ← m_A at u0 (about which every score is taken). Returns (shift, mass of A).
 
@@ -125,7 +125,7 @@ def _predicted(work, level):
     return math.sqrt(size) if size > 0.0 else 0.0
 
 
-@kernel
+@inner
 def _see(tokens, work, shift, mass, slack, tol):
     """Step three: the visible tokens into the buffers, all that is left out into `skipped`. Returns their number."""
     u, c, half, turned = work.small[0], work.small[1], work.small[3], work.small[4]
@@ -159,7 +159,7 @@ def _see(tokens, work, shift, mass, slack, tol):
     return trim(seen, slack, work.bins, budget, work.z, work.sign, work.score, work.spread, work.crest, work.skipped)
 
 
-@kernel
+@inner
 def _displacement(queries, i, work, delta):
     """δ = u − u0 in the axes of the box."""
     u, axes = work.small[0], work.axes
@@ -170,7 +170,7 @@ def _displacement(queries, i, work, delta):
         delta[k] = s
 
 
-@kernel
+@inner
 def _write(work, offset, out):
     """out ← c + Σ_k offset_k axis_k. Returns |offset|."""
     c, axes = work.small[1], work.axes
@@ -183,7 +183,7 @@ def _write(work, offset, out):
     return math.sqrt(far)
 
 
-@kernel
+@inner
 def _direct(queries, i, work, kept, mass, widest, sums, offset, mean):
     """The mean over the kept tokens, summed. Returns its error bound: only skipped and packed tokens enter."""
     d = offset.size
@@ -220,7 +220,7 @@ def _expand(work, kept, p, r, stride):
     divide_by_factorials(work.table, p, r, stride, work.coefficients)
 
 
-@kernel
+@inner
 def _answer(queries, lo, hi, work, kept, mass, p, r, e_f, e_g, stride, tol, means, bounds):
     """Evaluate the expansion at every query of the box; the rare one whose bound is above tol is summed directly."""
     half, offset = work.small[3], work.small[5]
@@ -248,7 +248,7 @@ def _answer(queries, lo, hi, work, kept, mass, p, r, e_f, e_g, stride, tol, mean
                 )
 
 
-@kernel
+@inner
 def _order(work, count, kept, slack, budget):
     """Step four: degrees chosen on a sample, then certified on all tokens; (terms, p, r, E_f, E_g), terms 0 if none."""
     if count <= 4:

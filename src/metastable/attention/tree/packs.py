@@ -30,7 +30,7 @@ import numpy as np
 
 from .boxes import first_point
 from .expansion import BLOCK
-from .vectors import entry, fast_exp, inlined, kernel, loose
+from .vectors import fast_exp, inlined, inner, kernel, loose
 
 # Half-width of a packed node in units of |u|^{−1/2}.
 WIDTH = 1.5
@@ -76,7 +76,7 @@ def _thin_axis(record, d):
     return thin
 
 
-@entry
+@kernel
 def select(n, records, depth, d, scale, quota, slot, shape, first, stack):
     """Choose the nodes to pack, the largest that are small enough; sets slot, grid sizes and `first`. Returns how many.
 
@@ -111,7 +111,7 @@ def select(n, records, depth, d, scale, quota, slot, shape, first, stack):
     return count
 
 
-@entry
+@kernel
 def mark_above(slot, depth):
     """slot ← ABOVE for every node with a pack under it."""
     for node in range((1 << depth) - 1, 0, -1):
@@ -239,7 +239,7 @@ def _write_grid(shape, d, n0, n1, top, moments, columns, logs, signs, at):
             logs[g] = top + math.log(max(abs(w), 1e-300))
 
 
-@entry
+@kernel
 def fill(points, log_weights, records, nodes, levels, packs, base, columns, logs, signs, scratch, moments):
     """Pack the given nodes: their frames into `packs.shape`, their grids into columns, logs and signs from `base` on.
 
@@ -302,7 +302,7 @@ def _ellipses(shape, d, scale, ellipses):
     return True
 
 
-@kernel
+@inner
 def pack_error(shape, scale, u, half, axes, v, ellipses):
     """max over u + δ, δ in the box, of e^{⟨δ, v⟩} (E_f, E_g) with v = c − c'. inf if that overflows."""
     d = u.size

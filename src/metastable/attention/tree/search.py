@@ -7,7 +7,7 @@ Scores are taken relative to a reference point c near the mean, ⟨u, y − c⟩
 import math
 
 from .boxes import first_point
-from .vectors import fast_exp, inlined, kernel, loose
+from .vectors import fast_exp, inlined, inner, loose
 
 
 @loose
@@ -57,7 +57,7 @@ def best_token(points, log_weights, records, depth, u, c, stack, guess):
     return best, top
 
 
-@kernel
+@inner
 def push_nearest_last(records, child, u, c, stack, size):
     """Push two siblings, the more promising one on top of the stack."""
     left, right = 0.0, 0.0
@@ -70,7 +70,7 @@ def push_nearest_last(records, child, u, c, stack, size):
     return size + 2
 
 
-@kernel
+@inner
 def depth_of(node):
     """The level of a node: the root, 1, is at level 0."""
     level = 0
@@ -79,7 +79,7 @@ def depth_of(node):
     return level
 
 
-@kernel
+@inner
 def _add_point(log_weight, y, u, c, mean, second):
     """Add one weighted point to the moments about c; returns its weight e^{log_weight + ⟨u, y − c⟩}."""
     d = u.size

@@ -5,13 +5,13 @@ import math
 from .boxes import first_point
 from .packs import ABOVE, pack_error
 from .search import depth_of, reach
-from .vectors import inlined, kernel
+from .vectors import inlined, inner
 
 # A pack may change this many times what a skipped node may: there are fewer of them.
 _EASIER = math.log(20.0)
 
 
-@kernel
+@inner
 def _add_range(ranges, count, lo, hi):
     """Append tokens lo … hi − 1, to the last range if they follow it. Returns the number of ranges."""
     if count and ranges[count - 1, 1] == lo:
@@ -50,7 +50,7 @@ def _reach_of_node(record, c, axes, half):
     return spread + math.sqrt(rho) * radius, math.sqrt(far) + radius
 
 
-@kernel
+@inner
 def visible_ranges(tokens, work, shift, slack, per_unit, per_node):
     """The tokens that may matter somewhere in a box of queries, as ranges of the sorted order: into work.ranges.
 

@@ -18,10 +18,11 @@ LOOSE = {"reassoc", "contract", "arcp", "nsz"}
 
 _common = functools.partial(njit, cache=True, nogil=True, error_model="numpy", _nrt=False)
 # Every kernel releases the interpreter lock, keeps its machine code on disk and divides as numpy does.
-entry = _common()
-# Those that only other kernels call are compiled without a way in from Python, which takes a third of the time.
+kernel = _common()
+# Those that only other kernels call are compiled without a way in from Python (calling one from there crashes), which
+# takes a third off the time of compilation.
 _inner = functools.partial(_common, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-kernel = _inner()
+inner = _inner()
 loose = _inner(fastmath=LOOSE)
 strict_order = _inner(fastmath={"contract"})
 # For a function with one caller: it becomes part of it, and is not compiled a second time on its own.

@@ -3,7 +3,7 @@
 import math
 
 from .expansion import BLOCK
-from .vectors import bits_of, fast_exp, inlined, kernel, loose
+from .vectors import bits_of, fast_exp, inlined, inner, loose
 
 # Largest exponent that is kept apart: a token that could weigh more is never trimmed, so its exact size is no matter.
 _CEILING = 700.0
@@ -176,7 +176,7 @@ def _direct_in_space(x, y, z, sign, score, delta, top):
     return s, s0, s1, s2
 
 
-@kernel
+@inner
 def direct_sums(z, sign, score, n, delta, top, exponents, sums):
     """sums ← (Σ e, Σ e z_1, …, Σ e z_d) with e_j = ± e^{s_j + ⟨δ, z_j⟩ − top}."""
     d = delta.size
@@ -197,7 +197,7 @@ def direct_sums(z, sign, score, n, delta, top, exponents, sums):
             sums[k + 1] += _dot(e, z[k, at:end])
 
 
-@kernel
+@inner
 def largest_exponent(z, score, n, delta):
     """max_j s_j + ⟨δ, z_j⟩."""
     top = -math.inf

@@ -1,0 +1,239 @@
+"""The mean-field solver against exact solutions, particles and the figures of earlier converged trials."""
+
+import math
+import warnings
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, special
+
+import metastable as ms
+from metastable.meanfield import solving
+from metastable.meanfield.circle import start
+from metastable.meanfield.flowing import Field, Sizes, follow
+from metastable.meanfield.laws import log_density
+from metastable.meanfield.run import to_limit_law
+from metastable.phases import detect
+from metastable.progress import Progress
+from tests.problems import circle_head, rotation
+
+HEAD = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
+EYE = ms.Head.from_interaction(np.eye(2), np.eye(2))
+
+
+@pytest.fixture(scope="module")
+def run():
+    return ms.mean_field(HEAD, "uniform", beta=20.0, until=6.0, tol=2e-3, save=31)
+
+
+def uniform(x):
+    return np.zeros(len(x))
+
+
+@pytest.mark.parametrize("beta", [1.0, 20.0, 1000.0])
+def test_uniform_law_sees_the_von_mises_fisher_mean(beta):
+    cells = start(HEAD, uniform, 0.3 * beta**-0.5)
+    x = torch.from_numpy(cells.points)
+    u = beta * x @ HEAD.B
+    norm = u.norm(dim=1, keepdim=True)
+    length = torch.from_numpy(special.ive(1, norm.numpy()) / special.ive(0, norm.numpy()))
+    w = (length * u / norm) @ HEAD.V.T
+    expected = w - (w * x).sum(dim=1, keepdim=True) * x
+    assert float((Field(HEAD, beta, cells)(x) - expected).abs().max()) < 1e-5
+
+
+def test_identity_head_and_uniform_law_do_not_move():
+    run = ms.mean_field(EYE, "uniform", beta=30.0, until=5.0, save=2)
+    assert torch.allclose(run.frames[0], run.frames[-1], atol=1e-9)
+    assert run.converged
+
+
+@pytest.mark.parametrize("beta", [3.0, 300.0])
+def test_a_narrow_law_moves_like_a_dirac_under_V(beta):
+    at = torch.tensor([[0.6, 0.8]], dtype=torch.float64)
+    law = ms.von_mises_fisher(1, at[0], 1e9)
+    run = ms.mean_field(HEAD, law, beta=beta, until=2.0, tol=1e-2, save=3)
+    mean = run.final.weights @ run.final.points
+    expected = ms.value_flow(HEAD, at, torch.tensor([2.0]))[0, 0]
+    assert float((mean - expected).norm()) < 2e-4
+
+
+def test_many_particles_agree_with_it(run):
+    particles = ms.simulate(HEAD, ms.equally_spaced(1200), beta=20.0, until=3.0, save=16, tol=1e-6)
+    difference = np.abs(particles.distance().values - run.distance().values[:16])
+    assert difference.max() < run.discretisation + 1e-3
+
+
+def test_halving_the_cells_shrinks_the_error_at_second_order():
+    times = list(np.linspace(0, 3, 7))
+    moments = []
+    for h in (1.2, 0.6, 0.3, 0.15):
+        longest = h * 20**-0.5
+        cells = start(HEAD, uniform, longest)
+        found = follow(HEAD, cells, 20.0, times, Sizes(longest, 0.02 * longest, 1e-7), Progress(3.0, False))
+        moments.append(np.array([np.exp(w) @ (x[:, 0] * x[:, 1]) for x, w in found.frames]))
+    changes = [np.abs(a - b).max() for a, b in pairwise(moments)]
+    assert changes[0] > 4 * changes[1] > 16 * changes[2]
+
+
+def test_figures_of_the_converged_trial_at_beta_100():
+    """theory, section 5: least distance 0.0856, at t = 6; half of the way to V's eigenvector at t = 8."""
+    run = ms.mean_field(HEAD, "uniform", beta=100.0, until=10.0, tol=2e-3, save=101)
+    curve = run.distance()
+    assert run.converged
+    assert abs(float(curve.sel(time=6.0)) - 0.0856) <= run.discretisation + 5e-5
+    e, v = HEAD.theory().basis[:, 0], HEAD.theory().terminal.basis[:, 0]
+    half = 0.5 * math.sqrt(2 - 2 * abs(float(e @ v)))
+    crossing = float(curve.time[curve.values < half][-1])
+    assert 7.5 <= crossing <= 8.5
+
+
+def test_mass_is_conserved_in_every_frame(run):
+    assert float(torch.logsumexp(run.log_weights, 1).abs().max()) < 1e-11
+    assert math.isclose(float(run.cloud.weights[run.cloud.points @ HEAD.theory().co_basis[:, 0] > 0].sum()), 0.5)
+
+
+def test_bounds_hold_the_distance_and_are_as_wide_as_the_change(run):
+    curve = run.distance()
+    assert (curve["lower"] <= curve).all()
+    assert (curve <= curve["upper"]).all()
+    assert curve.attrs["discretisation"] == run.discretisation > 0
+    assert float(0.5 * (curve["upper"] - curve["lower"]).max()) <= run.discretisation * (1 + 1e-9)
+    assert run.distance(p=1)[0] < run.distance()[0]
+    with pytest.raises(ms.BadInput, match="target is 'somewhere'"):
+        run.distance(target="somewhere")
+
+
+def test_phases_have_intervals_around_their_times():
+    run = ms.mean_field(HEAD, "uniform", beta=40.0, until=10.0, tol=0.01, save=51)
+    found = run.phases()
+    other = detect(run.times, [d.value for d in to_limit_law(run, run.coarse, 2, "chordal")])
+    for name in ("concentrated", "terminal"):
+        low, high = getattr(found, f"{name}_interval")
+        assert low <= getattr(found, name) <= high
+        assert min(abs(getattr(other, name) - low), abs(getattr(other, name) - high)) < 1e-9
+        assert high - low < 0.2
+    assert any("discretisation" in line for line in found.sentences)
+
+
+def test_turning_head_and_law_turns_the_solution(run):
+    R = rotation(0.7)
+    turned = ms.Head.from_interaction(R @ HEAD.B @ R.T, R @ HEAD.V @ R.T)
+    other = ms.mean_field(turned, "uniform", beta=20.0, until=6.0, tol=2e-3, save=31)
+    assert np.abs(other.distance().values - run.distance().values).max() < 1e-3
+
+
+def test_a_loaded_run_is_the_saved_one(run, tmp_path):
+    path = run.save(tmp_path / "run.zarr")
+    for back in (ms.Run.load(path), ms.MeanFieldRun.load(path)):
+        assert isinstance(back, ms.MeanFieldRun)
+        assert torch.equal(back.frames, run.frames)
+        assert torch.equal(back.log_weights, run.log_weights)
+        assert torch.equal(back.coarse.points, run.coarse.points)
+        assert back.configuration == run.configuration
+        assert back.phases() == run.phases()
+        assert back.cloud.law == run.cloud.law
+    tokens = ms.simulate(HEAD, ms.equally_spaced(8), beta=1.0, until=0.1, save=2).save(tmp_path / "tokens.zarr")
+    with pytest.raises(ms.BadInput, match="holds a run of tokens"):
+        ms.MeanFieldRun.load(tokens)
+
+
+def test_what_needs_tokens_is_refused_in_one_line(run, tmp_path):
+    calls = [run.laplace_term, run.lyapunov_term, run.certificate, run.noise_floor]
+    for call in [*calls, lambda: run.figure("sphere"), lambda: run.report(tmp_path / "r.html")]:
+        with pytest.raises(ms.BadInput, match="mean-field run") as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def test_figures_say_what_is_missing(run):
+    figure = run.figure()
+    names = [trace.name for trace in figure.data]
+    assert "W₂ to the limit law" in names
+    assert "W₂ lies in here (not exact)" in names
+    assert run.figure("observables").data
+
+
+def test_a_tolerance_out_of_reach_is_admitted(monkeypatch):
+    monkeypatch.setattr(solving, "LEVELS", 2)
+    with pytest.warns(UserWarning, match="still changed by"):
+        run = ms.mean_field(HEAD, "uniform", beta=5.0, until=1.0, tol=1e-9, save=3)
+    assert not run.converged
+    assert "not converged" in repr(run)
+
+
+def test_a_head_that_rotates_is_followed_by_its_moments():
+    head = ms.Head.from_interaction(np.eye(2), rotation(0.5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = ms.mean_field(head, ms.von_mises_fisher(1, [1.0, 0.0], 5.0), beta=10.0, until=3.0, tol=1e-2, save=4)
+    assert run.converged
+    with pytest.raises(ms.BadInput, match="no limit"):
+        run.distance()
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        {"law": "mixture", "means": [[1.0, 0.0], [0.0, 1.0]], "kappas": [2.0, 0.0], "proportions": [0.3, 0.7]},
+        ms.mixture(3, [[1.0, 0.0], [0.0, 1.0]], [2.0, 0.0], [0.3, 0.7]),
+    ],
+)
+def test_mixtures_have_their_density(law):
+    density, record = log_density(law, 2)
+    theta = 0.8
+    expected = 0.3 * math.exp(2 * math.cos(theta)) / (2 * math.pi * special.i0(2)) + 0.7 / (2 * math.pi)
+    assert math.isclose(float(density(np.array([[math.cos(theta), math.sin(theta)]]))[0]), math.log(expected))
+    assert "seed" not in record
+
+
+def test_masses_of_the_limit_are_those_of_the_law():
+    law = ms.von_mises_fisher(1, [1.0, 0.3], 1.5)
+    run = ms.mean_field(HEAD, law, beta=5.0, until=0.2, tol=0.1, save=2)
+    normal = HEAD.theory().co_basis[:, 0].numpy()
+    mean = np.array(law.law["mean"])
+
+    def density(t):
+        x = np.array([math.cos(t), math.sin(t)])
+        return math.exp(1.5 * mean @ x)
+
+    begin = math.atan2(normal[1], normal[0]) - math.pi / 2
+    upper = integrate.quad(density, begin, begin + math.pi)[0] / (2 * math.pi * special.i0(1.5))
+    found = float(run.cloud.weights[run.cloud.points @ torch.from_numpy(normal) > 0].sum())
+    assert math.isclose(found, upper, rel_tol=1e-9)
+
+
+def test_a_callable_law_is_the_same_as_its_name():
+    named = ms.mean_field(HEAD, ms.von_mises_fisher(1, [0.0, 1.0], 2.0), beta=8.0, until=1.0, tol=0.05, save=3)
+    called = ms.mean_field(HEAD, lambda x: 2.0 * x[:, 1], beta=8.0, until=1.0, tol=0.05, save=3)
+    assert np.allclose(named.distance().values, called.distance().values, atol=1e-9)
+    assert called.cloud.law["law"] == "log-density"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"beta": math.inf}, "zero-temperature flow is exact already"),
+        ({"beta": 0.0}, "beta is 0.0; it must be a finite number above 0"),
+        ({"beta": math.nan}, "beta is nan"),
+        ({"until": -1.0}, "until is -1.0"),
+        ({"tol": 0.0}, "tol is 0.0; it must lie between 0 and 1"),
+        ({"tol": 1.0}, "tol is 1.0; it must lie between 0 and 1"),
+        ({"law": "normal"}, "law is 'normal'"),
+        ({"law": 3}, "law is a int"),
+        ({"law": ms.equally_spaced(5)}, "law is 'equally_spaced', which has no density"),
+        ({"law": ms.uniform(5, d=3)}, "the law lives in d = 3 and the head in d = 2"),
+        ({"law": {"law": "von_mises_fisher", "mean": [1.0, 0.0]}}, "incomplete or misshapen"),
+        ({"law": lambda x: x}, r"the log-density returned shape"),
+        ({"law": lambda x: x[:, 0] * math.nan}, "the log-density returned NaN"),
+        ({"head": ms.Head.from_interaction(np.eye(4), np.eye(4))}, "the head has d = 4; cells stop at d"),
+        ({"save": 1}, "save is 1"),
+    ],
+)
+def test_bad_input_is_one_clear_line(changed, message):
+    arguments = {"head": HEAD, "law": "uniform", "beta": 10.0, "until": 1.0, "tol": 1e-2, **changed}
+    with pytest.raises(ms.BadInput, match=message) as caught:
+        ms.mean_field(**arguments)
+    assert "\n" not in str(caught.value)
