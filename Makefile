@@ -34,6 +34,7 @@ bench: setup ## measure the ratios quoted in the README and record them in bench
 	$(BIN)/python benchmarks/spectrum.py
 	$(BIN)/python benchmarks/two_atoms.py
 	$(BIN)/python benchmarks/tree.py
+	$(BIN)/python benchmarks/million.py
 
 clean: ## remove what the other commands made
 	rm -rf .venv demo .pytest_cache .mypy_cache .ruff_cache .hypothesis build

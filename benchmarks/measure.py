@@ -49,12 +49,13 @@ def peak_bytes(program: str, *arguments: str) -> int:
 def print_peak(call: Callable[[], Any], prepare: Callable[[], Any]) -> None:
     """Print by how many bytes `call` raises the peak resident memory of a process that ran `prepare` first."""
     prepare()
-    before = _high_water()
+    before = high_water()
     call()
-    print(_high_water() - before)
+    print(high_water() - before)
 
 
-def _high_water() -> int:
+def high_water() -> int:
+    """Peak resident memory of this process so far, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

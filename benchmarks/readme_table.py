@@ -8,7 +8,6 @@ from measure import RESULTS
 
 TITLES = {
     "flash": "`flash` against the plain dense softmax of published scripts, float32, d = 3, N = 20 000",
-    "tree": "`tree` (build included) against `flash` in float32, its time at N = 20 000 scaled as N², N = 10⁶",
     "spectrum": "eigenvalues of 144 heads of width 768, factored against dense",
     "two_atoms": "one field evaluation at N = 10⁴ against exact W₂ to a two-atom law at N = 10⁶",
 }
@@ -21,6 +20,14 @@ def main() -> None:
             spread = f"{row['lowest']:.3g}–{row['highest']:.3g}, {row['repeats']} repeats" if "lowest" in row else ""
             detail = row["what"] + (f", β = {row['beta']:g}" if "beta" in row else "")
             print(f"| {title} | {detail} | **{row['ratio']:.3g}×** | {spread} |")
+    rows = [row for row in json.loads((RESULTS / "tree.json").read_text())["rows"] if "ratio" in row]
+    betas = sorted({row["beta"] for row in rows})
+    print("\n| `tree` against `flash` at N = 10⁶ | " + " | ".join(f"β = {beta:g}" for beta in betas) + " |")
+    print("|---|" + "---|" * len(betas))
+    for what in dict.fromkeys(row["what"] for row in rows):
+        found = [next(row for row in rows if (row["what"], row["beta"]) == (what, beta)) for beta in betas]
+        cells = (f"**{row['ratio']:.3g}×** ({row['lowest']:.3g}–{row['highest']:.3g})" for row in found)
+        print(f"| {what} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

@@ -3,12 +3,19 @@
     python benchmarks/tree.py --n 1e6 --d 3 --beta 30 100 1e3 1e4 --tol 1e-3 1e-6 --cloud uniform clustered --repeat 3
 
 Flash attention is timed at 20 000 tokens before each case and its time is scaled by (N / 20 000)²; the tree's time is
-for building it and for answering N queries u = βx. Both repeat; the ratio of the fastest runs is printed with the
-range of ratios over all pairs of runs. The error is measured in float64 at 20 random queries.
+for building it and for answering N queries u = βx, as for a field at the tokens. Both repeat; the ratio of the fastest
+runs is printed with the range of ratios over all pairs of runs. The error is measured in float64 at 20 random queries.
+`growth` is the exponent of the tree's time between N/10 and N. The first row is the compilation in a new process with
+an empty cache, in seconds.
 """
 
 import argparse
+import math
+import os
 import resource
+import subprocess
+import sys
+import tempfile
 import time
 
 import numpy as np
@@ -44,7 +51,7 @@ def time_flash(d: int, beta: float) -> float:
 def time_tree(points: np.ndarray, beta: float, tol: float) -> tuple[float, np.ndarray, float]:
     """Seconds to build the tree and to answer, the means, the largest bound."""
     start = time.perf_counter()
-    result = Tree(points).attend(beta * points, tol)
+    result = Tree(points).attend(beta * points, tol, paired=True)
     return time.perf_counter() - start, result.mean, float(result.bound.max())
 
 
@@ -71,12 +78,30 @@ def compare(points: np.ndarray, cloud: str, beta: float, tol: float, repeats: in
         "flash_seconds": min(flash),
         "tree_seconds": min(tree),
         "ratio": min(flash) / min(tree),
+        "growth": math.log10(min(tree) / min(time_tree(points[: n // 10], beta, tol)[0] for _ in range(3))),
         "lowest": min(flash) / max(tree),
         "highest": max(flash) / min(tree),
         "repeats": repeats,
         "error": measured_error(np.random.default_rng(0), points, beta, means),
         "bound": bound,
     }
+
+
+def compilation() -> dict[str, object]:
+    """Seconds for the first call of the tree in a new process that finds nothing compiled, three times."""
+    program = (
+        "import time, numpy as np; from metastable.attention.tree import Tree; x = np.eye(3);"
+        "began = time.perf_counter(); Tree(x).attend(x, 0.1); print(time.perf_counter() - began)"
+    )
+    found = []
+    for _ in range(3):
+        with tempfile.TemporaryDirectory() as folder:
+            environment = {**os.environ, "NUMBA_CACHE_DIR": folder}
+            run = subprocess.run(
+                [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+            )
+            found.append(float(run.stdout))
+    return {"what": "compilation", "seconds": sorted(found)[1], "fastest": min(found), "slowest": max(found)}
 
 
 def main() -> None:
@@ -86,11 +111,11 @@ def main() -> None:
     parser.add_argument("--beta", type=float, nargs="+", default=[30.0, 1e2, 1e3, 1e4])
     parser.add_argument("--tol", type=float, nargs="+", default=[1e-3, 1e-6])
     parser.add_argument("--cloud", nargs="+", default=["uniform", "clustered"], choices=["uniform", "clustered"])
-    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     rng = np.random.default_rng(args.seed)
-    rows = []
+    rows = [compilation()]
     for d in args.d:
         Tree(uniform(rng, 100, d)).attend(uniform(rng, 100, d), 0.1)  # compiles, or loads what was compiled
         time_flash(d, 1.0)
