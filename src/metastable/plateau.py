@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 SHALLOWEST = 5.9
 """Least βD at which the forecast was compared with solutions of the mean-field equation."""
-ERRORS = ((24.0, 0.10), (12.0, 0.10), (0.0, 0.35))
-"""(βD from which it applies, largest relative error of the departure seen): studies/results/random_heads.json."""
+BANDS = ((23.0, 0.95, 1.05), (11.5, 0.75, 1.10), (0.0, 0.50, 1.50))
+"""From this βD on, measured departures over their forecasts lie between these two: studies/results/forecast.json."""
 FINENESS = np.linspace(-40.0, 25.0, 4001)
 """log r along each of the two ways from ±x_r to e."""
 
@@ -86,8 +86,7 @@ def forecast(theory: Theory, beta: float) -> Forecast:
     found = phases.detect(times, tail.curve(beta, times))
     if found.terminal is None or found.concentrated is None:
         raise BadInput(f"the model curve has no plateau that ends up to t = {until:.4g}; follow it with ms.mean_field")
-    error = next(share for depth, share in ERRORS if beta * tail.D >= depth)
-    low, high = found.terminal * (1 - error), found.terminal * (1 + error)
+    low, high = next((a * found.terminal, b * found.terminal) for depth, a, b in BANDS if beta * tail.D >= depth)
     length = found.terminal - found.concentrated
     sentence = (
         f"the plateau of the uniform law at beta = {beta:g} ends at t = {found.terminal:.4g} "
