@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
 
 import numpy as np
 import torch
-from heads import circle_head, numbers, random_parameters, write
+from heads import RESULTS, circle_head, numbers, random_parameters, write
 
 from metastable import phases
 from metastable.meanfield import circle
@@ -18,6 +19,8 @@ from metastable.transport import two_atoms
 
 DEPTHS = (6.0, 12.0, 24.0)
 """β is chosen so that βD takes these values, as far as 50 ≤ β ≤ LARGEST."""
+DEEP = 12
+"""Only for so many heads the largest of them: it takes minutes."""
 LARGEST = 2000.0
 LONGEST_RUN = 100.0
 
@@ -67,12 +70,14 @@ def own_share(head, beta, e, x, w):
 
 def main(count: int, seed: int) -> None:
     torch.set_num_threads(1)
-    rows = []
+    path = RESULTS / "random_heads.json"
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
     drawn, left = random_parameters(count, seed)
-    for index, parameters in enumerate(drawn):
+    for index, parameters in list(enumerate(drawn))[len(rows) :]:
         q = numbers(circle_head(*parameters))
         row = {"index": index, "parameters": parameters, **q, "runs": []}
-        for beta in sorted(min(max(round(depth / q["D"]), 50), LARGEST) for depth in DEPTHS):
+        depths = DEPTHS if index < DEEP else DEPTHS[:-1]
+        for beta in sorted(min(max(round(depth / q["D"]), 50), LARGEST) for depth in depths):
             if any(run["beta"] == beta for run in row["runs"]):
                 continue
             until = 1.1 * beta * q["D"] / q["kappa"] + 12

@@ -77,7 +77,7 @@ def test_turning_the_head_changes_nothing():
 @pytest.mark.parametrize(
     ("head", "beta", "message"),
     [
-        (DEEP, 1.0, "makes no plateau that was tested"),
+        (DEEP, 1.0, "too little for a forecast"),
         (DEEP, math.inf, "beta is inf"),
         (ms.Head.from_interaction(np.eye(3), np.diag([3.0, 2.0, 1.0])), 100.0, "is for d = 2"),
         (ms.Head.from_interaction(np.eye(2), rotation(0.5)), 100.0, "complex dominant pair"),

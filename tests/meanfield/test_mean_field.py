@@ -90,6 +90,34 @@ def test_figures_of_the_converged_trial_at_beta_100():
     assert 7.5 <= crossing <= 8.5
 
 
+FIRST, SECOND = ((0.5, (1.5, 0.6), -0.3, (1.0, 0.7)), (0.2, (1.4, 0.7), -0.3, (1.2, 0.5)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("parameters", "beta", "departure"),
+    [(FIRST, 200.0, 9), (FIRST, 400.0, 12), (FIRST, 800.0, 18), (SECOND, 400.0, 9), (SECOND, 800.0, 12)],
+)
+def test_departures_of_the_converged_trial(parameters, beta, departure):
+    """theory, section 5: the first whole number at which the distance exceeds 1.5 times its least."""
+    until = departure + 2
+    run = ms.mean_field(circle_head(*parameters), "uniform", beta=beta, until=until, tol=0.01, save=range(until + 1))
+    curve = run.distance().values
+    least = int(curve.argmin())
+    assert least + int((curve[least:] > 1.5 * curve[least]).argmax()) == departure
+
+
+@pytest.mark.slow
+def test_the_third_head_at_beta_300():
+    """theory, section 5: least distance 0.0249; half of the way at 16."""
+    run = ms.mean_field(HEAD, "uniform", beta=300.0, until=18.0, tol=5e-3, save=73)
+    curve = run.distance()
+    e, v = HEAD.theory().basis[:, 0], HEAD.theory().terminal.basis[:, 0]
+    half = 0.5 * math.sqrt(2 - 2 * abs(float(e @ v)))
+    assert abs(float(curve.min()) - 0.0249) <= run.discretisation + 1e-4
+    assert 15.5 <= float(curve.time[curve.values < half][-1]) <= 16.5
+
+
 def test_mass_is_conserved_in_every_frame(run):
     assert float(torch.logsumexp(run.log_weights, 1).abs().max()) < 1e-11
     assert math.isclose(float(run.cloud.weights[run.cloud.points @ HEAD.theory().co_basis[:, 0] > 0].sum()), 0.5)

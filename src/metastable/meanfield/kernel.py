@@ -14,7 +14,7 @@ import numpy as np
 
 from metastable.attention.tree.vectors import fast_exp, kernel, loose
 
-BLOCK = 16
+BLOCK = 32
 DROP = 45.0
 GAUSS = 0.5 / math.sqrt(3.0)
 """Offset of the two Gauss–Legendre points from the middle, in lengths."""
