@@ -108,6 +108,12 @@ class Triangles:
         points /= np.linalg.norm(points, axis=1, keepdims=True)
         return points, np.repeat(self.log_masses - _LOG3, 3)
 
+    @property
+    def folded(self) -> int:
+        """How many triangles are turned over: 0 unless a step moved the vertices too far."""
+        a, b, c = (self.points[self.corners[:, i]] for i in range(3))
+        return int((np.einsum("ij,ij->i", a, np.cross(b - a, c - a)) <= 0).sum())
+
     def refine(self, longest: float) -> bool:
         """Bisect edges until none (as a chord) is longer than `longest`. Whether any was."""
         self.longest = positive(longest, "longest")
