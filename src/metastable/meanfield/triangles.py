@@ -18,7 +18,6 @@ from .mending import coarsen
 from .mesh import Mesh, refine
 from .remap import make_patch
 
-_LOG3 = float(np.log(3.0))
 _PASSES = 8
 
 
@@ -33,7 +32,7 @@ class Triangles:
         The logarithm of the mass of each triangle; −inf where there is none.
     corners, across : (m, 3)
         The vertices of each triangle, counter-clockwise from outside; its neighbour opposite each of them.
-    centres, spreads : (m, 3), (m,)
+    shapes, tilts : (m, 3, 3), (m, 3)
         Where the mass is inside its triangle: see `remap`.
     labels : (m,)
         Which side of the great circle the triangle started on, 1 or −1; 0 if none was given. Mass never changes sides.
@@ -45,8 +44,8 @@ class Triangles:
     def __init__(self, points: np.ndarray, corners: np.ndarray, longest: float) -> None:
         m = len(corners)
         self.points, self.corners, self.across = points, corners, neighbours(corners)
-        self.log_masses, self.spreads = np.full(m, -np.log(m)), np.ones(m)
-        self.centres, self.labels = np.full((m, 3), 1 / 3), np.zeros(m, dtype=np.int8)
+        self.log_masses, self.labels = np.full(m, -np.log(m)), np.zeros(m, dtype=np.int8)
+        self.shapes, self.tilts = np.tile(np.eye(3), (m, 1, 1)), np.full((m, 3), 1 / 3)
         self.longest = longest
 
     @classmethod
@@ -84,8 +83,11 @@ class Triangles:
             raise BadInput(f"the logarithm of the whole mass is {total}; log_density must be finite somewhere")
         cells.log_masses = logs - total
         heights = np.einsum("kid,kd->ki", np.linalg.inv(places.transpose(0, 2, 1)), middle)
-        cells.centres = np.maximum(heights, 0.0) / np.maximum(heights, 0.0).sum(axis=1, keepdims=True)
-        cells.spreads = np.minimum(3 * cells.centres.min(axis=1), 1.0)
+        centres = np.maximum(heights, 0.0) / np.maximum(heights, 0.0).sum(axis=1, keepdims=True)
+        steep = centres.min(axis=1) < 0.25
+        cells.tilts[~steep] = centres[~steep]
+        shrink = 3 * centres[steep].min(axis=1)[:, None, None]
+        cells.shapes[steep] = centres[steep][:, None, :] + shrink * (np.eye(3) - 1 / 3)
         if circle is not None:
             cells.labels = np.where(places.sum(axis=1) @ pole > 0, 1, -1).astype(np.int8)
         return cells
@@ -96,17 +98,15 @@ class Triangles:
         return new
 
     def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
-        """Three points a triangle, (3m, 3), with a third of its mass each: their log-weights, (3m,).
+        """Three points a triangle, (3m, 3), and their log-weights, (3m,).
 
-        c + (s/2)(v_i − v̄), scaled to the sphere. They have the mass, the centre and the second moments of the uniform
-        law on T' (see `remap`), so that the rule is exact for polynomials of degree 2 on it.
+        They lie half-way from the centroid of T' (see `remap`) to its corners, scaled to the sphere, and carry the
+        shares 2t_i − 1/3 of the mass: exact for the product of the density on T' with a linear function.
         """
-        places = self.points[self.corners]
-        middle = places.mean(axis=1, keepdims=True)
-        centre = np.einsum("ki,kid->kd", self.centres, places)[:, None, :]
-        points = (centre + (0.5 * self.spreads)[:, None, None] * (places - middle)).reshape(-1, 3)
+        half = 0.5 * (self.shapes + self.shapes.mean(axis=1, keepdims=True))
+        points = (half @ self.points[self.corners]).reshape(-1, 3)
         points /= np.linalg.norm(points, axis=1, keepdims=True)
-        return points, np.repeat(self.log_masses - _LOG3, 3)
+        return points, (self.log_masses[:, None] + np.log(2 * self.tilts - 1 / 3)).ravel()
 
     @property
     def folded(self) -> int:
@@ -155,7 +155,7 @@ class Triangles:
 
         anchor = np.empty(len(self.points), dtype=np.int64)
         anchor[self.corners] = np.arange(len(self.corners))[:, None]
-        per_cell = (self.corners, self.across, self.log_masses, self.centres, self.spreads, self.labels)
+        per_cell = (self.corners, self.across, self.log_masses, self.shapes, self.tilts, self.labels)
         used = np.array([len(self.points), len(self.corners)])
         points = np.ascontiguousarray(self.points, dtype=np.float64)
         return Mesh(grown(points, room), grown(anchor, room), *(grown(a, room) for a in per_cell), used)
@@ -168,5 +168,5 @@ class Triangles:
         self.points = mesh.points[:vertices][here]
         self.corners = new_vertex[mesh.corners[:triangles][alive]]
         self.across = new_triangle[mesh.across[:triangles][alive]]
-        self.log_masses, self.centres = mesh.masses[:triangles][alive], mesh.centres[:triangles][alive]
-        self.spreads, self.labels = mesh.spreads[:triangles][alive], mesh.labels[:triangles][alive]
+        self.log_masses, self.labels = mesh.masses[:triangles][alive], mesh.labels[:triangles][alive]
+        self.shapes, self.tilts = mesh.shapes[:triangles][alive], mesh.tilts[:triangles][alive]
