@@ -16,9 +16,8 @@ from metastable.errors import BadInput
 LogDensity = Callable[[np.ndarray], np.ndarray]
 
 MOST_CELLS = 20_000_000
-RELATIVE_ERROR = 1e-10
-"""Cells whose mass is not yet known to this relative error are cut in four, at most DEEPEST times."""
-DEEPEST = 8
+OF_ALL, OF_ITSELF, DEEPEST = 1e-12, 1e-4, 6
+"""Cells whose mass is not yet known to these shares of all mass and of itself are cut in four, at most DEEPEST times."""
 
 
 def _icosahedron() -> tuple[np.ndarray, np.ndarray]:
@@ -135,23 +134,30 @@ def _quarters(corners: np.ndarray) -> np.ndarray:
     return np.stack([np.stack(part, axis=1) for part in parts], axis=1).reshape(-1, 3, 3)
 
 
-def integrals(corners: np.ndarray, log_density: LogDensity, depth: int = DEEPEST) -> tuple[np.ndarray, np.ndarray]:
-    """log ∫ρ and the centre of mass over each spherical triangle (k, 3, 3).
-
-    The rule of degree 5 is applied to a triangle and to its four quarters; where the two differ by more than 1e-10 of
-    the mass, the quarters are treated in the same way, to a depth of 8. What counts is the sum over the quarters, whose
-    error for a smooth density is about 1/64 of the difference.
-    """
+def integrals(corners: np.ndarray, log_density: LogDensity) -> tuple[np.ndarray, np.ndarray]:
+    """log ∫ρ and the centre of mass over each spherical triangle (k, 3, 3)."""
     coarse, _ = _rule(corners, log_density)
+    return _refined(corners, coarse, log_density, float(np.logaddexp.reduce(coarse)), DEEPEST)
+
+
+def _refined(
+    corners: np.ndarray, coarse: np.ndarray, log_density: LogDensity, whole: float, depth: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The rule on the quarters of each triangle, and deeper where the quarters and the triangle (`coarse`) disagree.
+
+    For a smooth density the error of the sum over the quarters is about 1/64 of the difference.
+    """
     parts = _quarters(corners)
     logs, centres = _rule(parts, log_density)
-    fine = np.logaddexp.reduce(logs.reshape(-1, 4), axis=1)
+    logs, centres = logs.reshape(-1, 4), centres.reshape(-1, 4, 3)
+    fine = np.logaddexp.reduce(logs, axis=1)
     with np.errstate(invalid="ignore"):
-        rough = np.abs(np.expm1(coarse - fine)) > RELATIVE_ERROR
+        difference = np.abs(np.expm1(coarse - fine))
+        rough = (difference > OF_ITSELF) | (difference * np.exp(fine - whole) > OF_ALL)
     if depth and rough.any():
-        logs, centres = logs.reshape(-1, 4), centres.reshape(-1, 4, 3)
-        inner, inner_centres = integrals(parts.reshape(-1, 4, 3, 3)[rough].reshape(-1, 3, 3), log_density, depth - 1)
-        logs[rough], centres[rough] = inner.reshape(-1, 4), inner_centres.reshape(-1, 4, 3)
+        inner = parts.reshape(-1, 4, 3, 3)[rough].reshape(-1, 3, 3)
+        found, middle = _refined(inner, logs[rough].ravel(), log_density, whole, depth - 1)
+        logs[rough], centres[rough] = found.reshape(-1, 4), middle.reshape(-1, 4, 3)
         fine = np.logaddexp.reduce(logs, axis=1)
-    shares = np.exp(logs.reshape(-1, 4) - np.where(fine > -np.inf, fine, 0)[:, None])
-    return fine, np.einsum("kq,kqd->kd", shares, centres.reshape(-1, 4, 3))
+    shares = np.exp(logs - np.where(fine > -np.inf, fine, 0)[:, None])
+    return fine, np.einsum("kq,kqd->kd", shares, centres)

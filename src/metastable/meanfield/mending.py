@@ -166,7 +166,8 @@ def collapse(mesh, patch, a, b, shortest, longest):
     if not _labels_allow(mesh, ring, degree) or not _surface_allows(mesh, a, ring, degree):
         return False
     before, after = _fan(mesh, patch, a, ring, degree, longest)
-    if after <= 0.0 or after < min(FLAT * shortest, before) or not remap(patch, degree, degree - 2):
+    patch.count[0], patch.count[1] = degree, degree - 2
+    if after <= 0.0 or after < min(FLAT * shortest, before) or not remap(patch):
         return False
     for k in range(1, degree - 1):
         store_new(mesh, patch, k - 1, ring[k, 0])
@@ -191,7 +192,8 @@ def swap(mesh, patch, t, i):
     new_triangle(patch, 1, mesh.labels[t], at_d, at_q, at_c)
     before = min(altitude(patch.old[0]), altitude(patch.old[1]))
     after = min(altitude(patch.new[0]), altitude(patch.new[1]))
-    if after <= 0.0 or after < _GAIN * before or not remap(patch, 2, 2):
+    patch.count[0], patch.count[1] = 2, 2
+    if after <= 0.0 or after < _GAIN * before or not remap(patch):
         return False
     beyond_p, beyond_q = mesh.across[t, (i + 1) % 3], mesh.across[t, (i + 2) % 3]
     under_q, under_p = mesh.across[u, (j + 1) % 3], mesh.across[u, (j + 2) % 3]

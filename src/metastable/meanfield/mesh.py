@@ -160,7 +160,8 @@ def _halve(mesh, patch, t, i, first, second):
     middle[0], middle[1] = 0.5 * length, 0.0
     new_triangle(patch, 0, mesh.labels[t], old[0], old[1], middle)
     new_triangle(patch, 1, mesh.labels[t], old[0], middle, old[2])
-    remap(patch, 1, 2)
+    patch.count[0], patch.count[1] = 1, 2
+    remap(patch)
     store_new(mesh, patch, 0, first)
     store_new(mesh, patch, 1, second)
 

@@ -51,6 +51,7 @@ class Patch(NamedTuple):
     new_tilt: np.ndarray
     new_label: np.ndarray
     share: np.ndarray  # (DEGREE, DEGREE, 6): fraction, centre (2), covariance (xx, xy, yy)
+    count: np.ndarray  # (2,): how many old and new triangles there are
     polygon: np.ndarray  # (2, 12, 2)
     level: np.ndarray  # (12,) density at the corners of a polygon
     ring: np.ndarray  # (DEGREE, 2) triangles around a vertex, and which corner of theirs it is
@@ -63,7 +64,17 @@ def make_patch() -> Patch:
     side = (np.zeros((n, 3, 2)), np.zeros(n), np.zeros((n, 3, 3)), np.zeros((n, 3)), np.zeros(n, dtype=np.int8))
     other = tuple(np.zeros_like(a) for a in side)
     ring = np.zeros((n, 2), dtype=np.int64)
-    return Patch(*side, *other, np.zeros((n, n, 6)), np.zeros((2, 12, 2)), np.zeros(12), ring, np.zeros_like(ring), np.zeros((3, 3)))
+    return Patch(
+        *side,
+        *other,
+        np.zeros((n, n, 6)),
+        np.zeros(2, dtype=np.int64),
+        np.zeros((2, 12, 2)),
+        np.zeros(12),
+        ring,
+        np.zeros_like(ring),
+        np.zeros((3, 3)),
+    )
 
 
 @kernel
@@ -172,7 +183,7 @@ def _lay_out(patch, k):
 
 
 @kernel
-def _piece(patch, k, j, plane):
+def _piece(patch, j, plane):
     """Mass, centre and covariance of what polygon[0], with density `plane`, has in new triangle j."""
     size = _cut(patch.polygon, 3, patch.new[j])
     if size < 3:
@@ -201,7 +212,7 @@ def _hand_out(patch, k, new):
     for j in range(new):
         if patch.new_label[j] == patch.old_label[k] and whole > 0.0:
             plane = _lay_out(patch, k)
-            mass, x, y, xx, xy, yy = _piece(patch, k, j, plane)
+            mass, x, y, xx, xy, yy = _piece(patch, j, plane)
             if mass > _DUST * whole:
                 _put(share[j], mass, x, y, xx, xy, yy)
                 total += mass
@@ -232,11 +243,11 @@ def _fill(patch, j, old, new):
             return
         if patch.new_label[j] == patch.old_label[k] and -math.inf < patch.old_mass[k] < lightest:
             _whole(patch, k)
-            if _piece(patch, k, j, (1.0, 0.0, 0.0))[0] > 0.01 * abs(area2(patch.old[k])):
+            if _piece(patch, j, (1.0, 0.0, 0.0))[0] > 0.01 * abs(area2(patch.old[k])):
                 lightest, chosen = patch.old_mass[k], k
     if chosen >= 0:
         _whole(patch, chosen)
-        area, x, y, xx, xy, yy = _piece(patch, chosen, j, (1.0, 0.0, 0.0))
+        area, x, y, xx, xy, yy = _piece(patch, j, (1.0, 0.0, 0.0))
         fraction = _TAIL * min(2.0 * area / abs(area2(patch.old[chosen])), 1.0)
         for i in range(new):
             patch.share[chosen, i, 0] *= 1.0 - fraction
@@ -362,8 +373,9 @@ def _take_in(patch, j, old):
 
 
 @kernel
-def remap(patch, old, new):
-    """Pass the mass of `old` triangles on to `new` ones. False, and nothing is to be used, if some has no home."""
+def remap(patch):
+    """Pass the mass of the old triangles on to the new ones. False, and nothing is to be used, if some has no home."""
+    old, new = patch.count[0], patch.count[1]
     for k in range(old):
         if not _hand_out(patch, k, new):
             return False
