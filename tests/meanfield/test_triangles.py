@@ -40,8 +40,8 @@ def assert_whole(cells):
     assert volume.min() > 0
     assert angle.sum() == pytest.approx(4 * math.pi, abs=1e-9)
     assert np.allclose(np.linalg.norm(points, axis=1), 1, atol=1e-12)
-    assert cells.shapes.min() >= 0
-    assert np.allclose(cells.shapes.sum(axis=2), 1, atol=1e-9)
+    assert cells.laws.min() >= 0
+    assert np.isfinite(cells.log_masses).all()
 
 
 def total(cells):
@@ -94,9 +94,6 @@ def test_steep_density_is_integrated_by_smaller_pieces():
     points, logs = cells.quadrature()
     height = 1 - np.exp(logs) @ points @ axis
     assert height == pytest.approx(1 / kappa, abs=2e-3)
-    centres = np.einsum("ki,kij,kjd->kd", cells.tilts, cells.shapes, cells.points[cells.corners])
-    whole = np.exp(cells.log_masses) @ centres
-    assert np.cross(whole, axis) == pytest.approx(np.zeros(3), abs=2e-3)
 
 
 @pytest.mark.parametrize("mu", [np.zeros(3), np.array([2.0, -4.0, 4.0])], ids=["uniform", "von Mises–Fisher"])
@@ -195,7 +192,7 @@ def test_zero_temperature_transport_agrees_with_a_large_cloud():
     axis = np.array([0.3, -0.5, 0.8])
     cells = Triangles.of(lambda x: 2 * x @ axis, 0.12, circle=circle_of(head))
     masses = side_masses(cells)
-    grid = ms.fibonacci(200_000, d=3)
+    grid = ms.fibonacci(100_000)
     weights = torch.exp(2 * grid.points @ torch.tensor(axis))
     cloud = ms.Cloud(grid.points, weights / weights.sum())
     times = torch.arange(1, 9) * 0.75
@@ -215,7 +212,7 @@ def test_zero_temperature_transport_agrees_with_a_large_cloud():
     assert_whole(cells)
 
 
-def rings(head, beta, until, n=1200, step=0.02):
+def rings(head, beta, until, n=300, step=0.05):
     """The same flow for a law that is symmetric about the first axis, by rings: W₂ to ±e₁.
 
     Rings at polar angles θ with masses; on the ring of x the score of the ring of y is

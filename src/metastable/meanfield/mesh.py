@@ -26,8 +26,8 @@ class Mesh(NamedTuple):
     corners: np.ndarray  # (M, 3)
     across: np.ndarray  # (M, 3)
     masses: np.ndarray  # (M,) logarithms
-    shapes: np.ndarray  # (M, 3, 3)
-    tilts: np.ndarray  # (M, 3)
+    laws: np.ndarray  # (M, 3, 3), see `remap`
+    lines: np.ndarray  # (M,)
     labels: np.ndarray  # (M,)
     used: np.ndarray  # (2,)
 
@@ -99,20 +99,18 @@ def load_old(mesh, patch, k, t):
     for i in range(3):
         if not on_chart(patch, mesh.points[mesh.corners[t, i]], patch.old[k, i]):
             return False
-        patch.old_tilt[k, i] = mesh.tilts[t, i]
         for j in range(3):
-            patch.old_shape[k, i, j] = mesh.shapes[t, i, j]
-    patch.old_mass[k], patch.old_label[k] = mesh.masses[t], mesh.labels[t]
+            patch.old_law[k, i, j] = mesh.laws[t, i, j]
+    patch.old_mass[k], patch.old_line[k], patch.old_label[k] = mesh.masses[t], mesh.lines[t], mesh.labels[t]
     return True
 
 
 @kernel
 def store_new(mesh, patch, j, t):
-    mesh.masses[t], mesh.labels[t] = patch.new_mass[j], patch.new_label[j]
+    mesh.masses[t], mesh.lines[t], mesh.labels[t] = patch.new_mass[j], patch.new_line[j], patch.new_label[j]
     for i in range(3):
-        mesh.tilts[t, i] = patch.new_tilt[j, i]
         for k in range(3):
-            mesh.shapes[t, i, k] = patch.new_shape[j, i, k]
+            mesh.laws[t, i, k] = patch.new_law[j, i, k]
 
 
 @kernel
@@ -151,11 +149,10 @@ def _halve(mesh, patch, t, i, first, second):
     old = patch.old[0]
     old[0, 0], old[0, 1] = foot, math.sqrt(max(left - foot * foot, 0.0))
     old[1, 0], old[1, 1], old[2, 0], old[2, 1] = 0.0, 0.0, length, 0.0
-    for row in range(3):
-        patch.old_tilt[0, row] = mesh.tilts[t, row]
-        for k in range(3):
-            patch.old_shape[0, row, k] = mesh.shapes[t, row, (i + k) % 3]
-    patch.old_mass[0], patch.old_label[0] = mesh.masses[t], mesh.labels[t]
+    for k in range(3):
+        patch.old_law[0, 0, k] = mesh.laws[t, 0, k] if mesh.lines[t] else mesh.laws[t, 0, (i + k) % 3]
+        patch.old_law[0, 1, k], patch.old_law[0, 2, k] = mesh.laws[t, 1, (i + k) % 3], mesh.laws[t, 2, (i + k) % 3]
+    patch.old_mass[0], patch.old_line[0], patch.old_label[0] = mesh.masses[t], mesh.lines[t], mesh.labels[t]
     middle = patch.polygon[1, 11]
     middle[0], middle[1] = 0.5 * length, 0.0
     new_triangle(patch, 0, mesh.labels[t], old[0], old[1], middle)

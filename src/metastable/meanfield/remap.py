@@ -1,22 +1,21 @@
 """How mass passes from old triangles to new ones that cover the same ground: conservatively, and without leaks.
 
-The law inside a triangle T has a linear density on a triangle T' inside it. The `shape` A of T says where T' is: its
-corners are Σ_j A_ij v_j, A ≥ 0 with rows that add up to 1, v_j the corners of T. The `tilt` holds the barycentric
-coordinates, in T', of the centre of mass; t_i between 1/4 and 1/2 belongs to the density 12 t_i − 3 at corner i. Where
-the density is smooth T' = T; a cluster or a ridge that is narrower than its cell has a narrow T' and stays where it is.
+Inside a triangle T the mass has a linear density, either on all of T or, where it is much narrower than T (a ridge, a
+cluster), on a segment PQ in T, which may be a point. The `law` of T is a 3×3 matrix of barycentric coordinates. Its
+first row belongs to the centre of mass:
 
-Each law is cut along the new triangles. A new triangle N gets the pieces that lie in it, with their mass, their
-centre c and their covariance C. Let S be the covariance of the uniform law on N, n̄ its centroid, and M symmetric with
-M S M = C. If M ≥ 0.7 and the tilt that c asks for is allowed, then T' = N with that tilt. Otherwise
+- on T: t_i of corner i, between 1/4 and 1/2; the density at corner i is 12 t_i − 3 times the mean;
+- on PQ: (t_P, t_Q, 0), between 1/3 and 2/3; the density at P is 6 t_P − 2 times the mean.
 
-    T' = c + M (N − n̄)   with a constant density,
-
-narrowed across those sides of N beyond which it would reach. So mass and centre of mass are conserved, a linear density
-is reproduced, and nothing moves out of the triangle it was in. Pieces below 1e-10 of a law are rounding and are not
-handed out: the neighbour may be lighter by a factor e^-300.
+The two other rows are P and Q. Each law is cut along the new triangles. A new triangle N gets the pieces that lie in
+it, with their mass, their centre c and their covariance C. Let S be the covariance of the uniform law on N. If C ≥ S/2
+and c asks for a tilt that is allowed, then N gets the law on all of N with that centre; otherwise one on a segment
+through c, along n·(x − c) = 0 where n minimises nᵀCn/nᵀSn: from side to side of N, or shorter if C says so. So mass
+and centre of mass are conserved, a linear density is reproduced, a ridge stays on its line and a cluster at its place.
+Pieces below 1e-10 of a law are rounding and are not handed out: the neighbour may be lighter by a factor e^-300.
 
 A new triangle that would get nothing takes what a share of 1e-2 of one old law, spread over all of its triangle, has
-there: the tails that a narrow T' leaves out. It takes it from the lightest of those that it overlaps.
+there: the tails that a segment leaves out. It takes it from the lightest of those that it overlaps.
 
 Triangles that carry different labels exchange nothing.
 """
@@ -33,8 +32,8 @@ DEGREE = 40
 
 _DUST = 1e-10
 _TAIL = 1e-2
-_SMOOTH = 0.7
-_NARROW = 1e-10  # least squared width of T', relative to its triangle: narrower ones cannot be cut for rounding
+_NARROW = 0.5
+_SHORT = 0.25
 
 
 class Patch(NamedTuple):
@@ -42,13 +41,13 @@ class Patch(NamedTuple):
 
     old: np.ndarray  # (DEGREE, 3, 2) corners in the chart
     old_mass: np.ndarray  # logarithms
-    old_shape: np.ndarray  # (DEGREE, 3, 3)
-    old_tilt: np.ndarray  # (DEGREE, 3)
+    old_law: np.ndarray  # (DEGREE, 3, 3)
+    old_line: np.ndarray  # whether the law is on a segment
     old_label: np.ndarray
     new: np.ndarray
     new_mass: np.ndarray
-    new_shape: np.ndarray
-    new_tilt: np.ndarray
+    new_law: np.ndarray
+    new_line: np.ndarray
     new_label: np.ndarray
     share: np.ndarray  # (DEGREE, DEGREE, 6): fraction, centre (2), covariance (xx, xy, yy)
     count: np.ndarray  # (2,): how many old and new triangles there are
@@ -61,20 +60,12 @@ class Patch(NamedTuple):
 
 def make_patch() -> Patch:
     n = DEGREE
-    side = (np.zeros((n, 3, 2)), np.zeros(n), np.zeros((n, 3, 3)), np.zeros((n, 3)), np.zeros(n, dtype=np.int8))
+    flags = np.zeros(n, dtype=np.int8)
+    side = (np.zeros((n, 3, 2)), np.zeros(n), np.zeros((n, 3, 3)), flags, flags.copy())
     other = tuple(np.zeros_like(a) for a in side)
-    ring = np.zeros((n, 2), dtype=np.int64)
-    return Patch(
-        *side,
-        *other,
-        np.zeros((n, n, 6)),
-        np.zeros(2, dtype=np.int64),
-        np.zeros((2, 12, 2)),
-        np.zeros(12),
-        ring,
-        np.zeros_like(ring),
-        np.zeros((3, 3)),
-    )
+    ring, count = np.zeros((n, 2), dtype=np.int64), np.zeros(2, dtype=np.int64)
+    room = (np.zeros((n, n, 6)), count, np.zeros((2, 12, 2)), np.zeros(12))
+    return Patch(*side, *other, *room, ring, np.zeros_like(ring), np.zeros((3, 3)))
 
 
 @kernel
@@ -150,36 +141,20 @@ def _moments(polygon, level, size):
 
 
 @kernel
-def _home(patch, k, new, x, y):
-    """The new triangle in which the point (x, y) of old triangle k lies, or lies nearly."""
-    best, found = -1e300, -1
-    for j in range(new):
-        if patch.new_label[j] == patch.old_label[k]:
-            b0, b1, b2 = _barycentric(patch.new[j], x, y)
-            depth = min(b0, min(b1, b2))
-            if depth > best:
-                best, found = depth, j
-    return found
-
-
-@kernel
 def _lay_out(patch, k):
-    """Write T' of old triangle k into polygon[0], counter-clockwise. The density as a + b x + c y: (a, b, c)."""
-    t, shape, tilt = patch.old[k], patch.old_shape[k], patch.old_tilt[k]
-    turned = area2(t) * _determinant(shape) < 0.0
+    """Write old triangle k into polygon[0], counter-clockwise. Its density as a + b x + c y: (a, b, c)."""
+    t, tilt = patch.old[k], patch.old_law[k, 0]
+    det = area2(t)
     for i in range(3):
-        to = (3 - i) % 3 if turned else i
-        for axis in range(2):
-            patch.polygon[0, to, axis] = shape[i, 0] * t[0, axis] + shape[i, 1] * t[1, axis] + shape[i, 2] * t[2, axis]
+        to = (3 - i) % 3 if det < 0.0 else i
+        patch.polygon[0, to, 0], patch.polygon[0, to, 1] = t[i, 0], t[i, 1]
         patch.level[to] = 12.0 * tilt[i] - 3.0
-    f, g, h = patch.level[0], patch.level[1], patch.level[2]
-    if f == g == h:
-        return f, 0.0, 0.0
-    p = patch.polygon[0]
-    ax, ay, bx, by = p[1, 0] - p[0, 0], p[1, 1] - p[0, 1], p[2, 0] - p[0, 0], p[2, 1] - p[0, 1]
-    det = ax * by - bx * ay
+    f, g, h = 12.0 * tilt[0] - 3.0, 12.0 * tilt[1] - 3.0, 12.0 * tilt[2] - 3.0
+    if f == g == h or det == 0.0:
+        return 1.0, 0.0, 0.0
+    ax, ay, bx, by = t[1, 0] - t[0, 0], t[1, 1] - t[0, 1], t[2, 0] - t[0, 0], t[2, 1] - t[0, 1]
     sx, sy = ((g - f) * by - (h - f) * ay) / det, ((h - f) * ax - (g - f) * bx) / det
-    return f - sx * p[0, 0] - sy * p[0, 1], sx, sy
+    return f - sx * t[0, 0] - sy * t[0, 1], sx, sy
 
 
 @kernel
@@ -195,24 +170,73 @@ def _piece(patch, j, plane):
 
 
 @kernel
-def _determinant(a):
-    """Of a matrix whose rows add up to 1: twice the area of the triangle of its rows, in barycentric coordinates."""
-    return (a[1, 1] - a[0, 1]) * (a[2, 2] - a[0, 2]) - (a[2, 1] - a[0, 1]) * (a[1, 2] - a[0, 2])
+def _line_piece(patch, k, t):
+    """Mass, centre and covariance of what the segment of old triangle k has in the triangle t."""
+    old, law = patch.old[k], patch.old_law[k]
+    px = law[1, 0] * old[0, 0] + law[1, 1] * old[1, 0] + law[1, 2] * old[2, 0]
+    py = law[1, 0] * old[0, 1] + law[1, 1] * old[1, 1] + law[1, 2] * old[2, 1]
+    dx = law[2, 0] * old[0, 0] + law[2, 1] * old[1, 0] + law[2, 2] * old[2, 0] - px
+    dy = law[2, 0] * old[0, 1] + law[2, 1] * old[1, 1] + law[2, 2] * old[2, 1] - py
+    low, high = 0.0, 1.0
+    for side in range(3):
+        ax, ay = t[side, 0], t[side, 1]
+        ex, ey = t[(side + 1) % 3, 0] - ax, t[(side + 1) % 3, 1] - ay
+        start, slope = ex * (py - ay) - ey * (px - ax), ex * dy - ey * dx
+        if slope > 0.0:
+            low = max(low, -start / slope)
+        elif slope < 0.0:
+            high = min(high, -start / slope)
+        elif start < 0.0:
+            high = low
+    if high <= low:
+        return 0.0, px, py, 0.0, 0.0, 0.0
+    middle, half, f = 0.5 * (low + high), 0.5 * (high - low), 6.0 * law[0, 0] - 2.0
+    level, slope = f + 2.0 * (1.0 - f) * middle, 2.0 * (1.0 - f)
+    shift = slope * half * half / (3.0 * level)
+    spread = half * half / 3.0 - shift * shift
+    middle += shift
+    return 2.0 * half * level, px + middle * dx, py + middle * dy, spread * dx * dx, spread * dx * dy, spread * dy * dy
+
+
+@kernel
+def _put(share, fraction, x, y, xx, xy, yy):
+    share[0], share[1], share[2], share[3], share[4], share[5] = fraction, x, y, xx, xy, yy
+
+
+@kernel
+def _send_home(patch, k, new):
+    """Give the whole of old triangle k, as a point, to the new triangle in which its centre lies, or nearly lies."""
+    t, law = patch.old[k], patch.old_law[k]
+    x = y = 0.0
+    for i in range(3):
+        b = law[0, 0] * law[1, i] + law[0, 1] * law[2, i] if patch.old_line[k] else law[0, i]
+        x += b * t[i, 0]
+        y += b * t[i, 1]
+    best, home = -1e300, -1
+    for j in range(new):
+        patch.share[k, j, 0] = 0.0
+        if patch.new_label[j] == patch.old_label[k]:
+            b0, b1, b2 = _barycentric(patch.new[j], x, y)
+            depth = min(b0, min(b1, b2))
+            if depth > best:
+                best, home = depth, j
+    if home >= 0:
+        _put(patch.share[k, home], 1.0, x, y, 0.0, 0.0, 0.0)
+    return home >= 0
 
 
 @kernel
 def _hand_out(patch, k, new):
     """Fill share[k, :new] with fractions that add up to 1. False if no new triangle has the label of k."""
-    share = patch.share[k]
+    share, total = patch.share[k], 0.0
+    whole = 1.0 if patch.old_line[k] else 0.5 * abs(area2(patch.old[k]))
     for j in range(new):
         share[j, 0] = 0.0
-    _lay_out(patch, k)
-    whole, cx, cy, cxx, cxy, cyy = _moments(patch.polygon, patch.level, 3)
-    total = 0.0
-    for j in range(new):
         if patch.new_label[j] == patch.old_label[k] and whole > 0.0:
-            plane = _lay_out(patch, k)
-            mass, x, y, xx, xy, yy = _piece(patch, j, plane)
+            if patch.old_line[k]:
+                mass, x, y, xx, xy, yy = _line_piece(patch, k, patch.new[j])
+            else:
+                mass, x, y, xx, xy, yy = _piece(patch, j, _lay_out(patch, k))
             if mass > _DUST * whole:
                 _put(share[j], mass, x, y, xx, xy, yy)
                 total += mass
@@ -220,18 +244,7 @@ def _hand_out(patch, k, new):
         for j in range(new):
             share[j, 0] /= total
         return True
-    j = _home(patch, k, new, cx, cy)
-    if j < 0:
-        return False
-    for i in range(new):
-        share[i, 0] = 0.0
-    _put(share[j], 1.0, cx, cy, cxx, cxy, cyy)
-    return True
-
-
-@kernel
-def _put(share, fraction, x, y, xx, xy, yy):
-    share[0], share[1], share[2], share[3], share[4], share[5] = fraction, x, y, xx, xy, yy
+    return _send_home(patch, k, new)
 
 
 @kernel
@@ -242,11 +255,11 @@ def _fill(patch, j, old, new):
         if patch.share[k, j, 0] > 0.0 and patch.old_mass[k] > -math.inf:
             return
         if patch.new_label[j] == patch.old_label[k] and -math.inf < patch.old_mass[k] < lightest:
-            _whole(patch, k)
+            _lay_out(patch, k)
             if _piece(patch, j, (1.0, 0.0, 0.0))[0] > 0.01 * abs(area2(patch.old[k])):
                 lightest, chosen = patch.old_mass[k], k
     if chosen >= 0:
-        _whole(patch, chosen)
+        _lay_out(patch, chosen)
         area, x, y, xx, xy, yy = _piece(patch, j, (1.0, 0.0, 0.0))
         fraction = _TAIL * min(2.0 * area / abs(area2(patch.old[chosen])), 1.0)
         for i in range(new):
@@ -255,103 +268,63 @@ def _fill(patch, j, old, new):
 
 
 @kernel
-def _whole(patch, k):
-    """Write old triangle k itself into polygon[0], counter-clockwise."""
-    turned = area2(patch.old[k]) < 0.0
+def _draw(t, law, dx, dy, variance):
+    """Turn a law that has its centre in row 0 into one on the segment through it along the unit vector (dx, dy)."""
+    s0, s1, s2 = _barycentric(t, t[0, 0] + dx, t[0, 1] + dy)
+    law[1, 0], law[1, 1], law[1, 2] = s0 - 1.0, s1, s2
+    low, high = -1e300, 1e300
     for i in range(3):
-        to = (3 - i) % 3 if turned else i
-        patch.polygon[0, to, 0], patch.polygon[0, to, 1] = patch.old[k, i, 0], patch.old[k, i, 1]
+        if law[1, i] > 0.0:
+            low = max(low, -law[0, i] / law[1, i])
+        elif law[1, i] < 0.0:
+            high = min(high, -law[0, i] / law[1, i])
+    if variance < _SHORT * (high - low) ** 2 / 12.0:
+        high = min(math.sqrt(3.0 * variance), min(-low, high))
+        low = -high
+    low, high = max(low, -2.0 * high), min(high, -2.0 * low)
+    at_q = -low / (high - low) if high > low else 0.5
+    for i in range(3):
+        slope, b = law[1, i], law[0, i]
+        law[1, i], law[2, i] = max(b + low * slope, 0.0), max(b + high * slope, 0.0)
+    law[0, 0], law[0, 1], law[0, 2] = 1.0 - at_q, at_q, 0.0
 
 
 @kernel
-def _root(xx, xy, yy):
-    """The square root of a symmetric non-negative 2×2 matrix."""
-    root = math.sqrt(max(xx * yy - xy * xy, 0.0))
-    trace = math.sqrt(max(xx + yy + 2.0 * root, 1e-300))
-    return (xx + root) / trace, xy / trace, (yy + root) / trace
-
-
-@kernel
-def _shape(patch, j, x, y, xx, xy, yy):
-    """The shape and tilt in new triangle j with this centre and covariance."""
-    t, shape = patch.new[j], patch.new_shape[j]
+def _settle(patch, j, x, y, xx, xy, yy):
+    """The law of new triangle j from its centre and covariance."""
+    t, law = patch.new[j], patch.new_law[j]
     for i in range(3):
         patch.polygon[0, i, 0], patch.polygon[0, i, 1], patch.level[i] = t[i, 0], t[i, 1], 1.0
-    _, nx, ny, sxx, sxy, syy = _moments(patch.polygon, patch.level, 3)
-    least = _NARROW * (sxx + syy)
-    xx, yy = xx + least, yy + least
-    # M = R⁻¹ (R C R)^{1/2} R⁻¹ with R = S^{1/2}.
-    rxx, rxy, ryy = _root(sxx, sxy, syy)
-    px, py, qx, qy = rxx * xx + rxy * xy, rxx * xy + rxy * yy, rxy * xx + ryy * xy, rxy * xy + ryy * yy
-    mxx, mxy, myy = _root(px * rxx + py * rxy, px * rxy + py * ryy, qx * rxy + qy * ryy)
-    det = rxx * ryy - rxy * rxy
-    ixx, ixy, iyy = ryy / det, -rxy / det, rxx / det
-    px, py, qx, qy = ixx * mxx + ixy * mxy, ixx * mxy + ixy * myy, ixy * mxx + iyy * mxy, ixy * mxy + iyy * myy
-    mxx, mxy, myy = px * ixx + py * ixy, px * ixy + py * iyy, qx * ixy + qy * iyy
+    _, _, _, sxx, sxy, syy = _moments(patch.polygon, patch.level, 3)
+    det = sxx * syy - sxy * sxy
+    mean = 0.5 * (sxx * yy + syy * xx - 2.0 * sxy * xy) / det
+    least = mean - math.sqrt(max(mean * mean - (xx * yy - xy * xy) / det, 0.0))
     b0, b1, b2 = _barycentric(t, x, y)
     b0, b1, b2 = max(b0, 0.0), max(b1, 0.0), max(b2, 0.0)
     total = b0 + b1 + b2
-    b0, b1, b2 = b0 / total, b1 / total, b2 / total
-    gap = math.sqrt((mxx - myy) ** 2 + 4.0 * mxy * mxy)
-    smooth = 0.5 * (mxx + myy - gap) >= _SMOOTH and min(b0, min(b1, b2)) >= 0.25
-    _reset(patch, j)
-    if smooth:
-        patch.new_tilt[j, 0], patch.new_tilt[j, 1], patch.new_tilt[j, 2] = b0, b1, b2
-        return
-    for i in range(3):
-        wx, wy = t[i, 0] - nx, t[i, 1] - ny
-        w0, w1, w2 = _barycentric(t, nx + mxx * wx + mxy * wy, ny + mxy * wx + myy * wy)
-        shape[i, 0], shape[i, 1], shape[i, 2] = b0 + w0 - 1.0 / 3.0, b1 + w1 - 1.0 / 3.0, b2 + w2 - 1.0 / 3.0
-    _narrow(t, shape, b0, b1, b2)
-
-
-@kernel
-def _narrow(t, shape, b0, b1, b2):
-    """Move the corners of T' towards its centre b, across each side that they are beyond, then as far as needed."""
-    for side in range(3):
-        b = b0 if side == 0 else (b1 if side == 1 else b2)
-        lowest = min(shape[0, side], min(shape[1, side], shape[2, side]))
-        if lowest < 0.0:
-            p, q = (side + 1) % 3, (side + 2) % 3
-            ex, ey = t[q, 0] - t[p, 0], t[q, 1] - t[p, 1]
-            # Along the normal of a side, one unit of its own coordinate takes these shares from the two others.
-            foot = ((t[side, 0] - t[p, 0]) * ex + (t[side, 1] - t[p, 1]) * ey) / (ex * ex + ey * ey)
-            for i in range(3):
-                back = (1.0 - b / (b - lowest)) * (b - shape[i, side])
-                shape[i, side] += back
-                shape[i, p] -= back * (1.0 - foot)
-                shape[i, q] -= back * foot
-    scale = 1.0
-    for i in range(3):
-        for side in range(3):
-            b = b0 if side == 0 else (b1 if side == 1 else b2)
-            if shape[i, side] < 0.0:
-                scale = min(scale, b / (b - shape[i, side]))
-    for i in range(3):
-        shape[i, 0] = max(b0 + scale * (shape[i, 0] - b0), 0.0)
-        shape[i, 1] = max(b1 + scale * (shape[i, 1] - b1), 0.0)
-        shape[i, 2] = max(b2 + scale * (shape[i, 2] - b2), 0.0)
-
-
-@kernel
-def _reset(patch, j):
-    """Make the law of new triangle j uniform on all of it."""
-    for i in range(3):
-        patch.new_tilt[j, i] = 1.0 / 3.0
-        for side in range(3):
-            patch.new_shape[j, i, side] = 1.0 if i == side else 0.0
+    law[0, 0], law[0, 1], law[0, 2] = b0 / total, b1 / total, b2 / total
+    patch.new_line[j] = least < _NARROW or min(b0, min(b1, b2)) < 0.25
+    if patch.new_line[j]:
+        dx, dy, ex, ey = xx - least * sxx, xy - least * sxy, xy - least * sxy, yy - least * syy
+        if ex * ex + ey * ey > dx * dx + dy * dy:
+            dx, dy = ex, ey
+        length = math.sqrt(dx * dx + dy * dy)
+        dx, dy = (dx / length, dy / length) if length > 1e-14 * (sxx + syy) else (1.0, 0.0)
+        _draw(t, law, dx, dy, dx * dx * xx + 2.0 * dx * dy * xy + dy * dy * yy)
 
 
 @kernel
 def _take_in(patch, j, old):
-    """Mass and shape of new triangle j from what it was handed."""
+    """Mass and law of new triangle j from what it was handed."""
     top = -math.inf
     for k in range(old):
         if patch.share[k, j, 0] > 0.0:
             top = max(top, patch.old_mass[k])
     patch.new_mass[j] = top
     if top == -math.inf:
-        _reset(patch, j)
+        patch.new_line[j] = 0
+        for i in range(3):
+            patch.new_law[j, 0, i] = 1.0 / 3.0
         return
     mass = x = y = 0.0
     for k in range(old):
@@ -369,7 +342,7 @@ def _take_in(patch, j, old):
             xy += w * (patch.share[k, j, 4] + dx * dy)
             yy += w * (patch.share[k, j, 5] + dy * dy)
     patch.new_mass[j] += math.log(mass)
-    _shape(patch, j, x, y, xx, xy, yy)
+    _settle(patch, j, x, y, xx, xy, yy)
 
 
 @kernel

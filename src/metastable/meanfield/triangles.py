@@ -19,6 +19,8 @@ from .mesh import Mesh, refine
 from .remap import make_patch
 
 _PASSES = 8
+# The rule of Gauss on [0, 1].
+_GAUSS, _SHARES = 0.5 + 0.5 * np.sqrt(0.6) * np.array([-1, 0, 1]), np.array([5, 8, 5]) / 18
 
 
 class Triangles:
@@ -32,7 +34,7 @@ class Triangles:
         The logarithm of the mass of each triangle; −inf where there is none.
     corners, across : (m, 3)
         The vertices of each triangle, counter-clockwise from outside; its neighbour opposite each of them.
-    shapes, tilts : (m, 3, 3), (m, 3)
+    laws, lines : (m, 3, 3), (m,)
         Where the mass is inside its triangle: see `remap`.
     labels : (m,)
         Which side of the great circle the triangle started on, 1 or −1; 0 if none was given. Mass never changes sides.
@@ -45,7 +47,7 @@ class Triangles:
         m = len(corners)
         self.points, self.corners, self.across = points, corners, neighbours(corners)
         self.log_masses, self.labels = np.full(m, -np.log(m)), np.zeros(m, dtype=np.int8)
-        self.shapes, self.tilts = np.tile(np.eye(3), (m, 1, 1)), np.full((m, 3), 1 / 3)
+        self.laws, self.lines = np.full((m, 3, 3), 1 / 3), np.zeros(m, dtype=np.int8)
         self.longest = longest
 
     @classmethod
@@ -83,11 +85,8 @@ class Triangles:
             raise BadInput(f"the logarithm of the whole mass is {total}; log_density must be finite somewhere")
         cells.log_masses = logs - total
         heights = np.einsum("kid,kd->ki", np.linalg.inv(places.transpose(0, 2, 1)), middle)
-        centres = np.maximum(heights, 0.0) / np.maximum(heights, 0.0).sum(axis=1, keepdims=True)
-        steep = centres.min(axis=1) < 0.25
-        cells.tilts[~steep] = centres[~steep]
-        shrink = 3 * centres[steep].min(axis=1)[:, None, None]
-        cells.shapes[steep] = centres[steep][:, None, :] + shrink * (np.eye(3) - 1 / 3)
+        tilts = heights / heights.sum(axis=1, keepdims=True) - 1 / 3
+        cells.laws[:, 0] = 1 / 3 + tilts * np.minimum(1, (1 / 12) / np.maximum(-tilts.min(axis=1), 1e-300))[:, None]
         if circle is not None:
             cells.labels = np.where(places.sum(axis=1) @ pole > 0, 1, -1).astype(np.int8)
         return cells
@@ -98,15 +97,21 @@ class Triangles:
         return new
 
     def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
-        """Three points a triangle, (3m, 3), and their log-weights, (3m,).
+        """Three points a triangle, (3m, 3), scaled to the sphere, and their log-weights, (3m,).
 
-        They lie half-way from the centroid of T' (see `remap`) to its corners, scaled to the sphere, and carry the
-        shares 2t_i − 1/3 of the mass: exact for the product of the density on T' with a linear function.
+        For a law on a triangle (see `remap`) half-way from its centroid to its corners, with the shares 2t_i − 1/3: exact
+        for the product of its density with a linear function. For a law on a segment, the points of Gauss.
         """
-        half = 0.5 * (self.shapes + self.shapes.mean(axis=1, keepdims=True))
-        points = (half @ self.points[self.corners]).reshape(-1, 3)
+        tilts, line = self.laws[:, 0], self.lines > 0
+        where = np.where(line[:, None, None], 0.0, 0.5 * np.eye(3) + 1 / 6)
+        shares = 2 * tilts - 1 / 3
+        along = self.laws[line, 1:]
+        where[line] = np.einsum("gp,kpi->kgi", np.stack([1 - _GAUSS, _GAUSS], axis=1), along)
+        level = 6 * tilts[line, :1] - 2
+        shares[line] = _SHARES * (level + 2 * (1 - level) * _GAUSS)
+        points = (where @ self.points[self.corners]).reshape(-1, 3)
         points /= np.linalg.norm(points, axis=1, keepdims=True)
-        return points, (self.log_masses[:, None] + np.log(2 * self.tilts - 1 / 3)).ravel()
+        return points, (self.log_masses[:, None] + np.log(shares)).ravel()
 
     @property
     def folded(self) -> int:
@@ -155,7 +160,7 @@ class Triangles:
 
         anchor = np.empty(len(self.points), dtype=np.int64)
         anchor[self.corners] = np.arange(len(self.corners))[:, None]
-        per_cell = (self.corners, self.across, self.log_masses, self.shapes, self.tilts, self.labels)
+        per_cell = (self.corners, self.across, self.log_masses, self.laws, self.lines, self.labels)
         used = np.array([len(self.points), len(self.corners)])
         points = np.ascontiguousarray(self.points, dtype=np.float64)
         return Mesh(grown(points, room), grown(anchor, room), *(grown(a, room) for a in per_cell), used)
@@ -169,4 +174,4 @@ class Triangles:
         self.corners = new_vertex[mesh.corners[:triangles][alive]]
         self.across = new_triangle[mesh.across[:triangles][alive]]
         self.log_masses, self.labels = mesh.masses[:triangles][alive], mesh.labels[:triangles][alive]
-        self.shapes, self.tilts = mesh.shapes[:triangles][alive], mesh.tilts[:triangles][alive]
+        self.laws, self.lines = mesh.laws[:triangles][alive], mesh.lines[:triangles][alive]
