@@ -25,7 +25,7 @@ def uniform(x):
 
 def assert_whole(cells):
     """A closed surface with the topology of the sphere, every triangle the right way up, covering it once."""
-    points, corners, across = cells.points, cells.corners, cells.across
+    points, corners, across = cells.vertices, cells.corners, cells.across
     edges = np.sort(np.stack([np.roll(corners, -1, axis=1), np.roll(corners, -2, axis=1)], axis=2), axis=2)
     kinds, times = np.unique(edges.reshape(-1, 2), axis=0, return_counts=True)
     assert (times == 2).all()
@@ -40,7 +40,6 @@ def assert_whole(cells):
     assert volume.min() > 0
     assert angle.sum() == pytest.approx(4 * math.pi, abs=1e-9)
     assert np.allclose(np.linalg.norm(points, axis=1), 1, atol=1e-12)
-    assert cells.laws.min() >= 0
     assert np.isfinite(cells.log_masses).all()
 
 
@@ -89,8 +88,8 @@ def test_first_triangulation_has_the_masses_of_its_density():
 
 
 def test_steep_density_is_integrated_by_smaller_pieces():
-    axis, kappa = np.array([0.0, 0.6, 0.8]), 400.0
-    cells = Triangles.of(lambda x: kappa * x @ axis, 0.5)
+    axis, kappa = np.array([0.0, 0.6, 0.8]), 100.0
+    cells = Triangles.of(lambda x: kappa * x @ axis, 0.3)
     points, logs = cells.quadrature()
     height = 1 - np.exp(logs) @ points @ axis
     assert height == pytest.approx(1 / kappa, abs=2e-3)

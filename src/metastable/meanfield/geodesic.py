@@ -16,7 +16,7 @@ from metastable.errors import BadInput
 LogDensity = Callable[[np.ndarray], np.ndarray]
 
 MOST_CELLS = 20_000_000
-OF_ALL, OF_ITSELF, DEEPEST = 1e-12, 1e-4, 6
+OF_ALL, OF_ITSELF, DEEPEST = 1e-12, 1e-4, 5
 """Cells whose mass is not yet known to these shares of all mass and of itself are cut in four, at most DEEPEST times."""
 
 
