@@ -13,7 +13,18 @@ import metastable
 SOURCE = Path(metastable.__file__).parent
 ORDER = [
     *("errors", "arrays", "spectrum", "lipschitz", "verdict", "head", "theory", "cloud", "attention", "fields", "flow"),
-    *("transport", "phases", "certificate", "observables", "store", "checkpoint", "run", "progress", "simulation"),
+    *(
+        "transport",
+        "phases",
+        "certificate",
+        "observables",
+        "store",
+        "checkpoint",
+        "run",
+        "progress",
+        "simulation",
+        "meanfield",
+    ),
     *("figures", "report", "configuration", "summary", "commands", "cli", "__main__"),
 ]
 # Doors to the right, opened only when called: a head knows its theory, a run its pictures.

@@ -164,7 +164,9 @@ def test_tail_of_a_saddle_is_exact_and_nothing_leaks_into_it():
     """Under x → e^{tA}x/|e^{tA}x|, A = diag(0, −1/2, 1), the mass left in |x₃| < 1/2 is known and falls like e^{-t}.
 
     x₃² e^{2t} < (x₁² + x₂² e^{-t})/3 at the start; for a uniform law, with φ the longitude and
-    q = (cos²φ + sin²φ e^{-t}) e^{-2t}/3, that is the mean of √(q/(1 + q)) over φ.
+    q = (cos²φ + sin²φ e^{-t}) e^{-2t}/3, that is the mean of √(q/(1 + q)) over φ. While cells resolve the ridge that
+    forms on x₂ = 0 the mass is right to a few per cent; its passing from areas to segments costs some tens of per
+    cent, once. A leak from the clusters at ±e₃ would be a factor e^{t}.
     """
     cells = Triangles.of(uniform, 0.15, circle=np.array([0.0, 0.0, 1.0]))
     step, phi = expm(0.25 * np.diag([0.0, -0.5, 1.0])), np.linspace(0, 2 * math.pi, 4001)[:-1]
@@ -174,12 +176,12 @@ def test_tail_of_a_saddle_is_exact_and_nothing_leaks_into_it():
         cells.refine(0.15)
         cells.coarsen(0.045)
         counts.append(len(cells.corners))
-        if k % 40 == 0:
+        if k % 20 == 0:
             t = 0.25 * k
             q = (np.cos(phi) ** 2 + np.sin(phi) ** 2 * math.exp(-t)) * math.exp(-2 * t) / 3
             points, logs = cells.quadrature()
             left = np.logaddexp.reduce(logs[np.abs(points[:, 2]) < 0.5])
-            assert left == pytest.approx(math.log(np.sqrt(q / (1 + q)).mean()), abs=0.1)
+            assert left == pytest.approx(math.log(np.sqrt(q / (1 + q)).mean()), abs=0.02 if k == 20 else 0.5)
     assert_whole(cells)
     assert abs(total(cells)) < 1e-12
     assert side_masses(cells) == pytest.approx([0.5, 0.5], abs=1e-12)
@@ -206,7 +208,7 @@ def test_zero_temperature_transport_agrees_with_a_large_cloud():
             cells.refine(0.12)
             cells.coarsen(0.036)
         exact = two_atoms(frame, cloud.weights, np.stack([e, -e]), masses).value
-        assert to_atoms(cells, head, masses) == pytest.approx(exact, rel=4e-3)
+        assert to_atoms(cells, head, masses) == pytest.approx(exact, rel=2e-3)
     assert side_masses(cells) == pytest.approx(masses, abs=1e-12)
     assert_whole(cells)
 
@@ -241,7 +243,7 @@ def test_symmetric_problem_agrees_with_rings():
     cells = Triangles.of(uniform, 0.8 / math.sqrt(beta), circle=np.array([1.0, 0.0, 0.0]))
     driver = Driver(head, beta, cells, h=0.8, tol=1e-4)
     assert list(driver.steps(until))[-1] == pytest.approx(until)
-    assert to_atoms(cells, head, np.array([0.5, 0.5])) == pytest.approx(rings(head, beta, until), rel=3e-3)
+    assert to_atoms(cells, head, np.array([0.5, 0.5])) == pytest.approx(rings(head, beta, until), rel=2e-3)
     assert_whole(cells)
 
 

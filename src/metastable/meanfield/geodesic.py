@@ -1,7 +1,7 @@
 """The first triangulation: an icosahedron whose faces are cut into f² triangles and blown up to the sphere.
 
-The axis through two opposite vertices is turned onto `pole`. For even f the great circle {⟨pole, x⟩ = 0} is then made of
-edges: it joins the midpoints of ten edges of the icosahedron, and no triangle crosses it.
+The axis through two opposite vertices is turned onto `pole`. For even f the great circle {⟨pole, x⟩ = 0} is then made
+of edges: it joins the midpoints of ten edges of the icosahedron, and no triangle crosses it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LogDensity = Callable[[np.ndarray], np.ndarray]
 
 MOST_CELLS = 20_000_000
 OF_ALL, OF_ITSELF, DEEPEST = 1e-12, 1e-4, 5
-"""Cells whose mass is not yet known to these shares of all mass and of itself are cut in four, at most DEEPEST times."""
+"""A cell whose mass is not yet known to these shares of all mass and of itself is cut in four, so many times at most."""
 
 
 def _icosahedron() -> tuple[np.ndarray, np.ndarray]:
@@ -49,9 +49,8 @@ def _cut_faces(vertices: np.ndarray, faces: np.ndarray, f: int) -> tuple[np.ndar
     a, b = (g.ravel() for g in np.meshgrid(np.arange(f + 1), np.arange(f + 1), indexing="ij"))
     inside = a + b <= f
     weights = np.stack([f - a - b, a, b], axis=1)[inside]
-    number = np.full((f + 1) * (f + 1), -1)
-    number[inside] = np.arange(len(weights))
-    number = number.reshape(f + 1, f + 1)
+    number = np.full((f + 1, f + 1), -1)
+    number.ravel()[inside] = np.arange(len(weights))
     i, j = (g.ravel() for g in np.meshgrid(np.arange(f), np.arange(f), indexing="ij"))
     up, down = i + j < f, i + j < f - 1
     local = np.concatenate(

@@ -2,7 +2,7 @@
 
 A collapse moves vertex b onto its neighbour a; the two triangles at the edge vanish, and what the star of b held is
 passed on to the triangles that now cover it. It is refused where it would tear or fold the surface: if a and b have
-common neighbours besides the two at their edge, or if a new triangle is turned over or flatter than allowed; or if a new edge would
+common neighbours besides the two at their edge, if a new triangle is turned over or too flat, or if a new edge would
 be longer than `longest`. A vertex where labels meet only moves along the line between the labels.
 """
 
@@ -17,7 +17,6 @@ from .mesh import (
     load_old,
     longest_side,
     new_triangle,
-    on_chart,
     side2,
     slot,
     store_new,
@@ -166,7 +165,7 @@ def collapse(mesh, patch, a, b, shortest, longest):
     if not _labels_allow(mesh, ring, degree) or not _surface_allows(mesh, a, ring, degree):
         return False
     before, after = _fan(mesh, patch, a, ring, degree, longest)
-    patch.count[0], patch.count[1] = degree, degree - 2
+    patch.sizes[0], patch.sizes[1] = degree, degree - 2
     if after <= 0.0 or after < min(FLAT * shortest, before) or not remap(patch):
         return False
     for k in range(1, degree - 1):
@@ -192,7 +191,7 @@ def swap(mesh, patch, t, i):
     new_triangle(patch, 1, mesh.labels[t], at_d, at_q, at_c)
     before = min(altitude(patch.old[0]), altitude(patch.old[1]))
     after = min(altitude(patch.new[0]), altitude(patch.new[1]))
-    patch.count[0], patch.count[1] = 2, 2
+    patch.sizes[0], patch.sizes[1] = 2, 2
     if after <= 0.0 or after < _GAIN * before or not remap(patch):
         return False
     beyond_p, beyond_q = mesh.across[t, (i + 1) % 3], mesh.across[t, (i + 2) % 3]

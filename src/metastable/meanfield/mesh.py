@@ -157,7 +157,7 @@ def _halve(mesh, patch, t, i, first, second):
     middle[0], middle[1] = 0.5 * length, 0.0
     new_triangle(patch, 0, mesh.labels[t], old[0], old[1], middle)
     new_triangle(patch, 1, mesh.labels[t], old[0], middle, old[2])
-    patch.count[0], patch.count[1] = 1, 2
+    patch.sizes[0], patch.sizes[1] = 1, 2
     remap(patch)
     store_new(mesh, patch, 0, first)
     store_new(mesh, patch, 1, second)
@@ -198,7 +198,7 @@ def split(mesh, patch, t, i):
 
 @kernel
 def refine(mesh, patch, longest, start):
-    """Bisect until no edge is longer than `longest`, from triangle `start` on. Where it stopped for want of room, or −1.
+    """Bisect until no edge is longer than `longest`, from triangle `start` on. Where room ran out, or −1.
 
     Only an edge that is the longest of both its triangles is cut: from a triangle with a long edge one walks across
     longest edges, which only grow on the way, until there is such an edge (Rivara's longest-edge path).

@@ -8,7 +8,7 @@ first row belongs to the centre of mass:
 - on PQ: (t_P, t_Q, 0), between 1/3 and 2/3; the density at P is 6 t_P − 2 times the mean.
 
 The two other rows are P and Q. Each law is cut along the new triangles. A new triangle N gets the pieces that lie in
-it, with their mass, their centre c and their covariance C. Let S be the covariance of the uniform law on N. If C ≥ S/2
+it, with their mass, their centre c and their covariance C. Let S be the covariance of the uniform law on N. If C ≥ S/5
 and c asks for a tilt that is allowed, then N gets the law on all of N with that centre; otherwise one on a segment
 through c, along n·(x − c) = 0 where n minimises nᵀCn/nᵀSn: from side to side of N, or shorter if C says so. So mass
 and centre of mass are conserved, a linear density is reproduced, a ridge stays on its line and a cluster at its place.
@@ -32,8 +32,8 @@ DEGREE = 40
 
 _DUST = 1e-10
 _TAIL = 1e-2
-_NARROW = 0.5
-_SHORT = 0.25
+_NARROW = 0.2
+_SHORT = 0.05
 
 
 class Patch(NamedTuple):
@@ -50,7 +50,7 @@ class Patch(NamedTuple):
     new_line: np.ndarray
     new_label: np.ndarray
     share: np.ndarray  # (DEGREE, DEGREE, 6): fraction, centre (2), covariance (xx, xy, yy)
-    count: np.ndarray  # (2,): how many old and new triangles there are
+    sizes: np.ndarray  # (2,): how many old and new triangles there are
     polygon: np.ndarray  # (2, 12, 2)
     level: np.ndarray  # (12,) density at the corners of a polygon
     ring: np.ndarray  # (DEGREE, 2) triangles around a vertex, and which corner of theirs it is
@@ -60,12 +60,10 @@ class Patch(NamedTuple):
 
 def make_patch() -> Patch:
     n = DEGREE
-    flags = np.zeros(n, dtype=np.int8)
-    side = (np.zeros((n, 3, 2)), np.zeros(n), np.zeros((n, 3, 3)), flags, flags.copy())
-    other = tuple(np.zeros_like(a) for a in side)
-    ring, count = np.zeros((n, 2), dtype=np.int64), np.zeros(2, dtype=np.int64)
-    room = (np.zeros((n, n, 6)), count, np.zeros((2, 12, 2)), np.zeros(12))
-    return Patch(*side, *other, *room, ring, np.zeros_like(ring), np.zeros((3, 3)))
+    side = [((n, 3, 2), float), ((n,), float), ((n, 3, 3), float), ((n,), np.int8), ((n,), np.int8)]
+    room = [((n, n, 6), float), ((2,), np.int64), ((2, 12, 2), float), ((12,), float)]
+    rings = [((n, 2), np.int64), ((n, 2), np.int64), ((3, 3), float)]
+    return Patch._make(np.zeros(shape, dtype=kind) for shape, kind in (*side, *side, *room, *rings))
 
 
 @kernel
@@ -348,7 +346,7 @@ def _take_in(patch, j, old):
 @kernel
 def remap(patch):
     """Pass the mass of the old triangles on to the new ones. False, and nothing is to be used, if some has no home."""
-    old, new = patch.count[0], patch.count[1]
+    old, new = patch.sizes[0], patch.sizes[1]
     for k in range(old):
         if not _hand_out(patch, k, new):
             return False

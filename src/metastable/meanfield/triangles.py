@@ -1,8 +1,9 @@
 """A law on the sphere in ℝ³ as a triangulation that moves with the flow and carries mass.
 
-What moves, by whoever integrates dx/dt = P_x V m_β[μ](x), are the vertices and, in each triangle, a tracer that starts at
-the centre of its mass. A triangle keeps its mass, as a logarithm. Where the mass is in it (the `law` of `remap`) follows
-from vertices and tracer: the flow map Φ is taken as quadratic on a triangle, so that for a constant density
+What moves, by whoever integrates dx/dt = P_x V m_β[μ](x), are the vertices and, in each triangle, a tracer that
+starts at the centre of its mass. A triangle keeps its mass, as a logarithm. Where the mass is in it (the law of
+`remap`) follows from vertices and tracer: the flow map Φ is taken as quadratic on a triangle, so that for a constant
+density
 
     ∫Φ = ¾ Φ(c) + ¼ · (Φ(v₁) + Φ(v₂) + Φ(v₃))/3,     c the centroid, v_i the corners,
 
@@ -231,4 +232,4 @@ def _with_room(mesh: Mesh, room: int) -> Mesh:
 
     vertices, triangles = (int(n) for n in mesh.used)
     sizes = (vertices, vertices, *(triangles for _ in range(6)))
-    return Mesh(*(grown(a, n) for a, n in zip(mesh[:8], sizes, strict=True)), mesh.used)
+    return Mesh._make([*(grown(a, n) for a, n in zip(mesh[:8], sizes, strict=True)), mesh.used])
