@@ -17,7 +17,7 @@ LogDensity = Callable[[np.ndarray], np.ndarray]
 
 MOST_CELLS = 20_000_000
 OF_ALL, OF_ITSELF, DEEPEST = 1e-12, 1e-4, 5
-"""A cell whose mass is not yet known to these shares of all mass and of itself is cut in four, so many times at most."""
+"""A cell whose mass is not known to these shares of all mass and of itself is cut in four, so many times at most."""
 
 
 def _icosahedron() -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ be longer than `longest`. A vertex where labels meet only moves along the line b
 
 import math
 
-from metastable.attention.tree.vectors import kernel
+from metastable.attention.tree.vectors import inlined, kernel
 
 from .mesh import (
     altitude,
@@ -31,7 +31,7 @@ _GAIN = 1.5
 _FEWEST = 20
 
 
-@kernel
+@inlined
 def star(mesh, v, ring):
     """Write the triangles around v, counter-clockwise, and v's corner in each. Their number, or −1 if too many."""
     first = mesh.anchor[v]
@@ -47,7 +47,7 @@ def star(mesh, v, ring):
             return k
 
 
-@kernel
+@inlined
 def _turn_to(mesh, ring, degree, spare, a):
     """Turn the ring of b so that its first triangle is (b, a, ·)."""
     shift = 0
@@ -75,7 +75,7 @@ def _linked(mesh, a, v, left, right):
             return False
 
 
-@kernel
+@inlined
 def _labels_allow(mesh, ring, degree):
     """Whether b may move along its edge to a: off the line between labels, or along it with room on both sides."""
     changes = 0
@@ -88,7 +88,7 @@ def _labels_allow(mesh, ring, degree):
     return changes == 2 and first != last and room
 
 
-@kernel
+@inlined
 def _surface_allows(mesh, a, ring, degree):
     """The link condition, and at least three triangles left at every vertex."""
     around = 0
@@ -109,7 +109,7 @@ def _surface_allows(mesh, a, ring, degree):
     return True
 
 
-@kernel
+@inlined
 def _fan(mesh, patch, a, ring, degree, longest):
     """Lay out the star of b before and after. The least altitude before and after; −1 after if it cannot be."""
     lay_chart(patch, mesh.points[a])
@@ -134,7 +134,7 @@ def _fan(mesh, patch, a, ring, degree, longest):
     return before, after
 
 
-@kernel
+@inlined
 def _bend(mesh, a, b, ring, degree):
     """Rewrite the triangles around b after its move onto a."""
     first, last = ring[0, 0], ring[degree - 1, 0]
@@ -174,7 +174,7 @@ def collapse(mesh, patch, a, b, shortest, longest):
     return True
 
 
-@kernel
+@inlined
 def swap(mesh, patch, t, i):
     """Turn the edge of t opposite corner i: (c, p, q), (d, q, p) become (c, p, d), (d, q, c), if less flat."""
     u = mesh.across[t, i]
@@ -206,7 +206,7 @@ def swap(mesh, patch, t, i):
     return True
 
 
-@kernel
+@inlined
 def _flatness(mesh, t, i):
     """Altitude of t over its edge i, signed by which side is out."""
     p, q, r = mesh.points[mesh.corners[t, 0]], mesh.points[mesh.corners[t, 1]], mesh.points[mesh.corners[t, 2]]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from metastable.attention.tree.vectors import kernel
+from metastable.attention.tree.vectors import inlined, kernel
 
 from .remap import area2, remap
 
@@ -163,7 +163,7 @@ def _halve(mesh, patch, t, i, first, second):
     store_new(mesh, patch, 1, second)
 
 
-@kernel
+@inlined
 def split(mesh, patch, t, i):
     """Bisect the edge of t opposite corner i, and so both triangles at it. Needs room for a vertex, two triangles.
 

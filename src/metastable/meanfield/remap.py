@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from metastable.attention.tree.vectors import kernel
+from metastable.attention.tree.vectors import inlined, kernel
 
 DEGREE = 40
 """The most triangles that an operation may touch at once."""
@@ -167,7 +167,7 @@ def _piece(patch, j, plane):
     return _moments(patch.polygon, patch.level, size)
 
 
-@kernel
+@inlined
 def _line_piece(patch, k, t):
     """Mass, centre and covariance of what the segment of old triangle k has in the triangle t."""
     old, law = patch.old[k], patch.old_law[k]
@@ -201,7 +201,7 @@ def _put(share, fraction, x, y, xx, xy, yy):
     share[0], share[1], share[2], share[3], share[4], share[5] = fraction, x, y, xx, xy, yy
 
 
-@kernel
+@inlined
 def _send_home(patch, k, new):
     """Give the whole of old triangle k, as a point, to the new triangle in which its centre lies, or nearly lies."""
     t, law = patch.old[k], patch.old_law[k]
@@ -223,7 +223,7 @@ def _send_home(patch, k, new):
     return home >= 0
 
 
-@kernel
+@inlined
 def _hand_out(patch, k, new):
     """Fill share[k, :new] with fractions that add up to 1. False if no new triangle has the label of k."""
     share, total = patch.share[k], 0.0
@@ -245,7 +245,7 @@ def _hand_out(patch, k, new):
     return _send_home(patch, k, new)
 
 
-@kernel
+@inlined
 def _fill(patch, j, old, new):
     """If new triangle j was handed nothing, let it take a tail of the lightest law whose triangle it overlaps."""
     lightest, chosen = math.inf, -1
@@ -265,7 +265,7 @@ def _fill(patch, j, old, new):
         _put(patch.share[chosen, j], fraction, x, y, xx, xy, yy)
 
 
-@kernel
+@inlined
 def _draw(t, law, dx, dy, variance):
     """Turn a law that has its centre in row 0 into one on the segment through it along the unit vector (dx, dy)."""
     s0, s1, s2 = _barycentric(t, t[0, 0] + dx, t[0, 1] + dy)
@@ -287,7 +287,7 @@ def _draw(t, law, dx, dy, variance):
     law[0, 0], law[0, 1], law[0, 2] = 1.0 - at_q, at_q, 0.0
 
 
-@kernel
+@inlined
 def _settle(patch, j, x, y, xx, xy, yy):
     """The law of new triangle j from its centre and covariance."""
     t, law = patch.new[j], patch.new_law[j]
@@ -311,7 +311,7 @@ def _settle(patch, j, x, y, xx, xy, yy):
         _draw(t, law, dx, dy, dx * dx * xx + 2.0 * dx * dy * xy + dy * dy * yy)
 
 
-@kernel
+@inlined
 def _take_in(patch, j, old):
     """Mass and law of new triangle j from what it was handed."""
     top = -math.inf
