@@ -247,6 +247,44 @@ def test_symmetric_problem_agrees_with_rings():
     assert_whole(cells)
 
 
+def test_an_empty_half_stays_empty():
+    axis = np.array([1.0, 1.0, 0.0])
+    with np.errstate(divide="ignore"):
+        cells = Triangles.of(lambda x: np.log(x @ axis > 0), 0.3, circle=axis)
+    assert np.array_equal(cells.log_masses == -np.inf, cells.labels < 0)
+    for _ in range(10):
+        moved(cells, np.diag([1.0, 1.5, 1.2]))
+        cells.refine(0.3)
+        cells.coarsen(0.1)
+    assert np.array_equal(cells.log_masses == -np.inf, cells.labels < 0)
+    assert abs(total(cells)) < 1e-12
+    points, logs = cells.quadrature()
+    assert np.isfinite(points).all()
+    assert np.exp(logs).sum() == pytest.approx(1, abs=1e-12)
+
+
+def test_long_run_of_changing_flows():
+    """Some ten thousand splits and merges, masses that come to differ by a factor e^100 and more."""
+    rng = np.random.default_rng(5)
+    cells = Triangles.of(lambda x: 100 * x @ np.array([0.0, 0.6, 0.8]), 0.2, circle=rng.standard_normal(3))
+    start, changed = side_masses(cells), 0
+    for k in range(80):
+        if k % 20 == 0:
+            flow = expm(0.1 * rng.standard_normal((3, 3)))
+        moved(cells, flow)
+        before = len(cells.corners)
+        cells.refine(0.2)
+        between = len(cells.corners)
+        cells.coarsen(0.06)
+        changed += 2 * between - before - len(cells.corners)
+        assert cells.folded == 0
+    assert_whole(cells)
+    assert changed > 10_000
+    assert np.ptp(cells.log_masses) > 100
+    assert abs(total(cells)) < 1e-12
+    assert side_masses(cells) == pytest.approx(start, abs=1e-12)
+
+
 def test_copy_shares_nothing():
     cells = Triangles.of(uniform, 0.5)
     other = cells.copy()

@@ -178,7 +178,8 @@ class Triangles:
         spread = (np.einsum("ki,kid->kd", segment, places[line]) ** 2).sum(axis=1) / 12
         away = places[line] - np.einsum("ki,kid->kd", centres[line], places[line])[:, None, :]
         part = np.full((len(line), 1), 0.75)
-        part[line, 0] = 1 - spread / np.einsum("ki,kid,kid->k", centres[line], away, away)
+        reach = np.einsum("ki,kid,kid->k", centres[line], away, away)
+        part[line, 0] = 1 - spread / np.maximum(reach, 1e-300)
         shift = np.clip(part * (_barycentric(places, self.points[-len(line) :]) - centres), -_LEAST, _LEAST)
         laws = self._laws.copy()
         laws[~line, 0] = _allowed(laws[~line, 0] + shift[~line])
