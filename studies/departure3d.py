@@ -7,7 +7,9 @@ G_k = max{⟨Bᵀe, y⟩ : y in span(e₁ … e_k), |y| = 1} − ⟨Bᵀe, e⟩.
 
     departure ≈ β max_k G_k/κ_k + O(1):   a slope in β, which is what is compared.
 
-Departure is read from W₂ to {±e}: the first time at which it is above 1.5 times its least value so far.
+Departure is read in two ways: from W₂ to {±e}, the first time at which it is above 1.5 times its least value so far;
+and from the angle between e and the mean of the mass that started on e's side, the first time after that of the least
+W₂ at which it is half of the angle between e and V's eigenvector ("half way").
 
     python -m studies.departure3d            # every run (about half an hour on one core), written after each
     python -m studies.departure3d --words    # what the recorded runs say
@@ -31,9 +33,9 @@ from tests.meanfield.driver import Driver, circle_of, side_masses, to_atoms
 RESULTS = Path(__file__).parent / "results" / "departure3d.json"
 INTERACTION, VALUE = (1.4, 1.0, 0.7), (1.2, 0.8, 0.5)
 SEEDS = (4, 24, 9, 18)
-H, HORIZON = 2.0, 60.0
+H, HORIZON, WAIT = 2.0, 60.0, 3.0
 # First how much the size of the cells matters, then the slopes.
-RUNS = [(4, 30.0, h) for h in (2.0, 1.5, 1.0, 0.75)] + [(4, 100.0, h) for h in (2.0, 1.0)]
+RUNS = [(4, 30.0, h) for h in (2.0, 1.5, 1.0, 0.75)] + [(4, 100.0, h) for h in (2.0, 1.4)]
 RUNS += [(seed, beta, H) for beta in (30.0, 100.0, 200.0) for seed in SEEDS]
 RUNS += [(seed, 400.0, H) for seed in (18, 24)]
 
@@ -58,37 +60,62 @@ def slopes(head: ms.Head) -> dict[int, float]:
     return found
 
 
-def departure(times: list[float], distances: list[float]) -> float | None:
-    """First crossing of 1.5 times the least distance so far, interpolated between steps; None if there is none."""
+def crossing(times: list[float], values: list[float], levels: list[float]) -> float | None:
+    """The first time at which values pass levels, interpolated between steps; None if they do not."""
     for i in range(1, len(times)):
-        level = 1.5 * min(distances[: i + 1])
-        if distances[i] > level:
-            part = (level - distances[i - 1]) / (distances[i] - distances[i - 1])
-            return times[i - 1] + part * (times[i] - times[i - 1])
+        if values[i] > levels[i]:
+            part = (levels[i] - values[i - 1]) / (values[i] - values[i - 1])
+            return times[i - 1] + min(max(part, 0.0), 1.0) * (times[i] - times[i - 1])
     return None
+
+
+def departures(times: list[float], distances: list[float], angles: list[float], way: float) -> list[float | None]:
+    """By distance, and half way."""
+    least = int(np.argmin(distances))
+    levels = [1.5 * d for d in np.minimum.accumulate(distances)]
+    half = crossing(times[least:], angles[least:], [0.5 * way] * (len(times) - least))
+    return [crossing(times, distances, levels), half]
+
+
+def angle(a: np.ndarray, b: np.ndarray) -> float:
+    """Between two lines."""
+    return float(np.arccos(min(1.0, abs(a @ b) / np.linalg.norm(a) / np.linalg.norm(b))))
+
+
+def lean(cells: Triangles, e: np.ndarray) -> float:
+    """The angle between e and the mean of the mass that started on its side."""
+    points, logs = cells.quadrature()
+    side = np.repeat(cells.labels == 1, 3)
+    return angle(np.exp(logs[side]) @ points[side], e)
 
 
 def run(seed: int, beta: float, h: float) -> dict:
     head, began = head_of(seed), time.time()
+    e, v = (spectrum.basis[:, 0].numpy() for spectrum in (head.theory().attention, head.theory().terminal))
+    way = angle(e, v)
     cells = Triangles.of(lambda x: np.zeros(len(x)), h / math.sqrt(beta), circle=circle_of(head))
     masses = side_masses(cells)
     driver = Driver(head, beta, cells, h)
-    times, distances, most = [0.0], [to_atoms(cells, head, masses)], len(cells.corners)
+    times, distances, angles, most = [0.0], [to_atoms(cells, head, masses)], [lean(cells, e)], len(cells.corners)
     for t in driver.steps(HORIZON):
         times.append(t)
         distances.append(to_atoms(cells, head, masses))
+        angles.append(lean(cells, e))
         most = max(most, len(cells.corners))
-        if departure(times, distances) is not None:
+        by_distance, half_way = departures(times, distances, angles, way)
+        if half_way is not None and (by_distance is not None or t > half_way + WAIT):
             break
     least = int(np.argmin(distances))
     return {
         "seed": seed,
         "beta": beta,
         "h": h,
-        "departure": departure(times, distances),
+        "departure": by_distance,
+        "half_way": half_way,
         "horizon": times[-1],
         "least": distances[least],
         "least_at": times[least],
+        "way": way,
         "steps": len(times) - 1,
         "most_cells": most,
         "folded": cells.folded,
@@ -97,24 +124,26 @@ def run(seed: int, beta: float, h: float) -> dict:
         "seconds": round(time.time() - began),
         "times": [round(t, 5) for t in times],
         "distances": [round(d, 6) for d in distances],
+        "angles": [round(a, 6) for a in angles],
     }
 
 
 def words(runs: list[dict]) -> None:
-    """Departures by β and by h, and the slope between successive β against the conjecture."""
+    """Departures by β and by h, and the slopes between successive β against the conjecture."""
     for seed in SEEDS:
         two, three = slopes(head_of(seed)).values()
         print(f"seed {seed}: G/κ = {two:.4f} (k = 2), {three:.4f} (k = 3); conjectured slope {max(two, three):.4f}")
         mine = sorted((r for r in runs if r["seed"] == seed), key=lambda r: (r["beta"], -r["h"]))
         for r in mine:
-            left = f"none up to {r['horizon']:g}" if r["departure"] is None else f"{r['departure']:.3f}"
+            found = [f"{r[name]:.3f}" if r[name] is not None else "none" for name in ("departure", "half_way")]
             least = f"least {r['least']:.4f} at {r['least_at']:.2f}"
             size = f"{r['most_cells']} cells, {r['steps']} steps, {r['seconds']} s"
-            print(f"  β = {r['beta']:g}, h = {r['h']:g}: departure {left}, {least} ({size})")
-        same = [r for r in mine if r["h"] == H and r["departure"] is not None]
-        for a, b in itertools.pairwise(same):
-            slope = (b["departure"] - a["departure"]) / (b["beta"] - a["beta"])
-            print(f"  slope from β = {a['beta']:g} to {b['beta']:g}: {slope:.4f}")
+            print(f"  β = {r['beta']:g}, h = {r['h']:g}: departure {found[0]}, half way {found[1]}, {least} ({size})")
+        for name in ("departure", "half_way"):
+            same = [r for r in mine if r["h"] == H and r[name] is not None]
+            for a, b in itertools.pairwise(same):
+                slope = (b[name] - a[name]) / (b["beta"] - a["beta"])
+                print(f"  slope of {name} from β = {a['beta']:g} to {b['beta']:g}: {slope:.4f}")
 
 
 def main() -> None:
