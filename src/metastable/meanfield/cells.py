@@ -26,11 +26,22 @@ class Cells(Protocol):
         ...
 
     def refine(self, longest: float, faintest: float = -np.inf) -> bool:
-        """Split cells longer than this and heavier than e^faintest, without loss of mass; whether anything changed."""
+        """Split cells longer than this, without loss of mass; whether anything changed.
+
+        Cells that are not heavier than e^faintest need not be split.
+        """
         ...
 
     def coarsen(self, shortest: float, faintest: float = -np.inf) -> bool:
-        """Merge neighbours that are tiny together or not heavier than e^faintest; whether anything changed."""
+        """Merge neighbours that are tiny together, without loss of mass; whether anything changed.
+
+        Cells that are not heavier than e^faintest may be merged at any size.
+        """
+        ...
+
+    @property
+    def folded(self) -> int:
+        """How many cells are turned over: a step that makes more of them was too long."""
         ...
 
     def copy(self) -> Cells: ...

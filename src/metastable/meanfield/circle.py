@@ -59,6 +59,10 @@ class Intervals:
     def lengths(self) -> np.ndarray:
         return np.diff(self.angles, append=self.angles[0] + 2 * np.pi)
 
+    @property
+    def folded(self) -> int:
+        return int((self.lengths < 0).sum())
+
     def slopes(self) -> np.ndarray:
         """s of each interval, (n,)."""
         out = np.empty(len(self.angles))

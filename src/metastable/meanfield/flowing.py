@@ -26,6 +26,8 @@ from metastable.progress import Progress
 
 MARGIN = 60.0
 """Cells that weigh e^{−60} of what could be seen are taken as invisible."""
+SMALLEST = 1e-3
+"""Steps are not made smaller than this to keep cells from folding over."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class Followed:
 class Field:
     """x ↦ P_x V m_β[μ](x) at the vertices of the cells, μ being their own quadrature at these vertices."""
 
-    def __init__(self, head: Head, beta: float, cells: Cells) -> None:
-        self.head, self.beta, self.cells = head, beta, cells
+    def __init__(self, head: Head, beta: float, cells: Cells, tol: float = 1e-6) -> None:
+        self.head, self.beta, self.cells, self.tol = head, beta, cells, tol
         self.evaluations = 0
         self.faintest = -np.inf
 
@@ -66,7 +68,7 @@ class Field:
     def _means(self, u: Tensor) -> Tensor:
         points, log_weights = self.cells.quadrature()
         if self.head.dim > 2:
-            return attend(Cloud(points, log_weights=log_weights), u)
+            return attend(Cloud(points, log_weights=log_weights), u, tol=self.tol)
         means, tops = softmax_means(u.numpy(), points, log_weights)
         self.faintest = float((tops - torch.linalg.vector_norm(u, dim=1).numpy()).min()) - MARGIN
         return torch.from_numpy(means)
@@ -75,7 +77,7 @@ class Field:
 def follow(head: Head, cells: Cells, beta: float, times: Sequence[float], sizes: Sizes, progress: Progress) -> Followed:
     """The cells' quadrature at each of `times` (increasing, from 0)."""
     found = Followed([cells.quadrature()], most_cells=len(cells.log_masses))
-    field = Field(head, beta, cells.copy())
+    field = Field(head, beta, cells.copy(), 0.1 * sizes.step_tol)
     x = torch.from_numpy(cells.points)
     k = field(x)
     t, h = 0.0, first_step(k, sizes.step_tol)
@@ -85,10 +87,11 @@ def follow(head: Head, cells: Cells, beta: float, times: Sequence[float], sizes:
             before = field.cells.copy()
             new, ahead, error = dopri5(field, x, k, step)
             proposed = next_step(step, error, sizes.step_tol)
-            if not error <= sizes.step_tol:
+            over = step > SMALLEST and field.cells.folded > before.folded
+            if over or not error <= sizes.step_tol:
                 if not proposed > 1e-12 * times[-1]:
                     raise SimulationStopped(f"at t = {t:.6g} no step is small enough (beta = {beta:g}); raise tol")
-                field.cells, h = before, proposed
+                field.cells, h = before, min(proposed, 0.5 * step) if over else proposed
                 found.rejected += 1
                 continue
             # A step cut short to hit a saved time says little about the step that the tolerance allows.

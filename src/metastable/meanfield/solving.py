@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ import torch
 from metastable.arrays import positive, real
 from metastable.errors import BadInput
 from metastable.head import Head
-from metastable.meanfield import circle
+from metastable.meanfield import circle, triangles
 from metastable.meanfield.cells import Cells
 from metastable.meanfield.flowing import Followed, Sizes, follow
 from metastable.meanfield.frames import Frames
@@ -23,17 +23,25 @@ from metastable.meanfield.run import MeanFieldRun, restored
 from metastable.progress import Progress
 from metastable.simulation import saved_times
 
-COARSEST = 0.3
-"""Length of the longest cells of the first level, in β^{−1/2}."""
-LEVELS = 5
-"""The cells are halved at most this often less one."""
+
+class Kind(NamedTuple):
+    """How the cells of one dimension are made and how they are refined.
+
+    coarsest : length of the longest cells of the first level, in β^{−1/2}
+    levels : the cells are halved at most this often less one
+    merged : neighbours are merged when they are shorter than this share of the longest cells
+    """
+
+    start: Callable[[Head, LogDensity, float], Cells]
+    coarsest: float
+    levels: int
+    merged: float
+
+
+KINDS = {2: Kind(circle.start, 0.3, 5, 0.5), 3: Kind(triangles.start, 2.0, 3, 0.3)}
+"""By dimension: intervals, and triangles, which are good to second order inside and may be longer."""
 STEP = 3e-4
 """Largest error of a time step, in lengths of the longest cells: refinement covers the time stepping too."""
-MERGED = 0.5
-"""Neighbours are merged when together they are shorter than this share of the longest cells."""
-
-STARTS: dict[int, Callable[[Head, LogDensity, float], Cells]] = {2: circle.start}
-"""How the starting law is cut into cells, by dimension."""
 
 
 def mean_field(
@@ -49,21 +57,22 @@ def mean_field(
     """Solve ∂_t μ + div(μ 𝒱_β[μ]) = 0 from the starting law, rather than follow one sample of it.
 
     Cells tile the sphere and move with the flow, so that each keeps its mass, exactly, as a logarithm. A cell longer
-    than hβ^{−1/2} is split and tiny ones are merged. The equation is solved with h = 0.3, 0.15, … until halving
-    the cells changes W₂(μ_t, ν) by at most `tol` at every saved time; the finest run is the answer and the last change
-    its error.
+    than hβ^{−1/2} is split and tiny ones are merged. The equation is solved with h = 0.3, 0.15, … on intervals (d = 2)
+    and h = 2, 1, ½ on triangles (d = 3) until halving the cells changes W₂(μ_t, ν) by at most `tol` at every saved
+    time; the finest run is the answer and the last change its error.
 
     Parameters
     ----------
     law : "uniform", a cloud of `uniform`, `von_mises_fisher` or `mixture` (its law counts, not its sample), or a
         callable: log-density (up to a constant) at points (n, d), as (n,)
     beta : inverse temperature, 0 < β < inf
-    tol : wanted error of W₂(μ_t, ν), between 0 and 1. If five levels do not reach it, a warning says so and
+    tol : wanted error of W₂(μ_t, ν), between 0 and 1. If the last level does not reach it, a warning says so and
         `run.converged` is False. Where ν is not two atoms, the error is that of the first and second moments
     save : how many equally spaced times to save, or the times themselves; 201 unless given
     progress : show a bar for each level; by default when standard error is a terminal
 
-    d = 2 only. A rim of cells in dimension d takes β^{(d−1)/2} of them; for d ≥ 4 use graded clouds.
+    In d = 3 there are about 30 β/h² triangles: β = 30 takes minutes, and β = 400 is as far as one would wait. d ≥ 4 is
+    refused: use `simulate` with `graded` clouds.
 
     Examples
     --------
@@ -77,8 +86,8 @@ def mean_field(
     times = saved_times(save if save is not None else 201, until)
     head, began = head.to(torch.float64, "cpu"), time.perf_counter()
     run: MeanFieldRun | None = None
-    for level in range(LEVELS):
-        run = _level(COARSEST / 2**level, head, density, record, beta, times, tol, run, progress)
+    for level in range(KINDS[head.dim].levels):
+        run = _level(KINDS[head.dim].coarsest / 2**level, head, density, record, beta, times, tol, run, progress)
         run.configuration["seconds"] = time.perf_counter() - began
         if run.converged:
             return run
@@ -101,9 +110,10 @@ def _level(
 ) -> MeanFieldRun:
     """The run with cells up to hβ^{−1/2}, and its change from the coarser one."""
     longest = h * beta**-0.5
-    sizes = Sizes(longest, MERGED * longest, STEP * longest)
+    kind = KINDS[head.dim]
+    sizes = Sizes(longest, kind.merged * longest, STEP * longest)
     with Progress(times[-1], progress) as bar:
-        found = follow(head, STARTS[head.dim](head, density, longest), beta, times, sizes, bar)
+        found = follow(head, kind.start(head, density, longest), beta, times, sizes, bar)
     fine = Frames.of(found.frames)
     run = restored(
         head,
@@ -119,8 +129,8 @@ def _level(
 
 
 def _checked(head: Head, beta: float, until: float, tol: float) -> tuple[float, float, float]:
-    if head.dim not in STARTS:
-        stops = f"cells stop at d = {max(STARTS)}, further on use ms.simulate with ms.graded(n, head)"
+    if head.dim not in KINDS:
+        stops = f"cells stop at d = {max(KINDS)}, further on use ms.simulate with ms.graded(n, head)"
         raise BadInput(f"the head has d = {head.dim}; {stops}")
     beta = real(beta, "beta", "it must be a finite number above 0")
     if math.isinf(beta):

@@ -1,0 +1,244 @@
+"""A law on the sphere in ℝ³ as a triangulation that moves with the flow and carries mass.
+
+What moves, by whoever integrates dx/dt = P_x V m_β[μ](x), are the vertices and, in each triangle, a tracer that
+starts at the centre of its mass. A triangle keeps its mass, as a logarithm. Where the mass is in it (the law of
+`remap`) follows from vertices and tracer: the flow map Φ is taken as quadratic on a triangle, so that for a constant
+density
+
+    ∫Φ = ¾ Φ(c) + ¼ · (Φ(v₁) + Φ(v₂) + Φ(v₃))/3,     c the centroid, v_i the corners,
+
+which makes the error of the transport of higher order than that of interpolation from the corners. Triangles that the
+flow has stretched are bisected, those that it has shrunk are taken out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from metastable.arrays import positive
+from metastable.errors import BadInput
+from metastable.head import Head
+
+from .geodesic import LogDensity, integrals, neighbours, sphere
+from .mending import coarsen
+from .mesh import Mesh, refine
+from .remap import make_patch
+
+_PASSES = 8
+_LEAST = 0.25
+# The rule of Gauss on [0, 1].
+_GAUSS, _SHARES = 0.5 + 0.5 * np.sqrt(0.6) * np.array([-1, 0, 1]), np.array([5, 8, 5]) / 18
+
+
+class Triangles:
+    """A moving triangulation of the unit sphere of ℝ³ with mass; made by `Triangles.of`.
+
+    Attributes
+    ----------
+    points : (n + m, 3)
+        What moves with the flow: n vertices, then a tracer for each triangle. Assign a new array of the same shape.
+    log_masses : (m,)
+        The logarithm of the mass of each triangle.
+    corners, across : (m, 3)
+        The vertices of each triangle, counter-clockwise from outside; its neighbour opposite each of them.
+    labels : (m,)
+        Which side of the great circle the triangle started on, 1 or −1; 0 if none was given. Mass never changes sides.
+    longest : float
+        The longest edge that the last `refine` allowed.
+    """
+
+    points: np.ndarray
+    log_masses: np.ndarray
+
+    def __init__(self, vertices: np.ndarray, corners: np.ndarray, longest: float) -> None:
+        m = len(corners)
+        self.corners, self.across, self.longest = corners, neighbours(corners), longest
+        self.log_masses, self.labels = np.full(m, -np.log(m)), np.zeros(m, dtype=np.int8)
+        self._laws, self._lines = np.full((m, 3, 3), 1 / 3), np.zeros(m, dtype=np.int8)
+        self._place(vertices)
+
+    @classmethod
+    def of(cls, log_density: LogDensity, longest: float, circle: np.ndarray | None = None) -> Triangles:
+        """The whole sphere with the masses of a density.
+
+        Parameters
+        ----------
+        log_density : callable, (n, 3) → (n,)
+            The logarithm of a density with respect to area, up to a constant.
+        longest : float
+            No edge (chord) is longer.
+        circle : (3,), optional
+            a, to have the great circle {⟨a, x⟩ = 0} along edges. Each triangle is then on one side of it, to rounding
+            (1e-16), and the mass of each side is as exact as those of the triangles: 1e-10 of all mass or better for a
+            smooth density, and for each triangle a share of 1e-4 of its own mass.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> half = Triangles.of(lambda x: np.zeros(len(x)), 0.2, circle=np.array([1.0, 2.0, 2.0]))
+        >>> bool(abs(np.exp(half.log_masses[half.labels == 1]).sum() - 0.5) < 1e-12)
+        True
+        """
+        longest = positive(longest, "longest")
+        pole = np.array([0.0, 0.0, 1.0]) if circle is None else np.asarray(circle, dtype=np.float64)
+        if pole.shape != (3,) or not np.isfinite(pole).all() or not pole.any():
+            raise BadInput(f"circle is {circle!r}; it must be a vector of 3 numbers, not all 0")
+        pole = pole / np.linalg.norm(pole)
+        vertices, corners = sphere(longest, pole)
+        cells, places = cls(vertices, corners, longest), vertices[corners]
+        logs, middle = integrals(places, log_density)
+        total = np.logaddexp.reduce(logs)
+        if not np.isfinite(total):
+            raise BadInput(f"the logarithm of the whole mass is {total}; log_density must be finite somewhere")
+        cells.log_masses = logs - total
+        cells._laws[:, 0] = _allowed(_barycentric(places, middle))
+        if circle is not None:
+            cells.labels = np.where(places.sum(axis=1) @ pole > 0, 1, -1).astype(np.int8)
+        cells._place(vertices)
+        return cells
+
+    @property
+    def vertices(self) -> np.ndarray:
+        return self.points[: len(self.points) - len(self.corners)]
+
+    @property
+    def folded(self) -> int:
+        """How many triangles are turned over: 0 unless a step moved the vertices too far."""
+        a, b, c = (self.points[self.corners[:, i]] for i in range(3))
+        return int((np.einsum("ij,ij->i", a, np.cross(b - a, c - a)) <= 0).sum())
+
+    def copy(self) -> Triangles:
+        new = object.__new__(Triangles)
+        new.__dict__ = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in self.__dict__.items()}
+        return new
+
+    def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
+        """Three points a triangle, (3m, 3), scaled to the sphere, and their log-weights, (3m,).
+
+        For a law on a triangle half-way from its centroid to its corners, with the shares 2t_i − 1/3: exact for the
+        product of its density with a linear function. For a law on a segment, the points of Gauss.
+        """
+        laws, line = self._moved_laws(), self._lines > 0
+        where = np.where(line[:, None, None], 0.0, 0.5 * np.eye(3) + 1 / 6)
+        shares = 2 * laws[:, 0] - 1 / 3
+        where[line] = np.einsum("gp,kpi->kgi", np.stack([1 - _GAUSS, _GAUSS], axis=1), laws[line, 1:])
+        level = 6 * laws[line, 0, :1] - 2
+        shares[line] = _SHARES * (level + 2 * (1 - level) * _GAUSS)
+        points = (where @ self.points[self.corners]).reshape(-1, 3)
+        points /= np.linalg.norm(points, axis=1, keepdims=True)
+        return points, (self.log_masses[:, None] + np.log(shares)).ravel()
+
+    def refine(self, longest: float, faintest: float = -np.inf) -> bool:
+        """Bisect edges until none (as a chord) is longer than `longest`, however faint. Whether any was."""
+        self.longest = positive(longest, "longest")
+        mesh, patch = self._mesh(), make_patch()
+        before, start = int(mesh.used[1]), refine(mesh, patch, self.longest, 0)
+        while start >= 0:
+            mesh = _with_room(mesh, max(1000, int(mesh.used[1]) // 2))
+            start = refine(mesh, patch, self.longest, start)
+        if int(mesh.used[1]) == before:
+            return False
+        self._keep(mesh)
+        return True
+
+    def coarsen(self, shortest: float, faintest: float = -np.inf) -> bool:
+        """Take out edges shorter than `shortest`, and swap those under which triangles are flat. Whether any was.
+
+        An edge stays if taking it out would fold the surface, or make another longer than `longest`.
+        """
+        shortest = positive(shortest, "shortest")
+        mesh, patch, done = self._mesh(), make_patch(), 0
+        for _ in range(_PASSES):
+            now = coarsen(mesh, patch, shortest, self.longest)
+            done += now
+            if not now:
+                break
+        if done:
+            self._keep(mesh)
+        return done > 0
+
+    def _centres(self) -> np.ndarray:
+        """Barycentric coordinates of the centres of mass when the tracers were placed there."""
+        along = np.einsum("kp,kpi->ki", self._laws[:, 0, :2], self._laws[:, 1:])
+        return np.where(self._lines[:, None] > 0, along, self._laws[:, 0])
+
+    def _place(self, vertices: np.ndarray) -> None:
+        """Put the tracers at the centres of mass."""
+        tracers = np.einsum("ki,kid->kd", self._centres(), vertices[self.corners])
+        self.points = np.concatenate([vertices, tracers / np.linalg.norm(tracers, axis=1, keepdims=True)])
+
+    def _moved_laws(self) -> np.ndarray:
+        """The laws after the flow has taken the tracers away from where the corners alone would have them.
+
+        A law with covariance C has its centre at Φ(c) + ½ C:Φ″, and the corners say Φ(c) + ½ Σ b_i w_i w_iᵀ:Φ″ with
+        w_i = v_i − c. So it goes the part 1 − tr C/Σ b_i |w_i|² of the way to the tracer: 3/4 for a constant density.
+        """
+        places, centres = self.points[self.corners], self._centres()
+        line = self._lines > 0
+        segment = self._laws[line, 2] - self._laws[line, 1]
+        spread = (np.einsum("ki,kid->kd", segment, places[line]) ** 2).sum(axis=1) / 12
+        away = places[line] - np.einsum("ki,kid->kd", centres[line], places[line])[:, None, :]
+        part = np.full((len(line), 1), 0.75)
+        reach = np.einsum("ki,kid,kid->k", centres[line], away, away)
+        part[line, 0] = 1 - spread / np.maximum(reach, 1e-300)
+        shift = np.clip(part * (_barycentric(places, self.points[-len(line) :]) - centres), -_LEAST, _LEAST)
+        laws = self._laws.copy()
+        laws[~line, 0] = _allowed(laws[~line, 0] + shift[~line])
+        ends = np.maximum(laws[line, 1:] + shift[line][:, None, :], 0)
+        laws[line, 1:] = ends / ends.sum(axis=2, keepdims=True)
+        return laws
+
+    def _mesh(self) -> Mesh:
+        """The triangulation as the kernels take it, with the laws where the flow has brought them."""
+        vertices = np.array(self.vertices, dtype=np.float64)
+        anchor = np.empty(len(vertices), dtype=np.int64)
+        anchor[self.corners] = np.arange(len(self.corners))[:, None]
+        topology = (self.corners.copy(), self.across.copy())
+        carried = (self.log_masses.copy(), self._moved_laws(), self._lines.copy(), self.labels.copy())
+        return Mesh(vertices, anchor, *topology, *carried, np.array([len(vertices), len(self.corners)]))
+
+    def _keep(self, mesh: Mesh) -> None:
+        """Take the triangulation back, without what is dead."""
+        vertices, triangles = (int(n) for n in mesh.used)
+        alive, here = mesh.corners[:triangles, 0] >= 0, mesh.anchor[:vertices] >= 0
+        new_vertex, new_triangle = np.cumsum(here) - 1, np.cumsum(alive) - 1
+        self.corners = new_vertex[mesh.corners[:triangles][alive]]
+        self.across = new_triangle[mesh.across[:triangles][alive]]
+        self.log_masses, self.labels = mesh.masses[:triangles][alive], mesh.labels[:triangles][alive]
+        self._laws, self._lines = mesh.laws[:triangles][alive], mesh.lines[:triangles][alive]
+        self._place(mesh.points[:vertices][here])
+
+
+def _barycentric(places: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Coordinates (k, 3) of the rays through `points` (k, 3) in the triangles `places` (k, 3, 3).
+
+    By Cramer's rule; a triangle without area gives its centroid.
+    """
+    a, b, c = (places[:, i] for i in range(3))
+    w = np.stack([np.einsum("kd,kd->k", points, np.cross(*pair)) for pair in ((b, c), (c, a), (a, b))], axis=1)
+    total = w.sum(axis=1, keepdims=True)
+    return np.where(total > 0, w / np.where(total > 0, total, 1), 1 / 3)
+
+
+def _allowed(tilts: np.ndarray) -> np.ndarray:
+    """Tilts (k, 3) moved towards the centroid until none is below 1/4, so that the density is not negative."""
+    lowest = tilts.min(axis=1, keepdims=True)
+    return 1 / 3 + (tilts - 1 / 3) * np.minimum(1, (1 / 3 - _LEAST) / np.maximum(1 / 3 - lowest, 1e-300))
+
+
+def _with_room(mesh: Mesh, room: int) -> Mesh:
+    """The same in buffers with room for so many more triangles and vertices."""
+
+    def grown(a: np.ndarray, n: int) -> np.ndarray:
+        return np.concatenate([a[:n], np.zeros((room, *a.shape[1:]), dtype=a.dtype)])
+
+    vertices, triangles = (int(n) for n in mesh.used)
+    sizes = (vertices, vertices, *(triangles for _ in range(6)))
+    return Mesh._make([*(grown(a, n) for a, n in zip(mesh[:8], sizes, strict=True)), mesh.used])
+
+
+def start(head: Head, log_density: LogDensity, longest: float) -> Triangles:
+    """The starting triangles of a law, with edges along {Πx = 0}, so that ν has exactly its masses."""
+    th = head.theory()
+    two_atoms = not th.no_limit and th.dim == 1
+    return Triangles.of(log_density, longest, th.co_basis[:, 0].double().numpy() if two_atoms else None)
