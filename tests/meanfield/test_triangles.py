@@ -247,6 +247,14 @@ def test_symmetric_problem_agrees_with_rings():
     assert_whole(cells)
 
 
+def test_flat_triangles_are_cut_without_losing_mass():
+    cells = Triangles.of(uniform, 0.4)
+    moved(cells, np.diag([1.0, 1.0, 1e-13]))
+    assert cells.refine(0.1)
+    assert abs(total(cells)) < 1e-12
+    assert np.isfinite(cells.quadrature()[0]).all()
+
+
 def test_an_empty_half_stays_empty():
     axis = np.array([1.0, 1.0, 0.0])
     with np.errstate(divide="ignore"):

@@ -147,7 +147,8 @@ def _halve(mesh, patch, t, i, first, second):
     length = math.sqrt(base)
     foot = 0.5 * (left + base - right) / length
     old = patch.old[0]
-    old[0, 0], old[0, 1] = foot, math.sqrt(max(left - foot * foot, 0.0))
+    # A flat triangle is given a little height, without which it could not be cut: nothing else depends on it.
+    old[0, 0], old[0, 1] = foot, math.sqrt(max(left - foot * foot, 1e-12 * base))
     old[1, 0], old[1, 1], old[2, 0], old[2, 1] = 0.0, 0.0, length, 0.0
     for k in range(3):
         patch.old_law[0, 0, k] = mesh.laws[t, 0, k] if mesh.lines[t] else mesh.laws[t, 0, (i + k) % 3]
