@@ -185,7 +185,7 @@ def test_figures_say_what_is_missing(run):
 
 
 def test_a_tolerance_out_of_reach_is_admitted(monkeypatch):
-    monkeypatch.setattr(solving, "LEVELS", 2)
+    monkeypatch.setitem(solving.KINDS, 2, solving.KINDS[2]._replace(levels=2))
     with pytest.warns(UserWarning, match="still changed by"):
         run = ms.mean_field(HEAD, "uniform", beta=5.0, until=1.0, tol=1e-9, save=3)
     assert not run.converged
@@ -265,3 +265,19 @@ def test_bad_input_is_one_clear_line(changed, message):
     with pytest.raises(ms.BadInput, match=message) as caught:
         ms.mean_field(**arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_the_sphere_agrees_with_many_tokens():
+    """d = 3 at a moderate β and a short time, where 20 000 evenly placed tokens are the mean field to 1e-2."""
+    head = ms.Head.from_spectra((1.4, 1.0, 0.7), (1.2, 0.8, 0.5), seed=4)
+    run = ms.mean_field(head, "uniform", beta=10.0, until=2.0, tol=0.02, save=3)
+    tokens = ms.simulate(head, ms.fibonacci(20_000), beta=10.0, until=2.0, tol=1e-5, save=3, engine="tree")
+    assert run.converged
+    assert np.abs(run.distance().values - tokens.distance().values).max() < 1e-2
+    assert math.isclose(float(run.final.weights.sum()), 1.0, rel_tol=1e-12)
+
+
+def test_four_dimensions_are_refused():
+    head = ms.Head.from_spectra([1.5, 1.0, 0.6, 0.4], [1.2, 0.9, 0.5, 0.3], seed=0)
+    with pytest.raises(ms.BadInput, match="cells stop at d = 3"):
+        ms.mean_field(head, "uniform", beta=10.0, until=1.0)
