@@ -23,9 +23,9 @@ from metastable.meanfield.run import MeanFieldRun, restored
 from metastable.progress import Progress
 from metastable.simulation import saved_times
 
-COARSEST = 0.3
+COARSEST = 0.6
 """Length of the longest cells of the first level, in β^{−1/2}."""
-LEVELS = 5
+LEVELS = 6
 """The cells are halved at most this often less one."""
 STEP = 3e-4
 """Largest error of a time step, in lengths of the longest cells: refinement covers the time stepping too."""
@@ -49,21 +49,21 @@ def mean_field(
     """Solve ∂_t μ + div(μ 𝒱_β[μ]) = 0 from the starting law, rather than follow one sample of it.
 
     Cells tile the sphere and move with the flow, so that each keeps its mass, exactly, as a logarithm. A cell longer
-    than hβ^{−1/2} is split and tiny ones are merged. The equation is solved with h = 0.3, 0.15, … until halving
-    the cells changes W₂(μ_t, ν) by at most `tol` at every saved time; the finest run is the answer and the last change
-    its error.
+    than hβ^{−1/2} (h, if β < 1) is split and tiny ones are merged. The equation is solved with h = 0.6, 0.3, 0.15, …
+    until halving the cells changes W₂(μ_t, ν) by at most `tol` at every saved time; the finest run is the answer and
+    the last change its error.
 
     Parameters
     ----------
     law : "uniform", a cloud of `uniform`, `von_mises_fisher` or `mixture` (its law counts, not its sample), or a
         callable: log-density (up to a constant) at points (n, d), as (n,)
     beta : inverse temperature, 0 < β < inf
-    tol : wanted error of W₂(μ_t, ν), between 0 and 1. If five levels do not reach it, a warning says so and
+    tol : wanted error of W₂(μ_t, ν), between 0 and 1. If six levels do not reach it, a warning says so and
         `run.converged` is False. Where ν is not two atoms, the error is that of the first and second moments
     save : how many equally spaced times to save, or the times themselves; 201 unless given
     progress : show a bar for each level; by default when standard error is a terminal
 
-    d = 2 only. A rim of cells in dimension d takes β^{(d−1)/2} of them; for d ≥ 4 use graded clouds.
+    The sphere takes about β^{(d−1)/2} cells, so this is for d = 2; from d = 4 on use `simulate` with graded clouds.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def _level(
     progress: bool | None,
 ) -> MeanFieldRun:
     """The run with cells up to hβ^{−1/2}, and its change from the coarser one."""
-    longest = h * beta**-0.5
+    longest = h * max(beta, 1.0) ** -0.5
     sizes = Sizes(longest, MERGED * longest, STEP * longest)
     with Progress(times[-1], progress) as bar:
         found = follow(head, STARTS[head.dim](head, density, longest), beta, times, sizes, bar)
