@@ -15,7 +15,6 @@ import torch
 from heads import RESULTS, THREE, circle_head, numbers, write
 
 import metastable as ms
-from metastable.meanfield import solving
 
 BETAS = (100.0, 200.0, 400.0, 800.0, 1600.0, 3200.0, 6400.0, 10000.0)
 
@@ -28,7 +27,6 @@ def one(name: str, beta: float) -> dict[str, object]:
     head = circle_head(*THREE[name])
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        solving.COARSEST = 0.3 if beta < 2000 else 0.6
         run = ms.mean_field(head, "uniform", beta=beta, until=horizon(numbers(head), beta), tol=0.02, save=201)
     found = run.phases()
     return {
@@ -62,6 +60,9 @@ def fits(rows: list[dict], q: dict[str, float]) -> dict[str, object]:
         "linear": {"slope": line[0], "offset": line[1], "rms": rms(np.polyval(line, b))},
         "slope over D/kappa": float(line[0] / (q["D"] / q["kappa"])),
         "slope of the last two over D/kappa": float((t[-1] - t[-2]) / (b[-1] - b[-2]) / (q["D"] / q["kappa"])),
+        "slope of the last two over D/kappa, 3/2 log taken off": float(
+            (t[-1] - t[-2]) / ((b[-1] - b[-2]) * q["D"] - 1.5 * np.log(b[-1] / b[-2])) * q["kappa"]
+        ),
         "logarithm": {"slope": logs[0], "offset": logs[1], "rms": rms(np.polyval(logs, np.log(b)))},
         "power": {"exponent": power[0], "rms": rms(np.exp(np.polyval(power, np.log(b))))},
         "D, kappa and 3/2 log": {"C": C.tolist(), "rms": rms(law)},

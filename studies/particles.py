@@ -7,6 +7,7 @@ t = 3, for equally spaced and for random tokens, and the exponent of N in it.
 
 from __future__ import annotations
 
+import math
 import sys
 
 import numpy as np
@@ -16,6 +17,14 @@ from heads import THREE, circle_head, numbers, write
 import metastable as ms
 
 HEAD = circle_head(*THREE["third"])
+
+
+def half_way(run: ms.Run) -> float | None:
+    """When the distance last was below half of that from e to V's eigenvector; None if it never left."""
+    e, v = run.theory.basis[:, 0], run.theory.terminal.basis[:, 0]
+    near = run.distance().values < 0.5 * math.sqrt(2 - 2 * abs(float(e @ v)))
+    last = int(np.flatnonzero(near)[-1])
+    return float(run.times[last]) if last + 1 < len(near) else None
 
 
 def departures(sizes: list[int], beta: float = 300.0, until: float = 24.0) -> dict[str, object]:
@@ -29,16 +38,19 @@ def departures(sizes: list[int], beta: float = 300.0, until: float = 24.0) -> di
         seen = run.phases()
         apart = np.abs(run.distance().values - exact.distance().values)
         agreed = run.times.numpy()[: int(np.argmax(apart > 0.01))] if (apart > 0.01).any() else run.times.numpy()
-        row = {"N": n, "departure": seen.terminal, "least": seen.least, "log N / kappa": float(np.log(n) / kappa)}
+        row = {"N": n, "departure": seen.terminal, "half way": half_way(run), "least": seen.least}
+        row["log N / kappa"] = float(np.log(n) / kappa)
         rows.append({**row, "within 0.01 of the mean field until": float(agreed[-1]) if len(agreed) else 0.0})
         print(rows[-1], flush=True)
-    graded = ms.simulate(HEAD, ms.graded(1200, HEAD), beta=beta, until=until, save=121, tol=1e-5).phases()
-    rows.append({"N": "1200 graded", "departure": graded.terminal, "least": graded.least})
+    graded = ms.simulate(HEAD, ms.graded(1200, HEAD), beta=beta, until=until, save=121, tol=1e-5)
+    seen = graded.phases()
+    rows.append({"N": "1200 graded", "departure": seen.terminal, "half way": half_way(graded), "least": seen.least})
     mean = {"departure": found.terminal, "interval": found.terminal_interval, "least": found.least}
+    mean["half way"] = half_way(exact)
     return {"beta": beta, "kappa": kappa, "mean field": mean, "particles": rows}
 
 
-def convergence(sizes: list[int], beta: float = 20.0, until: float = 3.0, seeds: int = 5) -> dict[str, object]:
+def convergence(sizes: list[int], beta: float = 20.0, until: float = 3.0, seeds: int = 10) -> dict[str, object]:
     exact = ms.mean_field(HEAD, "uniform", beta=beta, until=until, tol=1e-4, save=13)
     target = exact.distance().values
     rows = []
@@ -69,7 +81,7 @@ def convergence(sizes: list[int], beta: float = 20.0, until: float = 3.0, seeds:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     largest = int(float(sys.argv[1])) if len(sys.argv) > 1 else 100_000
-    found = {"study": "particles", "convergence": convergence([250, 500, 1000, 2000])}
+    found = {"study": "particles", "convergence": convergence([125, 250, 500, 1000])}
     write("particles", found)
-    sizes = [n for n in (1000, 10_000, 100_000, 1_000_000) if n <= largest]
+    sizes = [n for n in (1000, 1200, 10_000, 100_000, 1_000_000) if n <= largest]
     write("particles", {**found, "departures": departures(sizes)})

@@ -6,7 +6,7 @@ from scipy import integrate
 from scipy.special import logsumexp
 
 from metastable.meanfield.cells import Cells
-from metastable.meanfield.circle import Intervals, tile
+from metastable.meanfield.circle import SPREAD, Intervals, tile
 from metastable.meanfield.kernel import softmax_means
 from tests.reference import softmax_mean
 
@@ -54,7 +54,7 @@ def test_many_rounds_of_splitting_lose_nothing():
 def test_a_dense_interval_is_not_spread_over_a_thin_one():
     cells = Intervals(np.array([0.0, 0.004, 0.008, 3.0]), np.array([0.0, -50.0, -60.0, -70.0]))
     assert not cells.coarsen(0.01)
-    assert cells.coarsen(0.5)
+    assert cells.coarsen(1.01 * 0.008 / SPREAD)
     assert len(cells.log_masses) == 3
 
 

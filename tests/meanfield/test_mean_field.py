@@ -54,10 +54,11 @@ def test_identity_head_and_uniform_law_do_not_move():
 def test_a_narrow_law_moves_like_a_dirac_under_V(beta):
     at = torch.tensor([[0.6, 0.8]], dtype=torch.float64)
     law = ms.von_mises_fisher(1, at[0], 1e9)
-    run = ms.mean_field(HEAD, law, beta=beta, until=2.0, tol=1e-2, save=3)
+    run = ms.mean_field(HEAD, law, beta=beta, until=2.0, tol=5e-4, save=3)
     mean = run.final.weights @ run.final.points
     expected = ms.value_flow(HEAD, at, torch.tensor([2.0]))[0, 0]
-    assert float((mean - expected).norm()) < 2e-4
+    assert run.converged
+    assert float((mean - expected).norm()) < 5e-4
 
 
 def test_many_particles_agree_with_it(run):
@@ -135,7 +136,7 @@ def test_bounds_hold_the_distance_and_are_as_wide_as_the_change(run):
 
 
 def test_phases_have_intervals_around_their_times():
-    run = ms.mean_field(HEAD, "uniform", beta=40.0, until=10.0, tol=0.01, save=51)
+    run = ms.mean_field(HEAD, "uniform", beta=40.0, until=10.0, tol=5e-4, save=51)
     found = run.phases()
     other = detect(run.times, [d.value for d in to_limit_law(run, run.coarse, 2, "chordal")])
     for name in ("concentrated", "terminal"):

@@ -18,7 +18,7 @@ from metastable.meanfield.laws import LogDensity
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)
 ALIKE = 0.5
 """Neighbours whose log-densities differ by less are of like density."""
-SPREAD = 0.02
+SPREAD = 0.004
 """Neighbours of any density are merged when together they are shorter than this share of `shortest`."""
 DEEPEST = 48
 """How often an interval of the starting law is halved at most."""

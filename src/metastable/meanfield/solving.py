@@ -38,7 +38,7 @@ class Kind(NamedTuple):
     merged: float
 
 
-KINDS = {2: Kind(circle.start, 0.3, 5, 0.5), 3: Kind(triangles.start, 2.0, 3, 0.3)}
+KINDS = {2: Kind(circle.start, 0.6, 6, 0.5), 3: Kind(triangles.start, 2.0, 3, 0.3)}
 """By dimension: intervals, and triangles, which are good to second order inside and may be longer."""
 STEP = 3e-4
 """Largest error of a time step, in lengths of the longest cells: refinement covers the time stepping too."""
@@ -57,7 +57,7 @@ def mean_field(
     """Solve ∂_t μ + div(μ 𝒱_β[μ]) = 0 from the starting law, rather than follow one sample of it.
 
     Cells tile the sphere and move with the flow, so that each keeps its mass, exactly, as a logarithm. A cell longer
-    than hβ^{−1/2} is split and tiny ones are merged. The equation is solved with h = 0.3, 0.15, … on intervals (d = 2)
+    than hβ^{−1/2} is split and tiny ones are merged. The equation is solved with h = 0.6, 0.3, … on intervals (d = 2)
     and h = 2, 1, ½ on triangles (d = 3) until halving the cells changes W₂(μ_t, ν) by at most `tol` at every saved
     time; the finest run is the answer and the last change its error.
 
