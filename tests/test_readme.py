@@ -30,7 +30,7 @@ def test_figures_in_the_readme_are_the_recorded_ones():
 
     results = Path(__file__).parent.parent / "benchmarks" / "results"
     rows = [row for path in sorted(results.glob("*.json")) for row in json.loads(path.read_text())["rows"]]
-    recorded = {f"{row['ratio']:.3g}×" for row in rows}
+    recorded = {f"{row['ratio']:.3g}×" for row in rows if "ratio" in row}
     quoted = set(re.findall(r"\| \*\*([\d.e+]+×)\*\*", README))
     assert quoted
     assert quoted <= recorded

@@ -53,7 +53,7 @@ class Prepared:
             from metastable.attention.tree import Tree, compiled
 
             if not compiled():
-                print("metastable: compiling the tree engine, once, for about twenty seconds", file=sys.stderr)
+                print("metastable: compiling the tree engine, once, for about half a minute", file=sys.stderr)
             self._tree = Tree(at, _numpy(self.log_weights))
         else:
             self._tree.refit(at)
