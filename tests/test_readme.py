@@ -25,6 +25,19 @@ def test_tour_of_the_names(tmp_path, monkeypatch):
     assert namespace["run"].phases().terminal is not None
 
 
+@pytest.mark.slow
+def test_large_and_long_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    namespace = {}
+    exec(BLOCKS[0].splitlines()[0], namespace)
+    for block in BLOCKS[2:]:
+        exec(block, namespace)
+    said = capsys.readouterr().out
+    assert "MeanFieldPhases(" in said
+    assert "the plateau of the uniform law at beta = 400 ends at" in said
+    assert float(namespace["found"].bound.max()) <= 1e-3
+
+
 def test_figures_in_the_readme_are_the_recorded_ones():
     import json
 
