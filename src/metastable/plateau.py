@@ -23,7 +23,7 @@ and log β from y₀.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -169,7 +169,8 @@ class _Tail:
         free = abs(self.pull) / (self.rate + self.kappa)
         z = k * free * np.exp(np.minimum(self.kappa * (times - self.even(beta)) - k * held * side, 600.0))
         lost = z < -1 / math.e
-        root = np.real(special.lambertw(np.where(lost, 0.0, z)))  # type: ignore[call-overload]
+        lambert: Any = special.lambertw
+        root = np.real(lambert(np.where(lost, 0.0, z)))
         return np.where(lost, 2.0, held + side * root / k)
 
 
