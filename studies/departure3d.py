@@ -15,8 +15,8 @@ What the recorded runs say (β up to 200, four heads, uniform law; slopes betwee
 
 - Size of the cells, seed 4: at β = 30, h = 2, 1.5, 1, 0.75 give 8.32, 8.29, 8.30, 8.31; at β = 100, h = 2 and 1.4 give
   12.96 and 12.97. At h = 2 a different tolerance of the engine moved the first by 0.1: that is the scatter there.
-- By distance: 0.034 against a conjectured 0.039 (seed 4), 0.037 against 0.071 (24), 0.019 against 0.054 (9); none within
-  the run for seed 18, whose least W₂ is still 0.20.
+- By distance: 0.034 against a conjectured 0.039 (seed 4), 0.037 against 0.071 (24), 0.019 against 0.054 (9); none
+  within the run for seed 18, whose least W₂ is still 0.20.
 - Half way: 0.096 against 0.039 (4), 0.094 against 0.071 (24), 0.051 against 0.054 (9), 0.054 against 0.076 (18).
 
 Departure grows with β in every head. One reading in two heads is within 15 % of the conjecture, the other readings are
