@@ -11,6 +11,18 @@ Departure is read in two ways: from W₂ to {±e}, the first time at which it is
 and from the angle between e and the mean of the mass that started on e's side, the first time after that of the least
 W₂ at which it is half of the angle between e and V's eigenvector ("half way").
 
+What the recorded runs say (β up to 200, four heads, uniform law; slopes between β = 100 and 200).
+
+- Size of the cells, seed 4: at β = 30, h = 2, 1.5, 1, 0.75 give 8.32, 8.29, 8.30, 8.31; at β = 100, h = 2 and 1.4 give
+  12.96 and 12.97. At h = 2 a different tolerance of the engine moved the first by 0.1: that is the scatter there.
+- By distance: 0.034 against a conjectured 0.039 (seed 4), 0.037 against 0.071 (24), 0.019 against 0.054 (9); none
+  within the run for seed 18, whose least W₂ is still 0.20.
+- Half way: 0.096 against 0.039 (4), 0.094 against 0.071 (24), 0.051 against 0.054 (9), 0.054 against 0.076 (18).
+
+Departure grows with β in every head. One reading in two heads is within 15 % of the conjecture, the other readings are
+off by factors of 1.3 to 2.8, and the two readings of a head do not agree with each other: at these β, W₂ has no flat
+plateau yet. So the conjecture is neither confirmed nor refuted here; that needs larger β.
+
     python -m studies.departure3d            # every run (about half an hour on one core), written after each
     python -m studies.departure3d --words    # what the recorded runs say
 """
@@ -33,11 +45,10 @@ from tests.meanfield.driver import Driver, circle_of, side_masses, to_atoms
 RESULTS = Path(__file__).parent / "results" / "departure3d.json"
 INTERACTION, VALUE = (1.4, 1.0, 0.7), (1.2, 0.8, 0.5)
 SEEDS = (4, 24, 9, 18)
-H, HORIZON, WAIT = 2.0, 60.0, 3.0
+H, HORIZON, WAIT = 2.0, 60.0, 6.0
 # First how much the size of the cells matters, then the slopes.
 RUNS = [(4, 30.0, h) for h in (2.0, 1.5, 1.0, 0.75)] + [(4, 100.0, h) for h in (2.0, 1.4)]
 RUNS += [(seed, beta, H) for beta in (30.0, 100.0, 200.0) for seed in SEEDS]
-RUNS += [(seed, 400.0, H) for seed in (18, 24)]
 
 
 def head_of(seed: int) -> ms.Head:

@@ -16,8 +16,10 @@ from metastable.errors import BadInput
 LogDensity = Callable[[np.ndarray], np.ndarray]
 
 MOST_CELLS = 20_000_000
-OF_ALL, OF_ITSELF, DEEPEST = 1e-12, 1e-4, 5
+OF_ALL, OF_ITSELF, DEEPEST = 1e-12, 1e-2, 5
 """A cell whose mass is not known to these shares of all mass and of itself is cut in four, so many times at most."""
+BLOCK = 20_000
+"""So many triangles are refined at a time, to bound the memory that a steep density takes."""
 
 
 def _icosahedron() -> tuple[np.ndarray, np.ndarray]:
@@ -146,6 +148,11 @@ def _refined(
 
     For a smooth density the error of the sum over the quarters is about 1/64 of the difference.
     """
+    if len(corners) > BLOCK:
+        cuts = range(BLOCK, len(corners), BLOCK)
+        blocks = zip(np.split(corners, cuts), np.split(coarse, cuts), strict=True)
+        done = [_refined(block, logs, log_density, whole, depth) for block, logs in blocks]
+        return np.concatenate([logs for logs, _ in done]), np.concatenate([centres for _, centres in done])
     parts = _quarters(corners)
     logs, centres = _rule(parts, log_density)
     logs, centres = logs.reshape(-1, 4), centres.reshape(-1, 4, 3)

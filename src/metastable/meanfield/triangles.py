@@ -70,7 +70,7 @@ class Triangles:
         circle : (3,), optional
             a, to have the great circle {⟨a, x⟩ = 0} along edges. Each triangle is then on one side of it, to rounding
             (1e-16), and the mass of each side is as exact as those of the triangles: 1e-10 of all mass or better for a
-            smooth density, and for each triangle a share of 1e-4 of its own mass.
+            smooth density, and for each triangle a share of 1e-3 of its own mass.
 
         Examples
         --------
