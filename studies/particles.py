@@ -7,47 +7,77 @@ t = 3, for equally spaced and for random tokens, and the exponent of N in it.
 
 from __future__ import annotations
 
+import json
 import math
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import torch
-from heads import THREE, circle_head, numbers, write
+from heads import RESULTS, THREE, circle_head, numbers, write
 
 import metastable as ms
+from metastable import phases
+from metastable.flow.dopri5 import dopri5, next_step
+from metastable.meanfield.kernel import softmax_means
+from metastable.transport import two_atoms
 
 HEAD = circle_head(*THREE["third"])
 
 
-def half_way(run: ms.Run) -> float | None:
+def half_way(times: np.ndarray, curve: np.ndarray) -> float | None:
     """When the distance last was below half of that from e to V's eigenvector; None if it never left."""
-    e, v = run.theory.basis[:, 0], run.theory.terminal.basis[:, 0]
-    near = run.distance().values < 0.5 * math.sqrt(2 - 2 * abs(float(e @ v)))
-    last = int(np.flatnonzero(near)[-1])
-    return float(run.times[last]) if last + 1 < len(near) else None
+    near = np.flatnonzero(curve < 0.5 * numbers(HEAD)["to_v"])
+    return float(times[near[-1]]) if near[-1] + 1 < len(times) else None
 
 
-def departures(sizes: list[int], beta: float = 300.0, until: float = 24.0) -> dict[str, object]:
-    kappa = numbers(HEAD)["kappa"]
-    exact = ms.mean_field(HEAD, "uniform", beta=beta, until=until, tol=0.01, save=121)
-    found = exact.phases()
-    rows = []
-    for n in sizes:
-        engine = "tree" if n >= 20_000 else "flash"
-        run = ms.simulate(HEAD, ms.equally_spaced(n), beta=beta, until=until, save=121, tol=1e-5, engine=engine)
-        seen = run.phases()
-        apart = np.abs(run.distance().values - exact.distance().values)
-        agreed = run.times.numpy()[: int(np.argmax(apart > 0.01))] if (apart > 0.01).any() else run.times.numpy()
-        row = {"N": n, "departure": seen.terminal, "half way": half_way(run), "least": seen.least}
-        row["log N / kappa"] = float(np.log(n) / kappa)
-        rows.append({**row, "within 0.01 of the mean field until": float(agreed[-1]) if len(agreed) else 0.0})
-        print(rows[-1], flush=True)
-    graded = ms.simulate(HEAD, ms.graded(1200, HEAD), beta=beta, until=until, save=121, tol=1e-5)
-    seen = graded.phases()
-    rows.append({"N": "1200 graded", "departure": seen.terminal, "half way": half_way(graded), "least": seen.least})
+def equal_weights(n: int, beta: float, times: np.ndarray) -> np.ndarray:
+    """W₂ to ν of n equally spaced tokens. They keep their order on the circle, as the kernel of the cells wants it."""
+    e = HEAD.theory().basis[:, 0].numpy()
+    log_weights = np.full(n, -math.log(n))
+
+    def field(x: torch.Tensor) -> torch.Tensor:
+        means, _ = softmax_means((beta * HEAD.directions(x)).numpy(), x.numpy(), log_weights)
+        w = HEAD.values(torch.from_numpy(means))
+        return w - (w * x).sum(dim=1, keepdim=True) * x
+
+    x = ms.equally_spaced(n).points
+    k, t, h, curve = field(x), 0.0, 1e-3, []
+    for target in times:
+        while t < target:
+            step = min(h, target - t)
+            new, ahead, error = dopri5(field, x, k, step)
+            proposed = next_step(step, error, 1e-6)
+            if error <= 1e-6:
+                x, k, t = new, ahead, target if step == target - t else t + step
+                proposed = max(h, proposed)
+            h = proposed
+        curve.append(two_atoms(x, np.exp(log_weights), np.stack([e, -e]), [0.5, 0.5]).value)
+    return np.array(curve)
+
+
+def departures(sizes: list[int], beta: float = 300.0, until: float = 20.0) -> Iterator[dict[str, object]]:
+    """The record so far, after each number of tokens."""
+    kappa, times = numbers(HEAD)["kappa"], np.linspace(0, until, 101)
+    exact = ms.mean_field(HEAD, "uniform", beta=beta, until=until, tol=2e-3, save=101)
+    target, found = exact.distance().values, exact.phases()
     mean = {"departure": found.terminal, "interval": found.terminal_interval, "least": found.least}
-    mean["half way"] = half_way(exact)
-    return {"beta": beta, "kappa": kappa, "mean field": mean, "particles": rows}
+    mean |= {"half way": half_way(times, target), "discretisation": exact.discretisation}
+    print(mean, flush=True)
+    rows: list[dict[str, object]] = []
+    for n in ("1200 graded", *sizes):
+        if isinstance(n, int):
+            curve = equal_weights(n, beta, times)
+        else:
+            run = ms.simulate(HEAD, ms.graded(1200, HEAD), beta=beta, until=until, save=101, tol=1e-5)
+            curve = run.distance().values
+        seen = phases.detect(times, curve)
+        apart = np.flatnonzero(np.abs(curve - target) > 0.01)
+        row = {"N": n, "departure": seen.terminal, "half way": half_way(times, curve), "least": seen.least}
+        row["within 0.01 of the mean field until"] = float(times[apart[0] - 1]) if len(apart) else until
+        rows.append({**row, "log N / kappa": math.log(n) / kappa} if isinstance(n, int) else row)
+        print(rows[-1], flush=True)
+        yield {"beta": beta, "kappa": kappa, "mean field": mean, "particles": rows}
 
 
 def convergence(sizes: list[int], beta: float = 20.0, until: float = 3.0, seeds: int = 10) -> dict[str, object]:
@@ -81,7 +111,10 @@ def convergence(sizes: list[int], beta: float = 20.0, until: float = 3.0, seeds:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     largest = int(float(sys.argv[1])) if len(sys.argv) > 1 else 100_000
-    found = {"study": "particles", "convergence": convergence([125, 250, 500, 1000])}
+    path = RESULTS / "particles.json"
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    found = {"study": "particles", "convergence": kept.get("convergence") or convergence([125, 250, 500, 1000])}
     write("particles", found)
-    sizes = [n for n in (1000, 1200, 10_000, 100_000, 1_000_000) if n <= largest]
-    write("particles", {**found, "departures": departures(sizes)})
+    sizes: list[int] = [n for n in (1000, 1200, 10_000, 100_000, 1_000_000) if n <= largest]
+    for record in departures(sizes):
+        write("particles", {**found, "departures": record})
