@@ -45,6 +45,7 @@ def descend(tokens, queries, records, depth, nodes, stop, work, tol, means, boun
     """
     n = queries.shape[0]
     work.covariances[:] = math.nan  # those of another run would mislead
+    work.followed[0] = 0
     size, left, strict = 0, 0, 1.0
     for i in range(nodes.size):
         stack[size] = nodes[nodes.size - 1 - i]
@@ -67,13 +68,13 @@ def descend(tokens, queries, records, depth, nodes, stop, work, tol, means, boun
                 size += 1  # the same query again
             strict = 0.0 if strict < 1e-8 or strict == 0.0 else strict * 1e-2
             strict = strict if size and stack[size - 1] == node else 1.0
+        elif level == stop:
+            later[left] = node
+            left += 1
         elif level == depth:
             for i in range(lo, hi):
                 stack[size] = -1 - i
                 size += 1
-        elif level == stop:
-            later[left] = node
-            left += 1
         else:
             stack[size], stack[size + 1] = 2 * node + 1, 2 * node
             size += 2

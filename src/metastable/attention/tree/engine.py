@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from .descent import descend
 from .expansion import row_table
-from .ordered import SERIAL, Ordered, run_all, threads
+from .ordered import Ordered, run_all, threads
 from .packing import pack
 from .workspace import COUNTS, Tokens, Work, make_work
 
@@ -17,6 +18,10 @@ TOKEN_LEAF = 16
 QUERY_LEAF = 8
 # Largest size of a box of queries, in standard deviations of the softmax. Measured: the cost is flat around these.
 WIDEST, WIDEST_FINE = 1.8, 1.5
+# Half-width of the boxes of queries that are tried first, in standard deviations of the softmax.
+COARSE = 0.35
+# So few queries are answered by one thread.
+FEW_QUERIES = 2_000
 # A refit keeps the topology until the leaves have grown, on average, by this factor.
 DEGRADED = 1.5
 
@@ -83,35 +88,68 @@ class Tree:
         n, d = queries.shape
         if not n:
             return TreeResult(np.zeros((0, d)), np.zeros(0), {})
-        if paired and n == len(self._ordered.index):
-            order = Ordered(queries, np.zeros(n), QUERY_LEAF, like=self._ordered)
-        else:
-            order = Ordered(queries, np.zeros(n), QUERY_LEAF)
-        means, bounds = np.zeros((n, d)), np.zeros(n)
-        works = self._buffers(threads() if n > SERIAL else 1)
+        scale = float(np.sqrt(np.square(queries).sum(axis=1).max()))
+        tokens = self._tokens(scale, tol)
+        works = self._buffers(threads() if n > FEW_QUERIES else 1)
         for work in works:
             work.widest[0] = WIDEST if tol > 1e-5 else WIDEST_FINE
-        scale = float(np.sqrt(np.square(queries).sum(axis=1).max()))
-        common = (self._tokens(scale, tol), order.points, order.records, order.depth)
-
-        def run(nodes: np.ndarray, stop: int) -> np.ndarray:
-            work = works.pop()
-            later = np.zeros(1 << min(stop, order.depth), dtype=np.int64)
-            stack = np.zeros(128 + len(nodes), dtype=np.int64)
-            left = descend(*common, nodes, stop, work, tol, means, bounds, stack, later)
-            works.append(work)
-            return later[:left]
-
-        if n > SERIAL:
-            later = run_all(run, [(np.array([i]), 8) for i in range(16, 32)])
-            nodes = np.concatenate(later)
-            run_all(run, [(chunk, 62) for chunk in np.array_split(nodes, min(64, len(nodes) or 1))])
-        else:
-            run(np.array([1]), 62)
-        mean, bound = np.empty_like(means), np.empty_like(bounds)
-        mean[order.index], bound[order.index] = means, bounds
+        mean, bound = np.empty((n, d)), np.empty(n)
+        left = np.arange(n)
+        if paired and n == len(self._ordered.index):
+            leaf = self._box_of_queries(scale)
+            order = Ordered(queries, np.zeros(n), leaf, like=self._ordered)
+            left = _answer(tokens, order, tol, works, mean, bound, last=leaf == QUERY_LEAF)
+        if len(left):
+            some, edges = np.empty((len(left), d)), np.empty(len(left))
+            _answer(tokens, Ordered(queries[left], np.zeros(len(left)), QUERY_LEAF), tol, works, some, edges, last=True)
+            mean[left], bound[left] = some, edges
         counts = np.sum([work.counts for work in self._works], axis=0)
         return TreeResult(mean, bound, {name: int(count) for name, count in zip(COUNTS, counts, strict=True)})
+
+    def _box_of_queries(self, scale: float) -> int:
+        """How many queries the smallest boxes should hold at first: as many as fit half the width that is never split.
+
+        On the unit sphere the softmax has a standard deviation of about |u|^{−1/2}; boxes that turn out too wide are
+        cut further by a tree of their own.
+        """
+        leaf = len(self._ordered.points)
+        for radius in self._ordered.radii():
+            if radius * math.sqrt(scale) <= COARSE:
+                break
+            leaf = (leaf + 1) // 2
+        return max(leaf, QUERY_LEAF)
+
+
+def _answer(
+    tokens: Tokens, order: Ordered, tol: float, works: list[Work], mean: np.ndarray, bound: np.ndarray, last: bool
+) -> np.ndarray:
+    """Answer the queries of a tree, all of them if this is the `last` tree; returns which are left (their numbers)."""
+    n, d = order.points.shape
+    means, bounds = np.zeros((n, d)), np.zeros(n)
+    end = 62 if last else order.depth
+
+    def run(nodes: np.ndarray, stop: int) -> np.ndarray:
+        work = works.pop()
+        later = np.zeros(1 << min(stop, order.depth), dtype=np.int64)
+        stack = np.zeros(128 + len(nodes), dtype=np.int64)
+        left = descend(
+            tokens, order.points, order.records, order.depth, nodes, stop, work, tol, means, bounds, stack, later
+        )
+        works.append(work)
+        return later[:left]
+
+    nodes = np.array([1])
+    if n > FEW_QUERIES:
+        nodes = np.concatenate(run_all(run, [(np.array([i]), min(8, end)) for i in range(16, 32)]))
+        chunks = np.array_split(nodes, min(64, len(nodes) or 1))
+        nodes = np.concatenate(run_all(run, [(chunk, end) for chunk in chunks]))
+    else:
+        nodes = run(nodes, end)
+    mean[order.index], bound[order.index] = means, bounds
+    levels = np.frexp(nodes)[1].astype(np.int64) - 1
+    firsts = ((nodes - (1 << levels)) * n) >> levels
+    ends = ((nodes + 1 - (1 << levels)) * n) >> levels
+    return np.concatenate([order.index[i:j] for i, j in zip(firsts, ends, strict=True)] or [np.arange(0)])
 
 
 def compiled() -> bool:

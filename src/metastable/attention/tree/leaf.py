@@ -7,7 +7,7 @@ from .search import best_token, first_mean
 from .seeing import visible_ranges
 from .truncation import certify, choose_order, sample_sums
 from .vectors import fast_exp, inlined, inner
-from .visible import collect, direct_sums, largest_exponent, trim
+from .visible import collect, direct_sums, largest_exponent, moments, total_weight, trim
 
 # Shares of the tolerance: nodes skipped or packed, tokens trimmed (this includes the nodes), expansions truncated.
 _SKIP, _TRIM, _TRUNCATE = 0.25, 0.35, 0.6
@@ -19,6 +19,10 @@ _PAIR, _EVALUATE = 22.0, 4.0
 # So few queries are not worth boxes of their own, which would each look for the tokens they see, unless they are far
 # apart: this many standard deviations of the softmax.
 FEW, WIDEST_OF_FEW = 16, 6.0
+
+# A box looks first at what the one before has kept, if that is at most so many tokens and so many standard deviations
+# away; if its own tokens weigh more than OUTWEIGHED times those, it looks for itself.
+MOST_FOLLOWED, NEAR, OUTWEIGHED = 4096, 4.0, 2.0
 
 SPLIT, DONE = 0, 1
 
@@ -62,6 +66,51 @@ def _reference(tokens, work):
         c[k] += mean[k]
         shift -= u[k] * mean[k]
     return shift, mass
+
+
+@inner
+def _follow(work):
+    """Step one, from the tokens that the box before has kept, if they are few, near and not packed.
+
+    They are a measure A below the softmax like any other, and near a neighbour they carry nearly all of it. Their
+    scores at the new u0 are the old ones plus ⟨δ, z⟩. Returns (shift, mass of A), mass 0 if there is no such neighbour.
+    """
+    u, c, mean, delta, second = work.small[0], work.small[1], work.small[2], work.small[5], work.second
+    d, n = u.size, work.followed[0]
+    axes, old_u, old_c = work.past[:d], work.past[d], work.past[d + 1]
+    far = 0.0
+    for k in range(d):
+        for i in range(d):
+            far += (u[k] - old_u[k]) * (second[k, i] - mean[k] * mean[i]) * (u[i] - old_u[i])
+    if n == 0 or not far <= NEAR * NEAR:
+        return 0.0, 0.0
+    for k in range(d):
+        delta[k] = 0.0
+        for i in range(d):
+            delta[k] += axes[k, i] * (u[i] - old_u[i])
+    top = largest_exponent(work.z, work.score, n, delta)
+    mass = moments(work.z, work.score, n, delta, top, work.exponents, axes, mean, second)
+    shift = work.past_shift[0] + top
+    for k in range(d):
+        c[k] = old_c[k] + mean[k]
+        shift -= u[k] * mean[k]
+    return shift, mass
+
+
+@inner
+def _keep(work, kept, shift):
+    """Remember the box and its tokens for the next one."""
+    d = work.axes.shape[0]
+    work.past_shift[0] = shift
+    for k in range(d):
+        for i in range(d):
+            work.past[k, i] = work.axes[k, i]
+        work.past[d, k], work.past[d + 1, k] = work.small[0, k], work.small[1, k]
+    work.followed[0] = kept if kept <= MOST_FOLLOWED else 0
+    for j in range(work.followed[0]):
+        if work.sign[j] < 0.0:
+            work.followed[0] = 0
+            break
 
 
 @inlined
@@ -149,14 +198,16 @@ def _see(tokens, work, shift, mass, slack, tol):
             turned[k] += work.axes[k, i] * u[i]
     seen = collect(
         tokens.columns, tokens.logs, tokens.signs, work.ranges, count, turned, c, work.axes, half, shift, slack,
-        work.z, work.sign, work.score, work.spread, work.crest, work.rows[0], work.bins,
+        work.z, work.sign, work.score, work.spread, work.crest, work.faint, work.bins,
     )  # fmt: skip
     work.counts[2] += 1
     work.counts[5] += seen
     if tol <= 0.0:
         return seen
     budget = _TRIM * tol * mass - work.skipped[1] - slack * work.skipped[0]
-    return trim(seen, slack, work.bins, budget, work.z, work.sign, work.score, work.spread, work.crest, work.skipped)
+    return trim(
+        seen, slack, work.bins, budget, work.z, work.sign, work.score, work.spread, work.crest, work.faint, work.skipped
+    )  # fmt: skip
 
 
 @inner
@@ -277,14 +328,22 @@ def attend_box(tokens, queries, lo, hi, level, work, tol, strict, may_split, mea
     widest = work.widest[0] if count > FEW else WIDEST_OF_FEW
     if may_split and _predicted(work, level) > 1.25 * widest:
         return SPLIT
-    shift, mass = _reference(tokens, work)
-    size, slack = _arrange(work)
-    slack += tol
-    if may_split:
-        _remember(work, level)
-        if size > widest:
-            return SPLIT
-    kept = _see(tokens, work, shift, mass, slack, tol * strict)
+    shift, mass = _follow(work)
+    kept = -1
+    while kept < 0:
+        follows = mass > 0.0
+        if not follows:
+            shift, mass = _reference(tokens, work)
+        size, slack = _arrange(work)
+        slack += tol
+        if may_split:
+            _remember(work, level)
+            if size > widest:
+                return SPLIT
+        kept = _see(tokens, work, shift, mass, slack, tol * strict)
+        _keep(work, kept, shift)
+        if follows and not total_weight(work.score, kept) <= OUTWEIGHED * mass:
+            kept, mass = -1, 0.0
     stride = work.powers.shape[0]
     terms, p, r, e_f, e_g = _order(work, count, kept, slack, _TRUNCATE * tol * mass)
     direct = _PAIR * kept * count

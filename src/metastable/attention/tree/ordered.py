@@ -90,3 +90,8 @@ class Ordered:
     def leaf_radius(self) -> float:
         """Mean radius of the leaves: how tight the boxes are."""
         return float(self.records[1 << self.depth :, -3 - self.points.shape[1]].mean())
+
+    def radii(self) -> list[float]:
+        """Mean radius of the nodes of each level, from the root on."""
+        at = -3 - self.points.shape[1]
+        return [float(self.records[1 << level : 2 << level, at].mean()) for level in range(self.depth + 1)]

@@ -65,6 +65,7 @@ def visible_ranges(tokens, work, shift, slack, per_unit, per_node):
     u, c, half = work.small[0], work.small[1], work.small[3]
     d = u.size
     weight, count = d * d + 2 * d + 1, 0
+    nearest = math.log(slack)
     work.stack[0], size = 1, 1
     while size:
         size -= 1
@@ -72,7 +73,9 @@ def visible_ranges(tokens, work, shift, slack, per_unit, per_node):
         high = reach(records, node, u, c)
         spread, far = _reach_of_node(records[node], c, work.axes, half)
         top = high + spread - shift
-        if top + math.log(far + slack) <= max(per_unit, per_node - records[node, weight]):
+        limit = max(per_unit, per_node - records[node, weight])
+        # log(far + slack) ≥ log(slack): most nodes that are seen need no logarithm of their own.
+        if top + nearest <= limit and top + math.log(far + slack) <= limit:
             mass = math.exp(top + records[node, weight])
             work.skipped[0] += mass
             work.skipped[1] += mass * far

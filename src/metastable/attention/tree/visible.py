@@ -38,7 +38,7 @@ def _crests(score, spread, slack, crest, faint):
 def _weigh(columns, log_weights, lo, hi, at, u, c, axes, half, shift, slack, z, score, spread, crest, faint):
     """Coordinates z, score s, spread T, crest e^{s+T} and importance e^{s+T} (|z| + slack) of tokens lo … hi − 1."""
     end = at + hi - lo
-    score, spread, crest, faint = score[at:end], spread[at:end], crest[at:end], faint[: hi - lo]
+    score, spread, crest, faint = score[at:end], spread[at:end], crest[at:end], faint[at:end]
     for t in range(hi - lo):
         score[t] = log_weights[lo + t] - shift
     spread[:] = 0.0
@@ -74,15 +74,12 @@ def collect(
     bins,
 ):
     """Fill the buffers with the tokens of the ranges; bins[e] ← Σ importance over importances in [2^e, 2^{e+1}),
-    from every fourth token if there are many (it only steers: what is trimmed is added up exactly).
+    from a sample if there are many (it only steers: what is trimmed is added up exactly).
 
     Everything is in the axes of the box and relative to c; u is u0 in those axes. Returns the number of tokens.
     """
-    at, total = 0, 0
+    at = 0
     bins[:] = 0.0
-    for i in range(count):
-        total += ranges[i, 1] - ranges[i, 0]
-    every = 4 if total > 8192 else 1
     for i in range(count):
         for lo in range(ranges[i, 0], ranges[i, 1], BLOCK):
             hi = min(lo + BLOCK, ranges[i, 1])
@@ -91,9 +88,10 @@ def collect(
             )  # fmt: skip
             for t in range(hi - lo):
                 sign[at + t] = signs[lo + t]
-            for t in range(0, hi - lo, every):
-                bins[(bits_of(faint[t]) >> 52) & 2047] += every * faint[t]
             at += hi - lo
+    every = 1 + at // 4096
+    for t in range(0, at, every):
+        bins[(bits_of(faint[t]) >> 52) & 2047] += every * faint[t]
     return at
 
 
@@ -110,31 +108,35 @@ def _cut(bins, budget):
     return math.inf, count
 
 
+@loose
+def _faint_sums(n, cut, slack, faint, crest, skipped):
+    """skipped += (Σ crest, Σ crest |z|) over the tokens whose importance crest (|z| + slack) is below the cut."""
+    mass = moment = 0.0
+    for j in range(n):
+        mass += crest[j] if faint[j] < cut else 0.0
+        moment += faint[j] if faint[j] < cut else 0.0
+    skipped[0] += mass
+    skipped[1] += max(moment - slack * mass, 0.0)
+
+
 @inlined
-def trim(n, slack, bins, budget, z, sign, score, spread, crest, skipped):
+def trim(n, slack, bins, budget, z, sign, score, spread, crest, faint, skipped):
     """Drop the faintest tokens, as many as the budget allows, and close the gaps (unless they are too few to bother).
 
     What they could have added is added to `skipped` = (Σ crest, Σ crest |z|). Returns the number of tokens kept.
     """
     d = z.shape[0]
-    cut, faint = _cut(bins, 0.9 * budget)
-    if faint < 0.1 * n:
+    cut, few = _cut(bins, 0.9 * budget)
+    if few < 0.1 * n:
         return n
+    _faint_sums(n, cut, slack, faint[:n], crest[:n], skipped)
     kept = 0
     for j in range(n):
-        far = 0.0
-        for k in range(d):
-            far += z[k, j] * z[k, j]
-        far = math.sqrt(far)
-        if crest[j] * (far + slack) < cut:
-            skipped[0] += crest[j]
-            skipped[1] += crest[j] * far
-            continue
         for k in range(d):
             z[k, kept] = z[k, j]
         sign[kept] = sign[j]
         score[kept], spread[kept], crest[kept] = score[j], spread[j], crest[j]
-        kept += 1
+        kept += 0 if faint[j] < cut else 1
     return kept
 
 
@@ -207,3 +209,63 @@ def largest_exponent(z, score, n, delta):
             s += delta[k] * z[k, j]
         top = max(top, s)
     return top
+
+
+@loose
+def total_weight(score, n):
+    """Σ_j e^{s_j} over the first n tokens; more than e^{700} is as good as infinite."""
+    s = 0.0
+    for j in range(n):
+        s += fast_exp(min(score[j], _CEILING))
+    return s
+
+
+@loose
+def _exp_of(score, top, e):
+    """e ← e^{e + score − top}; returns the sum."""
+    s = 0.0
+    for t in range(e.size):
+        e[t] = fast_exp(e[t] + score[t] - top)
+        s += e[t]
+    return s
+
+
+@loose
+def _dot_three(e, x, y):
+    s = 0.0
+    for t in range(e.size):
+        s += e[t] * x[t] * y[t]
+    return s
+
+
+@inner
+def moments(z, score, n, delta, top, exponents, axes, mean, second):
+    """mean ← Σ a z / Σ a and second ← Σ a z zᵀ / Σ a in the outer axes, a = e^{s + ⟨δ, z⟩ − top}. Returns Σ a."""
+    d = delta.size
+    mass = 0.0
+    mean[:] = 0.0
+    second[:] = 0.0
+    for at in range(0, n, BLOCK):
+        end = min(at + BLOCK, n)
+        e = exponents[: end - at]
+        e[:] = 0.0
+        for k in range(d):
+            _add_scaled(delta[k], z[k, at:end], e)
+        mass += _exp_of(score[at:end], top, e)
+        for k in range(d):
+            x = z[k, at:end]
+            s = _dot(e, x)
+            for i in range(d):
+                mean[i] += s * axes[k, i]
+            for m in range(k + 1):
+                s = _dot_three(e, x, z[m, at:end])
+                for i in range(d):
+                    for j in range(d):
+                        second[i, j] += s * axes[k, i] * axes[m, j]
+                        if m < k:
+                            second[i, j] += s * axes[m, i] * axes[k, j]
+    for i in range(d):
+        mean[i] /= mass
+        for j in range(d):
+            second[i, j] /= mass
+    return mass

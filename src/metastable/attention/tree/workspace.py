@@ -48,6 +48,7 @@ class Work(NamedTuple):
     score: np.ndarray
     spread: np.ndarray
     crest: np.ndarray
+    faint: np.ndarray
     exponents: np.ndarray
     bins: np.ndarray
     coefficients: np.ndarray
@@ -65,6 +66,9 @@ class Work(NamedTuple):
     counts: np.ndarray  # see COUNTS
     covariances: np.ndarray  # (64, d, d): of the softmax at the last box looked at on each level, NaN if none was
     widest: np.ndarray  # (1,): a box wider than this many standard deviations of the softmax is split at once
+    past: np.ndarray  # (d + 2, d): axes, u0 and c of the box that filled the buffers
+    past_shift: np.ndarray
+    followed: np.ndarray  # (1,): how many of its tokens the next box may start from, 0 if none
     guess: np.ndarray  # the best token of the box before: a neighbour, so a good first guess
 
 
@@ -81,6 +85,7 @@ def make_work(n: int, d: int, depth: int, table: np.ndarray) -> Work:
         score=np.empty(n),
         spread=np.empty(n),
         crest=np.empty(n),
+        faint=np.empty(n),
         exponents=np.empty(BLOCK),
         bins=np.zeros(2048),
         coefficients=np.zeros((rows + 1) * stride),
@@ -98,5 +103,8 @@ def make_work(n: int, d: int, depth: int, table: np.ndarray) -> Work:
         counts=np.zeros(6, dtype=np.int64),
         covariances=np.full((64, d, d), np.nan),
         widest=np.ones(1),
+        past=np.zeros((d + 2, d)),
+        past_shift=np.zeros(1),
+        followed=np.zeros(1, dtype=np.int64),
         guess=np.zeros(1, dtype=np.int64),
     )
