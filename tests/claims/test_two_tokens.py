@@ -1,0 +1,24 @@
+"""Two tokens: the claim holds, and says FAIL when the field is broken."""
+
+from __future__ import annotations
+
+import pytest
+
+from metastable import claims
+from metastable.claims import two_tokens
+from metastable.fields.tangent import tangent
+
+SMALL = two_tokens.Sizes((1.0, 5.0), 3.0, 7)
+
+
+def small() -> claims.Finding:
+    return two_tokens.check(SMALL, None, lambda share: None)
+
+
+def test_holds() -> None:
+    assert small().outcome == claims.PASS
+
+
+def test_fails_at_half_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metastable.fields.moving.tangent", lambda x, w: 0.5 * tangent(x, w))
+    assert small().outcome == claims.FAIL
