@@ -22,13 +22,8 @@ from zlib import crc32
 
 import numpy as np
 
-try:
-    import fcntl
-except ImportError:  # not a Unix
-    fcntl = None  # type: ignore[assignment]
-
 from metastable.errors import BadInput
-from metastable.store import write_text
+from metastable.store import hold, write_text
 
 
 class Checkpoint:
@@ -44,7 +39,8 @@ class Checkpoint:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BadInput(f"cannot make {self.folder}: {error.strerror}; choose another place") from error
-        self._lock()
+        busy = f"another process is computing the run in {self.folder}; wait for it or end it"
+        self._handle = hold(self.folder / "lock", busy)
         try:
             self._open(replace)
         except BadInput:
@@ -65,17 +61,6 @@ class Checkpoint:
                 refuse_another(self.folder, found, self.identity)
         if not known.exists():
             write_text(known, json.dumps(self.identity, indent=1))
-
-    def _lock(self) -> None:
-        """Held until the process ends or leaves the context; where there is no flock, do without."""
-        self._handle = None if fcntl is None else open(self.folder / "lock", "w")  # noqa: SIM115
-        if self._handle is None:
-            return
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._handle.close()
-            raise BadInput(f"another process is computing the run in {self.folder}; wait for it or end it") from error
 
     def _read(self, path: Path) -> dict[str, Any]:
         try:

@@ -74,6 +74,46 @@ def simulate(
         _print(found, as_json)
 
 
+@app.command(epilog="Example:  metastable claims laplace limit --full --out evidence")
+def claims(
+    names: Annotated[list[str] | None, typer.Argument(help="Which claims; all of them unless named.")] = None,
+    full: Annotated[bool, typer.Option("--full/--quick", help="Hours instead of minutes; both decide alike.")] = False,
+    head: Annotated[
+        Path | None, typer.Option(help="A TOML file with a [head] table, or a .npz file: the claims about that head.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for report.html, claims.json and tables.")] = Path(
+        "metastable-claims"
+    ),
+    jobs: Annotated[int | None, typer.Option(help="How many claims at a time; one a core unless given.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Repeat what the folder holds already.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="Print the names of the claims and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Check the paper's claims, each by an experiment that can fail, and write one report.
+
+    Every finished claim is kept at once: the same command after an interruption goes on with those that are missing.
+    The exit code is 1 if a claim fails.
+    """
+    with _one_line_errors(debug):
+        from metastable import claims as room
+
+        if listing:
+            print("\n".join(f"{name:15} {room.find(name).title}" for name in room.NAMES))
+            return
+        from metastable import commands
+
+        found, report = commands.claims(names or (), full, head, out, jobs, again)
+        if as_json:
+            print(json.dumps({**found.to_json(), "report": str(report)}, indent=1, ensure_ascii=False))
+        else:
+            for name, finding in found.found.items():
+                print(f"{finding.outcome:12} {name:15} {finding.sentence}")
+            print(f"report: {report}")
+    if found.failed:
+        raise typer.Exit(EXIT_FINDING)
+
+
 def _print(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(found, indent=1, allow_nan=False, ensure_ascii=False))

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from metastable import claims as claims_room
 from metastable import configuration, store
+from metastable.claims import running
+from metastable.claims.running import Findings
 from metastable.errors import BadInput
+from metastable.head import Head
+from metastable.progress import Shares
+from metastable.report import claims as claims_report
 from metastable.simulation import simulate as run_simulation
 from metastable.summary import summarise
 
@@ -32,6 +40,37 @@ def simulate(
     found = summarise(run)
     report = run.report(out / "report.html")
     return {**found, "loaded": earlier and not overwrite, "run": str(target), "report": str(report)}
+
+
+def claims(
+    names: Sequence[str], full: bool, head: Path | None, out: Path, jobs: int | None, again: bool
+) -> tuple[Findings, Path]:
+    """Check the named claims, all of them if there are no names, and write their report into the folder `out`."""
+    chosen = tuple(dict.fromkeys(names)) or claims_room.NAMES
+    for name in chosen:
+        claims_room.find(name)
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out {out} is a file; give a folder")
+    with Shares(chosen, None) as bar:
+        found = running.run(
+            chosen, full, None if head is None else _head_of(head), out, cores() if jobs is None else jobs, bar, again
+        )
+    return found, claims_report.write(found, out / "report.html")
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def _head_of(path: Path) -> Head:
+    """The head of a TOML file or of a .npz file."""
+    if path.suffix == ".npz":
+        return configuration.build_head({"file": str(path)})
+    tables = configuration.read(path)
+    if "head" not in tables:
+        raise BadInput(f"{path} has no [head] table")
+    return configuration.build_head(tables["head"])
 
 
 def _tables(

@@ -14,12 +14,17 @@ import shutil
 import zlib
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
+
+try:
+    import fcntl
+except ImportError:  # not a Unix
+    fcntl = None  # type: ignore[assignment]
 
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
@@ -49,6 +54,22 @@ def write_text(path: Path, text: str) -> None:
         handle.flush()
         os.fsync(handle.fileno())
     os.replace(temporary, path)
+
+
+def hold(path: Path, busy: str) -> IO[str] | None:
+    """Lock a file against other processes until the handle is closed; BadInput(busy) if another one holds it.
+
+    Where there is no flock, do without.
+    """
+    if fcntl is None:
+        return None
+    handle = open(path, "w")  # noqa: SIM115
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        handle.close()
+        raise BadInput(busy) from error
+    return handle
 
 
 def versions() -> dict[str, str]:

@@ -30,15 +30,6 @@ class Check:
     outcome: str
     note: str = ""
 
-    @property
-    def wanted(self) -> str:
-        """The allowed range, in words."""
-        from metastable.figures.look import number
-
-        if math.isinf(self.low):
-            return "any" if math.isinf(self.high) else f"at most {number(self.high)}"
-        return f"at least {number(self.low)}" if math.isinf(self.high) else f"{number(self.low)} to {number(self.high)}"
-
 
 def within(name: str, measured: float, low: float = -math.inf, high: float = math.inf, note: str = "") -> Check:
     """PASS if low ≤ measured ≤ high, FAIL otherwise, NaN included."""

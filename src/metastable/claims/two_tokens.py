@@ -84,7 +84,7 @@ def check(sizes: Sizes, head: Head | None, tell: Tell) -> Finding:
 CLAIM = Claim(
     "two-tokens",
     "Two tokens",
-    "For B = V = I two tokens at the angle φ obey dφ/dt = −2 sin φ · e^{β cos φ}/(e^β + e^{β cos φ}) "
+    "For B = V = I two tokens at the angle φ obey dφ/dt = −2 sin φ · e^{β cos φ}/(e^{β} + e^{β cos φ}) "
     "(Geshkovski et al., arXiv 2312.10794).",
     check,
     quick=Sizes((0.0, 1.0, 5.0, 20.0), 8.0, 33),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from metastable.figures.distance import distance
 from metastable.figures.look import caption
 from metastable.figures.observables import observables
+from metastable.figures.picture import picture
 from metastable.figures.spectrum import spectrum
 from metastable.figures.sphere import sphere
 
@@ -27,4 +28,4 @@ OF_A_RUN: dict[str, Callable[[Run], go.Figure]] = {
 }
 """What `run.figure(kind)` chooses from."""
 
-__all__ = ["OF_A_RUN", "caption", "distance", "observables", "spectrum", "sphere"]
+__all__ = ["OF_A_RUN", "caption", "distance", "observables", "picture", "spectrum", "sphere"]

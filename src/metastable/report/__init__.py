@@ -6,14 +6,13 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from metastable import figures, store
-from metastable.errors import BadInput
 from metastable.figures.look import CONFIG, caption, number, untitled
 from metastable.figures.measured import measure
+from metastable.report.pages import pages, target_of, write_page
 from metastable.report.words import afterwards, assumptions, headline, key_numbers
 
 if TYPE_CHECKING:
@@ -28,15 +27,8 @@ LARGEST_MATRIX = 4
 
 def write(run: Run, path: str | Path) -> Path:
     """Write the report of a run to `path`, whole or not at all; missing folders are made."""
-    target = Path(path)
-    if target.is_dir():
-        raise BadInput(f"{target} is a folder; give the name of a file, such as {target / 'report.html'}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        store.write_text(target, render(run))
-    except OSError as error:
-        raise BadInput(f"cannot write {target}: {error.strerror or error}") from error
-    return target
+    target = target_of(path)
+    return write_page(target, render(run))
 
 
 def render(run: Run) -> str:
@@ -48,18 +40,20 @@ def render(run: Run) -> str:
         "spectrum": figures.spectrum(run.theory),
         "observables": figures.observables(run),
     }
-    pages = Environment(loader=PackageLoader("metastable.report"), autoescape=True, undefined=StrictUndefined)
-    pages.filters["number"] = number
-    return pages.get_template("run.html.j2").render(
-        plotly=Markup(get_plotlyjs()),
-        headline=headline(run, measured),
-        afterwards=afterwards(measured),
-        assumptions=assumptions(run.theory.verdict),
-        numbers=key_numbers(run, measured),
-        figures={kind: _block(kind, figure) for kind, figure in drawn.items()},
-        checks=run.theory.verdict.checks,
-        making=_making(run),
-        matrices=_matrices(run),
+    return (
+        pages()
+        .get_template("run.html.j2")
+        .render(
+            plotly=Markup(get_plotlyjs()),
+            headline=headline(run, measured),
+            afterwards=afterwards(measured),
+            assumptions=assumptions(run.theory.verdict),
+            numbers=key_numbers(run, measured),
+            figures={kind: _block(kind, figure) for kind, figure in drawn.items()},
+            checks=run.theory.verdict.checks,
+            making=_making(run),
+            matrices=_matrices(run),
+        )
     )
 
 

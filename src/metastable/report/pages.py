@@ -1,0 +1,51 @@
+"""What all pages share: the templates, and writing a page whole or not at all."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from metastable import store
+from metastable.errors import BadInput
+from metastable.figures.look import number
+
+
+def pages() -> Environment:
+    """The templates, with everything escaped and nothing missing tolerated."""
+    found = Environment(loader=PackageLoader("metastable.report"), autoescape=True, undefined=StrictUndefined)
+    found.filters["number"] = number
+    found.filters["formula"] = formula
+    return found
+
+
+def formula(text: str) -> Markup:
+    """Text with e^{βx} and x_{i} raised and lowered.
+
+    >>> formula("e^{−ct} < 1")
+    Markup('e<sup>−ct</sup> &lt; 1')
+    """
+    safe = str(escape(text))
+    for sign, tag in (("\\^", "sup"), ("_", "sub")):
+        safe = re.sub(rf"{sign}\{{([^{{}}]*)\}}", rf"<{tag}>\1</{tag}>", safe)
+    return Markup(safe)
+
+
+def target_of(path: str | Path) -> Path:
+    """Where a report will be written; refuses a folder before the work of making one is done."""
+    target = Path(path)
+    if target.is_dir():
+        raise BadInput(f"{target} is a folder; give the name of a file, such as {target / 'report.html'}")
+    return target
+
+
+def write_page(target: Path, html: str) -> Path:
+    """Write a page; missing folders are made."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        store.write_text(target, html)
+    except OSError as error:
+        raise BadInput(f"cannot write {target}: {error.strerror or error}") from error
+    return target

@@ -1,0 +1,166 @@
+"""Many claims in one folder: kept at once, taken up again, damaged ones repeated, errors named, verdicts counted."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from metastable import claims
+from metastable.claims import running, two_tokens
+from metastable.claims.finding import Finding, Panel, Picture, Series, Table, overlapping, undecided, within
+from metastable.errors import BadInput
+from metastable.head import Head
+
+HEAD = Head.from_spectra([1.5, 0.6], [1.0, 0.7], seed=0)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """A claim that counts how often it is checked and can be told what to find."""
+    calls: list[object] = []
+
+    def check(sizes, head, tell):
+        calls.append(head)
+        tell(1.0)
+        if sizes == "broken":
+            raise ZeroDivisionError("no gap")
+        rows = ((1.0, math.inf, "a,b"),)
+        drawn = Picture("P", "C", (Panel("x", "y", log_y=True),), (Series("s", (1.0, 2.0), (1.0, 2.0)),))
+        return Finding(
+            "found", "t ≤ 1", (within("one", 1.0, 0.5, sizes),), (drawn,), (Table("some rows", ("x", "y", "z"), rows),)
+        )
+
+    claim = replace(two_tokens.CLAIM, check=check, quick=2.0, full=0.7)
+    monkeypatch.setattr(two_tokens, "CLAIM", claim)
+    return calls
+
+
+def run(folder, full=False, head=None, again=False, names=("two-tokens",)):
+    return running.run(names, full, head, Path(folder), 1, lambda shares: None, again)
+
+
+def test_findings_are_kept_and_found_again(counted, tmp_path):
+    first, second = run(tmp_path), run(tmp_path)
+    assert len(counted) == 1
+    assert first.found == second.found
+    assert run(tmp_path, again=True).found == first.found
+    assert len(counted) == 2
+
+
+def test_another_size_or_head_is_another_finding(counted, tmp_path):
+    assert run(tmp_path).found["two-tokens"].outcome == claims.PASS
+    assert run(tmp_path, full=True).found["two-tokens"].outcome == claims.FAIL
+    run(tmp_path, full=True, head=HEAD)
+    assert [h is None for h in counted] == [True, True, False]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b'{"identity": 1}', b"[]"])
+def test_a_damaged_finding_is_made_again(counted, tmp_path, damage):
+    first = run(tmp_path)
+    (tmp_path / "findings" / "two-tokens.json").write_bytes(damage)
+    assert run(tmp_path).found == first.found
+    assert len(counted) == 2
+
+
+def test_an_error_is_named_and_not_kept(counted, tmp_path, monkeypatch):
+    monkeypatch.setattr(two_tokens, "CLAIM", replace(two_tokens.CLAIM, quick="broken"))
+    found = run(tmp_path).found["two-tokens"]
+    assert found.outcome == claims.INCONCLUSIVE
+    assert "ZeroDivisionError: no gap" in found.sentence
+    run(tmp_path)
+    assert len(counted) == 2
+
+
+def test_files_say_the_same_as_the_findings(counted, tmp_path):
+    found = run(tmp_path, full=True)
+    record = json.loads((tmp_path / "claims.json").read_text())
+    assert record["schema"] == running.SCHEMA
+    assert record["claims"]["two-tokens"]["outcome"] == "FAIL"
+    assert found.failed == ["two-tokens"]
+    with open(tmp_path / "tables" / "two-tokens-some-rows.csv", newline="") as handle:
+        assert list(csv.reader(handle)) == [["x", "y", "z"], ["1.0", "inf", "a,b"]]
+    assert (
+        (tmp_path / "tables" / "two-tokens-checks.csv").read_text().startswith("check,measured,low,high,outcome,note")
+    )
+
+
+def test_a_finding_survives_json(counted, tmp_path):
+    finding = run(tmp_path).found["two-tokens"]
+    assert Finding.from_json(json.loads(json.dumps(finding.to_json(), allow_nan=False))) == finding
+
+
+def test_bad_names_and_places(tmp_path):
+    with pytest.raises(BadInput, match="did you mean 'laplace'"):
+        run(tmp_path, names=("laplac",))
+    with pytest.raises(BadInput, match="jobs is 0"):
+        running.run(["two-tokens"], False, None, tmp_path, 0, lambda shares: None)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="cannot write"):
+        run(tmp_path / "file")
+
+
+def test_outcomes_are_the_worst_of_the_checks():
+    good, bad, open_ = within("a", 1, 0, 2), within("b", math.nan, 0, 2), undecided("c", "why")
+    assert Finding("", "", (good,)).outcome == "PASS"
+    assert Finding("", "", (good, open_)).outcome == "INCONCLUSIVE"
+    assert Finding("", "", (good, open_, bad)).outcome == "FAIL"
+    assert Finding("", "", ()).outcome == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize(
+    ("interval", "outcome"),
+    [
+        ((1.0, 0.9, 1.1), "PASS"),
+        ((2.0, 0.5, 3.5), "INCONCLUSIVE"),
+        ((2.0, 1.9, 2.1), "FAIL"),
+        ((math.nan,) * 3, "FAIL"),
+    ],
+)
+def test_intervals_decide(interval, outcome):
+    assert overlapping("x", interval, 0.8, 1.2).outcome == outcome
+
+
+def test_several_jobs_agree_with_one(tmp_path):
+    names = ("two-tokens", "equiangular")
+    many = running.run(names, False, None, tmp_path / "many", 2, lambda shares: None)
+    one = running.run(names, False, None, tmp_path / "one", 1, lambda shares: None)
+    assert many.found == one.found
+
+
+def test_kill_loses_nothing_that_was_finished(tmp_path):
+    """A killed start leaves the finished claim, and the next one goes on from there; no worker is left behind."""
+    command = [sys.executable, "-m", "metastable", "claims", "two-tokens", "metastability", "--jobs", "2"]
+    child = subprocess.Popen([*command, "--out", str(tmp_path)], start_new_session=True, stderr=subprocess.DEVNULL)
+    kept = tmp_path / "findings" / "two-tokens.json"
+    deadline = time.monotonic() + 120
+    while not kept.exists() and time.monotonic() < deadline and child.poll() is None:
+        time.sleep(0.1)
+    assert kept.exists()
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    before = kept.read_bytes()
+    again = running.run(["two-tokens"], False, None, tmp_path, 1, lambda shares: None)
+    assert again.found["two-tokens"].outcome == "PASS"
+    assert kept.read_bytes() == before
+    while _group(child.pid) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not _group(child.pid)
+
+
+def _group(pid: int) -> bool:
+    """Whether any process of that session is left."""
+    try:
+        os.killpg(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
