@@ -51,10 +51,9 @@ def claims(
         claims_room.find(name)
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file; give a folder")
+    about = None if head is None else _head_of(head)
     with Shares(chosen, None) as bar:
-        found = running.run(
-            chosen, full, None if head is None else _head_of(head), out, cores() if jobs is None else jobs, bar, again
-        )
+        found = running.run(chosen, full, about, out, cores() if jobs is None else jobs, bar, again)
     return found, claims_report.write(found, out / "report.html")
 
 

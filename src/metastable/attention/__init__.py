@@ -18,7 +18,7 @@ __all__ = ["ENGINES", "Prepared", "argmax_mean", "attend", "certified", "choose"
 FEW_PAIRS = 40_000
 """Below this many (query, token) pairs `flash` costs more than `dense`: see benchmarks/crossover.py."""
 
-TREE_FROM = {2: 2_000, 3: 5_000}
+TREE_FROM = {2: 1_000, 3: 2_000}
 """By dimension, the N·n/(N + n) from which `tree` costs less than `flash`: see benchmarks/crossover.py."""
 
 TREE_TOLERANCE = 1e-6

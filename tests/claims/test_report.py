@@ -1,0 +1,156 @@
+"""The claims as a page and as a command: what it says, what it escapes, which exit code."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from metastable import claims, store
+from metastable.claims import running, two_tokens
+from metastable.claims.finding import Finding, Panel, Picture, Series, Table, undecided, within
+from metastable.cli import app
+from metastable.figures import picture
+from metastable.report import claims as page
+
+DRAWN = Picture(
+    "Two panels",
+    "What is seen & how",
+    (Panel("time t", "W₂", log_y=True, title="first"), Panel("β", "slope", log_x=True)),
+    (
+        Series("measured", (1.0, 2.0, 3.0), (0.1, 0.2, 0.3), "points", low=(0.05, 0.1, 0.2), high=(0.2, 0.3, 0.4)),
+        Series("predicted", (1.0, 2.0, 3.0), (0.1, 0.2, 0.3), "dashed"),
+        Series("allowed", (1.0, 10.0), style="band", low=(0.0, 0.1), high=(1.0, 1.1), panel=1),
+        Series("measured", (1.0, 10.0), (0.5, 0.6), panel=1),
+    ),
+)
+
+
+def findings(tmp_path, outcome="PASS"):
+    check = {"PASS": within("a < b", 1.0, high=2.0), "FAIL": within("a < b", 3.0, high=2.0), "?": undecided("a", "why")}
+    rows = tuple((i, 1e-7 * i, True, None, "x^{2}") for i in range(30))
+    found = Finding(
+        "it holds for e^{βt} <script>alert(1)</script>",
+        "t ≤ 1",
+        (check[outcome], within("c", 1.0, -math.inf, math.inf)),
+        (DRAWN,),
+        (Table("many rows", ("i", "size", "yes", "none", "word"), rows),),
+        "why it is so",
+        1.5,
+    )
+    return running.Findings({"two-tokens": found}, "quick", None, tmp_path)
+
+
+def test_the_page_says_verdict_numbers_and_command(tmp_path):
+    html = page.render(findings(tmp_path))
+    assert "1 of 1 claims pass" in html
+    assert "<script>alert(1)" not in html
+    assert "e<sup>βt</sup> &lt;script&gt;alert(1)" in html
+    assert "a &lt; b" in html
+    assert "at most 2" in html
+    assert "16 more rows in tables/two-tokens-many-rows.csv" in html
+    assert "<code>metastable claims two-tokens</code>" in html
+    assert "why it is so" in html
+    assert 'id="figure-two-tokens-0"' in html
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"), [("FAIL", "0 of 1 claims pass, 1 fail"), ("?", "0 of 1 claims pass, 1 undecided")]
+)
+def test_the_headline_counts(tmp_path, outcome, words):
+    found = findings(tmp_path, outcome)
+    assert page.headline(found) == words
+    assert f'<h1 id="headline">{words}</h1>' in page.render(found)
+
+
+def test_a_picture_has_its_panels_names_and_bands():
+    figure = picture(DRAWN)
+    assert figure.layout.yaxis.type == "log"
+    assert figure.layout.xaxis2.type == "log"
+    assert {trace.name for trace in figure.data} == {"measured", "predicted", "allowed"}
+    assert len([trace for trace in figure.data if trace.showlegend]) == 3
+    assert [trace.fill for trace in figure.data if trace.fill] == ["tonexty", "tonexty"]
+    colours = {
+        trace.name: (trace.line.color or trace.marker.color)
+        for trace in figure.data
+        if trace.mode != "lines" or trace.line.width
+    }
+    assert len(set(colours.values())) == 2
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["claims", *map(str, arguments)])
+
+
+@pytest.fixture
+def settled(monkeypatch):
+    """The claim about two tokens, with an outcome of our choice."""
+
+    def settle(high):
+        found = Finding("said so", "t ≤ 1", (within("x", 1.0, high=high),))
+        claim = replace(two_tokens.CLAIM, check=lambda sizes, head, tell: found, quick=high)
+        monkeypatch.setattr(two_tokens, "CLAIM", claim)
+
+    return settle
+
+
+def test_command_prints_verdicts_and_exit_code(settled, tmp_path):
+    settled(2.0)
+    good = invoke("two-tokens", "--out", tmp_path / "a")
+    assert good.exit_code == 0, good.output
+    assert "PASS         two-tokens      said so" in good.stdout
+    assert (tmp_path / "a" / "report.html").stat().st_size > 1_000_000
+    settled(0.5)
+    bad = invoke("two-tokens", "--out", tmp_path / "b", "--json")
+    assert bad.exit_code == 1
+    assert json.loads(bad.stdout)["claims"]["two-tokens"]["outcome"] == "FAIL"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["laplac"], "there is no claim 'laplac'; did you mean 'laplace'?"),
+        (["two-tokens", "--jobs", "0"], "jobs is 0"),
+        (["two-tokens", "--head", "nothing.toml"], "cannot read nothing.toml"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*arguments, "--out", "out")
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_head_without_a_table(tmp_path):
+    path = tmp_path / "head.toml"
+    path.write_text("beta = 1.0")
+    result = invoke("two-tokens", "--head", path, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "has no [head] table" in result.stderr
+
+
+def test_a_given_head_reaches_the_claim(tmp_path):
+    path = tmp_path / "head.toml"
+    path.write_text("[head]\ninteraction = [1.5, 0.6]\nvalue = [1.0, 0.7]\n")
+    result = invoke("two-tokens", "--head", path, "--out", tmp_path / "out")
+    assert result.exit_code == 0
+    assert "INCONCLUSIVE" in result.stdout
+
+
+def test_a_second_process_is_refused(tmp_path):
+    (tmp_path / "findings").mkdir()
+    held = store.hold(tmp_path / "findings" / "lock", "busy")
+    result = invoke("two-tokens", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "another process is checking claims" in result.stderr
+    held.close()
+
+
+def test_the_list_names_every_claim():
+    listed = invoke("--list").stdout.split("\n")
+    assert [line.split()[0] for line in listed if line] == list(claims.NAMES)
