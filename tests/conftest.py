@@ -1,11 +1,25 @@
-"""Shared fixtures: every attention test runs on every engine, in both precisions."""
+"""Shared fixtures: every attention test runs on every engine, in both precisions; a real browser for the pages."""
 
 from __future__ import annotations
+
+import os
+import shutil
 
 import pytest
 import torch
 
 from metastable.attention import ENGINES
+
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    # WebGL without a graphics card.
+    "--enable-unsafe-swiftshader",
+]
 
 
 @pytest.fixture(params=sorted(ENGINES))
@@ -22,3 +36,26 @@ def dtype(request):
 def _one_thread():
     """Two test workers on two cores; more threads only get in each other's way."""
     torch.set_num_threads(1)
+
+
+def chromium():
+    named = os.environ.get("METASTABLE_CHROMIUM")
+    if named:
+        return named
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = chromium()
+    if path is None:
+        words = "no Chromium found: install one or set METASTABLE_CHROMIUM to its path"
+        if os.environ.get("CI"):
+            pytest.fail(words)
+        pytest.skip(words)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield browser
+        browser.close()

@@ -1,8 +1,5 @@
 """The report in a real Chromium: it draws, it moves, it fits, and it asks the network for nothing."""
 
-import os
-import shutil
-
 import pytest
 
 import metastable as ms
@@ -11,43 +8,10 @@ from tests.problems import circle_head
 pytestmark = pytest.mark.browser
 
 WIDTHS = (380, 800, 1400)
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    # WebGL without a graphics card.
-    "--enable-unsafe-swiftshader",
-]
 # Where the first tokens of each colour are.
 POSITIONS = """document.getElementById('figure-sphere')._fullData
     .filter(t => t.mode === 'markers').map(t => Array.from(t.x).slice(0, 50))"""
 FIGURES = ("distance", "sphere", "spectrum", "observables")
-
-
-def chromium():
-    named = os.environ.get("METASTABLE_CHROMIUM")
-    if named:
-        return named
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    path = chromium()
-    if path is None:
-        words = "no Chromium found: install one or set METASTABLE_CHROMIUM to its path"
-        if os.environ.get("CI"):
-            pytest.fail(words)
-        pytest.skip(words)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
-        yield browser
-        browser.close()
 
 
 def circle():
