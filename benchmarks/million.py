@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--n", type=float, default=1e6)
     parser.add_argument("--beta", type=float, default=1e3)
     parser.add_argument("--until", type=float, default=15.0)
-    parser.add_argument("--tol", type=float, default=1e-3)
+    parser.add_argument("--tol", type=float, default=None, help="that of simulate unless given")
     args = parser.parse_args()
     n = int(args.n)
     small = ms.uniform(FLASH_N, d=3, seed=0).to(torch.float32)
@@ -42,7 +42,7 @@ def main() -> None:
         "million",
         [
             {
-                "what": f"N = {n}, d = 3, beta = {args.beta:g}, until t = {args.until:g}, tol = {args.tol:g}",
+                "what": f"N = {n}, d = 3, beta = {args.beta:g}, until t = {args.until:g}, tol = {run.configuration['tol']:g}",
                 "engine": run.configuration["engine"],
                 "steps": run.configuration["steps"],
                 "evaluations": evaluations,

@@ -167,6 +167,21 @@ def test_packs_change_no_more_than_their_bound(kind, d):
     assert packs_seen > 10
 
 
+@pytest.mark.parametrize("tol", [1e-3, 1e-7])
+@pytest.mark.parametrize("beta", [20.0, 1e3, 1e5])
+def test_boxes_that_are_too_coarse_are_cut_again(beta, tol):
+    """Many queries in tight clusters set the size of the first boxes; those of the stragglers must be cut further."""
+    rng = np.random.default_rng(8)
+    points = np.concatenate([CLOUDS["clusters"](rng, 12_000, 3), sphere(rng, 300, 3)])
+    result = Tree(points).attend(beta * points, tol, paired=True)
+    some = np.concatenate([rng.integers(0, 12_000, 200), np.arange(12_000, 12_300)])
+    scores = beta * points[some] @ points.T
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    exact = weights @ points / weights.sum(axis=1, keepdims=True)
+    assert np.linalg.norm(result.mean[some] - exact, axis=1).max() <= tol
+    assert result.bound.max() <= tol
+
+
 def test_packing_is_used_and_saves_work():
     points = sphere(np.random.default_rng(6), 40_000, 3)
     result = check(points, np.zeros(40_000), 10.0 * points[:500], 1e-3)
