@@ -42,7 +42,8 @@ def main() -> None:
         "million",
         [
             {
-                "what": f"N = {n}, d = 3, beta = {args.beta:g}, until t = {args.until:g}, tol = {run.configuration['tol']:g}",
+                "what": f"N = {n}, d = 3, beta = {args.beta:g}, until t = {args.until:g}",
+                "tol": run.configuration["tol"],
                 "engine": run.configuration["engine"],
                 "steps": run.configuration["steps"],
                 "evaluations": evaluations,
