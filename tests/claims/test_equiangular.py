@@ -1,0 +1,39 @@
+"""Equiangular tokens: the claim holds, and says FAIL when the field or the weights are broken."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from metastable import Head, claims
+from metastable.claims import equiangular
+from metastable.fields.tangent import tangent
+
+SMALL = equiangular.Sizes(((3, 0.0, 1.0), (8, -0.1, 4.0)), 4.0, 9)
+
+
+def small(head: Head | None = None) -> claims.Finding:
+    return equiangular.check(SMALL, head, lambda share: None)
+
+
+def test_holds() -> None:
+    assert small().outcome == claims.PASS
+
+
+def test_fails_at_half_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metastable.fields.moving.tangent", lambda x, w: 0.5 * tangent(x, w))
+    assert small().outcome == claims.FAIL
+
+
+def test_fails_when_beta_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = equiangular.simulate
+    monkeypatch.setattr(
+        equiangular, "simulate", lambda head, cloud, beta, *rest, **more: plain(head, cloud, 0.5 * beta, *rest, **more)
+    )
+    assert small().outcome == claims.FAIL
+
+
+def test_another_head_is_not_its_subject() -> None:
+    found = small(Head.from_interaction(torch.eye(3), 2 * torch.eye(3)))
+    assert found.outcome == claims.INCONCLUSIVE
+    assert "B = V = I" in found.checks[0].note

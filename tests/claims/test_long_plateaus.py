@@ -1,0 +1,57 @@
+"""Exponentially long plateaus: the claim holds, and says FAIL when clusters meet at another time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from metastable import Head, claims
+from metastable.claims import long_plateaus
+from metastable.fields.tangent import tangent
+
+SMALL = long_plateaus.Sizes((1.4,), (9.0, 10.5, 12.0, 13.5))
+
+
+def small(head: Head | None = None) -> claims.Finding:
+    return long_plateaus.check(SMALL, head, lambda share: None)
+
+
+def failed(found: claims.Finding) -> str:
+    return " | ".join(check.name for check in found.checks if check.outcome == claims.FAIL)
+
+
+def test_holds() -> None:
+    found = small()
+    assert found.outcome == claims.PASS, [check for check in found.checks if check.outcome != claims.PASS]
+
+
+def test_the_integral_has_the_derived_constant() -> None:
+    p, q = (n / sum(long_plateaus.SHARES) for n in long_plateaus.SHARES)
+    beta = 400.0
+    leading = math.exp(beta * (1 - math.cos(1.2))) / ((p / q + q / p) * beta * math.sin(1.2) ** 2)
+    assert long_plateaus.closed_form(1.2, beta) == pytest.approx(leading, rel=5e-3)
+
+
+def test_fails_at_half_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metastable.fields.moving.tangent", lambda x, w: 0.5 * tangent(x, w))
+    assert "meeting time" in failed(small())
+
+
+def test_fails_when_clusters_see_each_other_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = long_plateaus.simulate
+    monkeypatch.setattr(
+        long_plateaus,
+        "simulate",
+        lambda head, cloud, beta, *rest, **more: plain(head, cloud, 0.8 * beta, *rest, **more),
+    )
+    names = failed(small())
+    assert "meeting time" in names
+    assert "slope" in names
+
+
+def test_another_head_is_not_its_subject() -> None:
+    found = small(Head.from_interaction(torch.eye(3), 2 * torch.eye(3)))
+    assert found.outcome == claims.INCONCLUSIVE
+    assert "B = V = I" in found.checks[0].note
