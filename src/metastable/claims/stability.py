@@ -186,7 +186,7 @@ def pictures(runs: list[Followed]) -> tuple[Picture, ...]:
         (Panel("time t", "geodesic distance", log_y=True),),
         tuple(series),
     )
-    t = runs[0].times[1:]
+    when = tuple(runs[0].times[1:])
     ratio = np.array([run.apart[1:] / (run.certificate[1:] + ROUNDING) for run in runs])
     middle, low, high = np.median(ratio, axis=0), ratio.min(axis=0), ratio.max(axis=0)
     tight = Picture(
@@ -195,8 +195,8 @@ def pictures(runs: list[Followed]) -> tuple[Picture, ...]:
         "the certificate is sharp at the start and loses with the growth e^{Lt}.",
         (Panel("time t", "distance/certificate"),),
         (
-            Series("all runs", tuple(t), style="band", low=tuple(low), high=tuple(high)),
-            Series("median", tuple(t), tuple(middle)),
+            Series("all runs", when, style="band", low=tuple(low), high=tuple(high)),
+            Series("median", when, tuple(middle)),
         ),
     )
     return curves, tight
