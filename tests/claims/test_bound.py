@@ -1,0 +1,83 @@
+"""The bound: it carries over to other β, and the claim says FAIL for a wrong power of β, rate or limit."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from metastable import claims
+from metastable.claims import bound, distance_curves
+from metastable.claims.finding import Finding
+from metastable.head import Head
+from metastable.theory import Theory
+
+SMALL = bound.Sizes((10.0, 20.0, 40.0, 80.0, 160.0), 5.0, 21, 0.02, 1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _solved_once() -> Iterator[None]:
+    """The mean-field curves do not depend on what the tests break."""
+
+    @functools.cache
+    def solved(beta: float) -> distance_curves.Curve:
+        head = next(iter(distance_curves.circle_heads().values()))
+        return distance_curves.warm_curve(head, beta, np.linspace(0, SMALL.until, SMALL.frames), SMALL.tol)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bound, "warm_curve", lambda head, beta, times, tol: solved(beta))
+        yield
+
+
+def small(head: Head | None = None) -> Finding:
+    return bound.check(SMALL, head, lambda share: None)
+
+
+def failed(found: Finding) -> str:
+    return " ".join(check.name for check in found.checks if check.outcome == claims.FAIL)
+
+
+def test_holds() -> None:
+    found = small()
+    assert found.outcome == claims.PASS, found.checks
+    assert len(found.tables[0].rows) == 6
+    assert found.pictures
+
+
+def test_fails_for_another_power_of_beta(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bound, "first_term", lambda beta: beta**-1.5)
+    assert "power" in failed(small())
+
+
+def test_fails_at_twice_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = Theory.law_rate
+    monkeypatch.setattr(Theory, "law_rate", lambda self, p=2: 2 * true(self, p))
+    assert "zero temperature" in failed(small())
+
+
+def test_fails_for_a_limit_that_is_turned(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = Theory.basis.fget
+    assert true is not None
+
+    def turned(self: Theory) -> torch.Tensor:
+        e = true(self)
+        return torch.linalg.qr(e + 0.05 * e.flip(0) * torch.tensor([[-1.0], [1.0]], dtype=e.dtype)).Q
+
+    monkeypatch.setattr(Theory, "basis", property(turned))
+    assert "zero temperature" in failed(small())
+
+
+def test_other_dimensions_are_undecided() -> None:
+    found = small(Head.from_spectra([1.5, 1.0, 0.6], [1.2, 0.9, 0.5]))
+    assert found.outcome == claims.INCONCLUSIVE
+    assert "d = 3" in found.checks[0].note
+
+
+def test_a_rotating_head_is_undecided() -> None:
+    turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
+    found = small(Head.from_interaction(torch.eye(2, dtype=torch.float64), turn))
+    assert found.outcome == claims.INCONCLUSIVE
+    assert "rotate" in found.checks[0].note
