@@ -1,0 +1,94 @@
+"""The Lyapunov rates: they hold, and are refuted when the rate, the clock or the limit is another one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from metastable import claims
+from metastable.claims import lyapunov
+from metastable.claims.decay import fitted
+from metastable.claims.prescribed import clocked
+from metastable.cloud import Cloud
+from metastable.flow.exact import zero_temperature_flow
+from metastable.head import Head
+from metastable.theory import Theory
+
+SMALL = lyapunov.Sizes(
+    (
+        lyapunov.Case((1.0, 0.3), (0.7, 1.4), 0.6, 1),
+        lyapunov.Case((1.0, 1.0, 0.4), (1.0, 1.0, 1.0), 0.0, 4),
+    ),
+    600,
+    2,
+    9,
+)
+
+
+def small(head: Head | None = None) -> claims.Finding:
+    return lyapunov.check(SMALL, head, lambda share: None)
+
+
+def failed(finding: claims.Finding) -> set[str]:
+    return {c.name.split(": ")[1] for c in finding.checks if c.outcome == claims.FAIL}
+
+
+def test_holds() -> None:
+    found = small()
+    assert found.outcome == claims.PASS, found.checks
+    assert claims.Finding.from_json(found.to_json()) == found
+
+
+def test_clocked_heads_have_the_rates_they_were_made_for() -> None:
+    theory = clocked((1.0, 0.4, -0.5), (1.2, 0.8, 0.5), 3).theory()
+    assert theory.rate == pytest.approx(0.6 / 1.2)
+    assert theory.escape_rate == pytest.approx(0.6 / 0.8)
+
+
+@pytest.mark.parametrize(("power", "shift"), [(0.0, 0.0), (1.0, 3.0), (-0.25, -2.0)])
+def test_the_fit_finds_the_rate_under_a_power_of_t(power: float, shift: float) -> None:
+    times = np.linspace(10, 20, 12)
+    distances = 3 * np.exp(-0.4 * times) * (times + shift) ** power
+    assert fitted(times, distances, power) == pytest.approx(0.4, rel=1e-4)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_fails_at_another_rate(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    honest = Theory.law_rate
+    monkeypatch.setattr(Theory, "law_rate", lambda self, p=2: factor * honest(self, p))
+    assert {"rate of W₁", "rate of W₂"} <= failed(small())
+
+
+def test_fails_when_the_clock_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unclocked(head: Head, cloud: Cloud, times: torch.Tensor) -> torch.Tensor:
+        even = Head.from_interaction(torch.eye(head.dim, dtype=torch.float64), head.M)
+        return zero_temperature_flow(even, cloud, times)
+
+    monkeypatch.setattr(lyapunov, "zero_temperature_flow", unclocked)
+    assert {"rate of W₁", "median token's rate over c"} <= failed(small())
+
+
+def test_fails_when_the_flow_has_m_transposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Head, "M", property(lambda self: self.B @ self.V.T))
+    assert {"rate of W₁", "rate of W₂"} <= failed(small())
+
+
+def test_a_given_head_is_followed() -> None:
+    found = small(clocked((1.0, 0.2), (1.0, 1.5), 7))
+    assert found.outcome == claims.PASS, found.checks
+
+
+@pytest.mark.parametrize(
+    ("head", "word"),
+    [
+        (Head.from_interaction(torch.eye(2).double(), torch.tensor([[1.0, -1.0], [1.0, 1.0]]).double()), "rotate"),
+        (clocked((1.0, 0.9999), (1.0, 1.0), 1), "barely"),
+        (clocked((1.0, 0.3), (1.0, 0.9), 1), "nearly tie"),
+        (clocked((1.0, 0.4, 0.3), (1.0, 0.5, 9.0), 1), "later eigenvector"),
+    ],
+)
+def test_a_head_outside_the_assumptions_is_not_decided(head: Head, word: str) -> None:
+    found = small(head)
+    assert found.outcome == claims.INCONCLUSIVE
+    assert any(word in check.note for check in found.checks)
