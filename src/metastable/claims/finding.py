@@ -89,7 +89,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure as data: `figures.picture` draws it. One to four panels, side by side where there is room."""
+    """A figure as data: `figures.picture` draws it. One to four panels, one under the other."""
 
     title: str
     caption: str

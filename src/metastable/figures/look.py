@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import math
+import re
 from typing import Any
 
 import plotly.graph_objects as go
@@ -46,6 +48,19 @@ def number(x: float | None) -> str:
     mantissa, exponent = f"{size:.2e}".split("e")
     power = f"10{str(int(exponent)).translate(_SUPERSCRIPT)}"
     return f"{sign}{power}" if float(mantissa) == 1 else f"{sign}{float(mantissa):g}×{power}"
+
+
+def raised(text: str) -> str:
+    """HTML of plain text, with e^{βt}, t^q, e^(−ct) and μ_t raised and lowered.
+
+    >>> raised("W_p < t^q e^{−ct}")
+    'W<sub>p</sub> &lt; t<sup>q</sup> e<sup>−ct</sup>'
+    """
+    safe = html.escape(text, quote=False)
+    for sign, tag in (("\\^", "sup"), ("(?<=\\w)_", "sub")):
+        for inside in (r"\{([^{}]*)\}", r"\(([^()]*)\)", r"([−+\-]?[\w∞][\w.]*(?<!\.))"):
+            safe = re.sub(sign + inside, rf"<{tag}>\1</{tag}>", safe)
+    return safe
 
 
 def plain(title: str, height: int, caption: str, note: str = "") -> go.Figure:

@@ -29,7 +29,7 @@ def picture(drawn: Picture) -> go.Figure:
     key = 60 + KEY_LINE * len(names)
     height = look.TITLE_HEIGHT + rows * PANEL_HEIGHT + (rows - 1) * GAP + key
     inside = rows * PANEL_HEIGHT + (rows - 1) * GAP
-    titles = [panel.title for panel in drawn.panels]
+    titles = [look.raised(panel.title) for panel in drawn.panels]
     figure = make_subplots(
         rows=rows,
         cols=1,
@@ -42,10 +42,11 @@ def picture(drawn: Picture) -> go.Figure:
         _add(figure, series, COLOURS[names.index(series.name) % len(COLOURS)], series.name not in shown)
         shown.add(series.name)
     for row, panel in enumerate(drawn.panels, start=1):
-        figure.update_xaxes(title_text=panel.x, type="log" if panel.log_x else "linear", row=row, col=1)
-        figure.update_yaxes(title_text=panel.y, type="log" if panel.log_y else "linear", row=row, col=1)
-        for axis in (figure.update_xaxes, figure.update_yaxes):
-            axis(exponentformat="power", row=row, col=1)
+        here = [s for s in drawn.series if s.panel == row - 1]
+        across = [x for s in here for x in s.x]
+        up = [y for s in here for y in (*s.y, *s.low, *s.high)]
+        figure.update_xaxes(title_text=look.raised(panel.x), row=row, col=1, **_axis(panel.log_x, across))
+        figure.update_yaxes(title_text=look.raised(panel.y), row=row, col=1, **_axis(panel.log_y, up))
     figure.update_annotations({"font": {"size": 15}, "x": 0, "xanchor": "left"})
     figure.update_layout(
         margin={"t": look.TITLE_HEIGHT + (18 if any(titles) else 4), "b": key},
@@ -55,8 +56,17 @@ def picture(drawn: Picture) -> go.Figure:
     return figure
 
 
+def _axis(logarithmic: bool, values: list[float]) -> dict[str, Any]:
+    """Powers of ten alone on an axis that spans several of them."""
+    axis: dict[str, Any] = {"type": "log" if logarithmic else "linear", "exponentformat": "power"}
+    positive = [v for v in values if v > 0]
+    if logarithmic and positive and max(positive) > 100 * min(positive):
+        axis |= {"dtick": 1, "minor": {"dtick": "D1", "ticks": "outside", "ticklen": 3}}
+    return axis
+
+
 def _add(figure: go.Figure, series: Series, colour: str, legend: bool) -> None:
-    common = {"name": series.name, "legendgroup": series.name, "row": series.panel + 1, "col": 1}
+    common = {"name": look.raised(series.name), "legendgroup": series.name, "row": series.panel + 1, "col": 1}
     if series.low:
         edge: dict[str, Any] = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "x": series.x}
         figure.add_scatter(y=series.low, showlegend=False, **edge, **common)

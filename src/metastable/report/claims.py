@@ -66,7 +66,7 @@ def _section(name: str, finding: Finding, found: Findings) -> dict[str, Any]:
         "outcome": outcome,
         "status": CLASSES[outcome],
         "mark": MARKS[outcome],
-        "sentence": finding.sentence[:1].upper() + finding.sentence[1:],
+        "sentence": _capital(finding.sentence),
         "explanation": finding.explanation,
         "horizon": finding.horizon,
         "seconds": finding.seconds,
@@ -75,6 +75,11 @@ def _section(name: str, finding: Finding, found: Findings) -> dict[str, Any]:
         "tables": [_table(name, table) for table in finding.tables],
         "command": f"metastable claims {name}" + (" --full" if found.size == "full" else ""),
     }
+
+
+def _capital(sentence: str) -> str:
+    """A capital at the start of a word, none at that of a formula such as a = 0.3."""
+    return sentence[:1].upper() + sentence[1:] if sentence[1:2].isalpha() else sentence
 
 
 def _check(check: Check) -> dict[str, Any]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from metastable import store
 from metastable.errors import BadInput
-from metastable.figures.look import number
+from metastable.figures.look import number, raised
 
 
 def pages() -> Environment:
@@ -22,15 +21,8 @@ def pages() -> Environment:
 
 
 def formula(text: str) -> Markup:
-    """Text with e^{βx} and x_{i} raised and lowered.
-
-    >>> formula("e^{−ct} < 1")
-    Markup('e<sup>−ct</sup> &lt; 1')
-    """
-    safe = str(escape(text))
-    for sign, tag in (("\\^", "sup"), ("_", "sub")):
-        safe = re.sub(rf"{sign}\{{([^{{}}]*)\}}", rf"<{tag}>\1</{tag}>", safe)
-    return Markup(safe)
+    """Text with its powers and indices raised and lowered."""
+    return Markup(raised(text))
 
 
 def target_of(path: str | Path) -> Path:
