@@ -18,11 +18,9 @@ from heads import RESULTS, THREE, circle_head, numbers, write
 
 import metastable as ms
 from metastable import phases
-from metastable.flow.dopri5 import dopri5, next_step
-from metastable.meanfield.kernel import softmax_means
-from metastable.transport import two_atoms
 
 HEAD = circle_head(*THREE["third"])
+SAVED = 101
 
 
 def half_way(times: np.ndarray, curve: np.ndarray) -> float | None:
@@ -31,46 +29,18 @@ def half_way(times: np.ndarray, curve: np.ndarray) -> float | None:
     return float(times[near[-1]]) if near[-1] + 1 < len(times) else None
 
 
-def equal_weights(n: int, beta: float, times: np.ndarray) -> np.ndarray:
-    """W₂ to ν of n equally spaced tokens. They keep their order on the circle, as the kernel of the cells wants it."""
-    e = HEAD.theory().basis[:, 0].numpy()
-    log_weights = np.full(n, -math.log(n))
-
-    def field(x: torch.Tensor) -> torch.Tensor:
-        means, _ = softmax_means((beta * HEAD.directions(x)).numpy(), x.numpy(), log_weights)
-        w = HEAD.values(torch.from_numpy(means))
-        return w - (w * x).sum(dim=1, keepdim=True) * x
-
-    x = ms.equally_spaced(n).points
-    k, t, h, curve = field(x), 0.0, 1e-3, []
-    for target in times:
-        while t < target:
-            step = min(h, target - t)
-            new, ahead, error = dopri5(field, x, k, step)
-            proposed = next_step(step, error, 1e-6)
-            if error <= 1e-6:
-                x, k, t = new, ahead, target if step == target - t else t + step
-                proposed = max(h, proposed)
-            h = proposed
-        curve.append(two_atoms(x, np.exp(log_weights), np.stack([e, -e]), [0.5, 0.5]).value)
-    return np.array(curve)
-
-
 def departures(sizes: list[int], beta: float = 300.0, until: float = 20.0) -> Iterator[dict[str, object]]:
     """The record so far, after each number of tokens."""
-    kappa, times = numbers(HEAD)["kappa"], np.linspace(0, until, 101)
-    exact = ms.mean_field(HEAD, "uniform", beta=beta, until=until, tol=2e-3, save=101)
+    kappa, times = numbers(HEAD)["kappa"], np.linspace(0, until, SAVED)
+    exact = ms.mean_field(HEAD, "uniform", beta=beta, until=until, tol=2e-3, save=SAVED)
     target, found = exact.distance().values, exact.phases()
     mean = {"departure": found.terminal, "interval": found.terminal_interval, "least": found.least}
     mean |= {"half way": half_way(times, target), "discretisation": exact.discretisation}
     print(mean, flush=True)
     rows: list[dict[str, object]] = []
     for n in ("1200 graded", *sizes):
-        if isinstance(n, int):
-            curve = equal_weights(n, beta, times)
-        else:
-            run = ms.simulate(HEAD, ms.graded(1200, HEAD), beta=beta, until=until, save=101, tol=1e-5)
-            curve = run.distance().values
+        cloud = ms.equally_spaced(n) if isinstance(n, int) else ms.graded(1200, HEAD)
+        curve = ms.simulate(HEAD, cloud, beta=beta, until=until, save=SAVED, tol=1e-6).distance().values
         seen = phases.detect(times, curve)
         apart = np.flatnonzero(np.abs(curve - target) > 0.01)
         row = {"N": n, "departure": seen.terminal, "half way": half_way(times, curve), "least": seen.least}

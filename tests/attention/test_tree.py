@@ -14,6 +14,7 @@ from metastable.attention.tree import Tree, compiled
 from metastable.attention.tree.ordered import Ordered
 from metastable.attention.tree.packing import pack
 from metastable.attention.tree.packs import pack_error
+from tests.problems import circle_head
 
 BETAS = [0.0, 1e-3, 1.0, 30.0, 1e2, 1e3, 1e4, 1e5, 1e6]
 # Agreement of two float64 evaluations: |u| times a few units in the last place.
@@ -167,6 +168,33 @@ def test_packs_change_no_more_than_their_bound(kind, d):
     assert packs_seen > 10
 
 
+@pytest.mark.parametrize("d", [2, 3])
+@pytest.mark.parametrize("beta", [0.0, 3.0, 300.0, 1e5])
+@pytest.mark.parametrize("kind", sorted(CLOUDS))
+def test_a_field_at_thousands_of_tokens(kind, beta, d):
+    """More queries than one thread takes, in few or many first boxes: a cloud that is one box has no deeper nodes."""
+    rng = np.random.default_rng(zlib.crc32(f"{kind} {beta} {d}".encode()))
+    points = CLOUDS[kind](rng, 3000, d)
+    turn = rng.standard_normal((d, d))
+    for head in (np.eye(d), turn):
+        result = Tree(points).attend(beta * points @ head, 1e-4, paired=True)
+        some = rng.integers(0, len(points), 100)
+        exact = dense(points, np.zeros(len(points)), beta * points[some] @ head)
+        assert np.linalg.norm(result.mean[some] - exact, axis=1).max() <= 1e-4
+        assert result.bound.max() <= 1e-4
+
+
+def test_a_run_of_tight_clusters_is_the_same_by_every_engine():
+    """Long after departure all tokens sit in two clusters, far smaller than a box of queries."""
+    head = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
+    curves = [
+        ms.simulate(head, ms.equally_spaced(2500), 300.0, 14.0, save=8, tol=1e-5, engine=engine).distance().values
+        for engine in ("tree", "flash")
+    ]
+    assert np.abs(curves[0] - curves[1]).max() < 1e-3
+    assert curves[0][-1] > 0.15
+
+
 @pytest.mark.parametrize("tol", [1e-3, 1e-7])
 @pytest.mark.parametrize("beta", [20.0, 1e3, 1e5])
 def test_boxes_that_are_too_coarse_are_cut_again(beta, tol):
@@ -175,9 +203,7 @@ def test_boxes_that_are_too_coarse_are_cut_again(beta, tol):
     points = np.concatenate([CLOUDS["clusters"](rng, 12_000, 3), sphere(rng, 300, 3)])
     result = Tree(points).attend(beta * points, tol, paired=True)
     some = np.concatenate([rng.integers(0, 12_000, 200), np.arange(12_000, 12_300)])
-    scores = beta * points[some] @ points.T
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    exact = weights @ points / weights.sum(axis=1, keepdims=True)
+    exact = dense(points, np.zeros(len(points)), beta * points[some])
     assert np.linalg.norm(result.mean[some] - exact, axis=1).max() <= tol
     assert result.bound.max() <= tol
 

@@ -138,13 +138,13 @@ def _answer(
         works.append(work)
         return later[:left]
 
-    nodes = np.array([1])
-    if n > FEW_QUERIES:
-        nodes = np.concatenate(run_all(run, [(np.array([i]), min(8, end)) for i in range(16, 32)]))
+    top = min(4, order.depth)
+    if n > FEW_QUERIES and top:
+        nodes = np.concatenate(run_all(run, [(np.array([i]), min(8, end)) for i in range(1 << top, 2 << top)]))
         chunks = np.array_split(nodes, min(64, len(nodes) or 1))
         nodes = np.concatenate(run_all(run, [(chunk, end) for chunk in chunks]))
     else:
-        nodes = run(nodes, end)
+        nodes = run(np.array([1]), end)
     mean[order.index], bound[order.index] = means, bounds
     levels = np.frexp(nodes)[1].astype(np.int64) - 1
     firsts = ((nodes - (1 << levels)) * n) >> levels
