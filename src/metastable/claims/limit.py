@@ -254,5 +254,5 @@ CLAIM = Claim(
     "tokens [derived].",
     check,
     quick=Sizes(_QUICK, 1500, 15),
-    full=Sizes(_FULL, 20_000, 57),
+    full=Sizes(_FULL, 8000, 29),
 )

@@ -8,7 +8,7 @@ a density the mass of ρ is ρ^{m−1}dρ, m = dim E, so that up to constants
 
 which decays like e^{−prt} with r = min(c, mκ/p), and like t·e^{−prt} where the two tie. With |Bᵀx| constant (κ = c):
 W₂ at c/2 and W₁ like t·e^{−ct} for m = 1, W₂ like √t·e^{−ct} for m = 2, and W₂ at c for m ≥ 3. Where |Bᵀe| varies over
-the sphere of E its largest values win, with a negative power of t (see `decay`). This is derived here, not in the paper.
+the sphere of E its largest values win, with a negative power of t (see `decay`). Derived here, not in the paper.
 
 Fits are of log W = a − rt + q·log(t + t₀) with t₀ free where q ≠ 0, over rt = 7 … 12. The clouds are graded towards
 {Πx = 0}, which resolves tails of mass 10⁻¹². For m = 1 the distance is exact. For m ≥ 2 it lies between the coupling of
