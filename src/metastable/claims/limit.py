@@ -116,7 +116,7 @@ class Followed:
     map_error: float
 
 
-def _followed(head: Head, cloud: Cloud, frames: int) -> Followed:
+def followed(head: Head, cloud: Cloud, frames: int) -> Followed:
     theory, P = head.theory(), projector(head)
     scaled = np.linspace(0, HORIZON, frames)
     x0 = cloud.points.numpy()
@@ -177,7 +177,7 @@ def check(sizes: Sizes, head: Head | None, tell: Tell) -> Finding:
     done = []
     for i, (name, own, cloud) in enumerate(runs):
         try:
-            run = _followed(own, cloud, sizes.frames)
+            run = followed(own, cloud, sizes.frames)
         except SimulationStopped as stopped:
             checks.append(undecided(name, str(stopped)))
             continue
@@ -254,5 +254,5 @@ CLAIM = Claim(
     "tokens [derived].",
     check,
     quick=Sizes(_QUICK, 1500, 15),
-    full=Sizes(_FULL, 20_000, 57),
+    full=Sizes(_FULL, 8000, 29),
 )
