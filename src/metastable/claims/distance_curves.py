@@ -33,14 +33,18 @@ class Curve(NamedTuple):
     error: np.ndarray
 
 
+def circle_head(a: float, b: tuple[float, float], c: float, v: tuple[float, float]) -> Head:
+    """B = R(a) diag(b) R(a)ᵀ and V = R(c) diag(v) R(c)ᵀ with rotations by a and c."""
+    return Head.from_interaction(_turned(a, b), _turned(c, v))
+
+
 def circle_heads() -> dict[str, Head]:
-    """B = R(a) diag(b) R(a)ᵀ and V = R(a') diag(v) R(a')ᵀ with rotations by a and a', all with a plateau that ends."""
-    parameters = {
-        "a = 0.3, a' = −0.5": (0.3, (1.4, 0.7), -0.5, (1.2, 0.5)),
-        "a = 0.5, a' = −0.3": (0.5, (1.5, 0.6), -0.3, (1.0, 0.7)),
-        "a = 0.2, a' = −0.3": (0.2, (1.4, 0.7), -0.3, (1.2, 0.5)),
+    """Three heads of the circle whose plateau ends early enough to be seen."""
+    return {
+        "B turned by 0.3, V by −0.5": circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5)),
+        "B turned by 0.5, V by −0.3": circle_head(0.5, (1.5, 0.6), -0.3, (1.0, 0.7)),
+        "B turned by 0.2, V by −0.3": circle_head(0.2, (1.4, 0.7), -0.3, (1.2, 0.5)),
     }
-    return {name: Head.from_interaction(_turned(a, b), _turned(c, v)) for name, (a, b, c, v) in parameters.items()}
 
 
 def _turned(angle: float, values: tuple[float, float]) -> torch.Tensor:

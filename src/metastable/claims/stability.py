@@ -26,6 +26,7 @@ from metastable.head import Head
 from metastable.lipschitz import symmetric_derivative
 from metastable.run import Run
 from metastable.simulation import simulate
+from metastable.theory import Theory
 
 ABOVE = 1.001
 """Largest D/certificate: a thousandth for ε between two steps, of which only the two ends are measured."""
@@ -114,10 +115,12 @@ def _spreading(head: Head) -> torch.Tensor:
     return x[int(symmetric_derivative(head.B.double(), head.M.double(), x).argmax())]
 
 
-def follow(name: str, head: Head, law: str, cloud: Cloud, beta: float, sizes: Sizes) -> Followed:
+def follow(name: str, theory: Theory, law: str, cloud: Cloud, beta: float, sizes: Sizes) -> Followed:
     # More of the first times, where the two sides nearly agree.
     times = (sizes.until * np.linspace(0, 1, sizes.frames) ** 2).tolist()
-    run: Run = simulate(head, cloud, beta, sizes.until, tol=STEP, save=times, progress=False)
+    run: Run = simulate(theory.head, cloud, beta, sizes.until, tol=STEP, save=times, progress=False)
+    # A run keeps its theory; sharing it finds L once a head instead of once a run.
+    vars(run)["theory"] = theory
     apart, bound = run.laplace_term(cost="geodesic").values, run.certificate()
     return Followed(name, law, beta, bound.attrs["lipschitz"], run.times.numpy(), apart, bound.values)
 
@@ -132,11 +135,12 @@ def check(sizes: Sizes, head: Head | None, tell: Tell) -> Finding:
     runs, done, total = [], 0, len(heads) * len(sizes.laws) * len(sizes.betas)
     for name, one in heads.items():
         one = one.to(torch.float64)
+        theory = one.theory()
         for law in sizes.laws:
             cloud = cloud_of(law, one, sizes.tokens)
             for beta in sizes.betas:
                 if cloud is not None:
-                    runs.append(follow(name, one, law, cloud, beta, sizes))
+                    runs.append(follow(name, theory, law, cloud, beta, sizes))
                 done += 1
                 tell(done / total)
     return report(runs, horizon)

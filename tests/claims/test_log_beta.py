@@ -1,0 +1,86 @@
+"""log β: the time of least distance follows it, and the claim says FAIL when clock, rate or limit are broken."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from metastable import claims
+from metastable.claims import log_beta
+from metastable.claims.distance_curves import Curve, warm_curve
+from metastable.claims.finding import Finding
+from metastable.head import Head
+from metastable.theory import Theory
+
+SMALL = log_beta.Sizes((12.0, 17.0, 24.0, 33.0), 25, 1)
+
+
+@functools.cache
+def solved(beta: float, until: float, frames: int, tol: float) -> Curve:
+    return warm_curve(next(iter(log_beta.own_heads().values())), beta, np.linspace(0, until, frames), tol)
+
+
+def once(head: Head, beta: float, times: np.ndarray, tol: float) -> Curve:
+    """The same curve for tests that break something else."""
+    return solved(round(beta, 9), round(float(times[-1]), 9), len(times), round(tol, 9))
+
+
+def small(head: Head | None = None) -> Finding:
+    return log_beta.check(SMALL, head, lambda share: None)
+
+
+def failed(found: Finding) -> str:
+    return " ".join(check.name for check in found.checks if check.outcome == claims.FAIL)
+
+
+def test_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_beta, "warm_curve", once)
+    found = small()
+    assert found.outcome == claims.PASS, found.checks
+    assert len(found.tables[0].rows) == 4
+    assert found.pictures
+
+
+def test_fails_when_the_clock_slows_like_a_power_of_beta(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(head: Head, beta: float, times: np.ndarray, tol: float) -> Curve:
+        found = once(head, beta, times, tol)
+        return found._replace(times=found.times * (beta / 200) ** 0.7)
+
+    monkeypatch.setattr(log_beta, "warm_curve", slow)
+    assert "what log β leaves" in failed(small())
+
+
+def test_fails_for_a_limit_that_is_turned(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = Theory.basis.fget
+    assert true is not None
+
+    def turned(self: Theory) -> torch.Tensor:
+        e = true(self)
+        return torch.linalg.qr(e + 0.1 * e.flip(0) * torch.tensor([[-1.0], [1.0]], dtype=e.dtype)).Q
+
+    monkeypatch.setattr(Theory, "basis", property(turned))
+    monkeypatch.setattr(log_beta, "warm_curve", lambda head, beta, times, tol: warm_curve(head, beta, times, 0.05))
+    assert "power of β" in failed(small())
+
+
+def test_fails_at_half_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = log_beta.judged
+    monkeypatch.setattr(log_beta, "warm_curve", once)
+    monkeypatch.setattr(log_beta, "judged", lambda found, cold, rate, name: true(found, cold, 0.5 * rate, name))
+    assert "slope in log β of the time of least distance" in failed(small())
+
+
+def test_a_head_that_nobody_leaves_is_undecided() -> None:
+    both = torch.diag(torch.tensor([1.4, 0.7], dtype=torch.float64))
+    found = small(Head.from_interaction(both, both))
+    assert found.outcome == claims.INCONCLUSIVE
+    assert "nobody leaves" in found.checks[0].note
+
+
+def test_other_dimensions_are_undecided() -> None:
+    found = small(Head.from_spectra([1.5, 1.0, 0.6], [1.2, 0.9, 0.5]))
+    assert found.outcome == claims.INCONCLUSIVE
+    assert "d = 3" in found.checks[0].note
