@@ -173,7 +173,7 @@ def _picture(rates: Rates, counts: Counts, fit: Line) -> Picture:
     series.append(Series(f"fit, β^{fit.slope:.2f}", tuple(b), tuple(np.exp(fit(np.log(b)))), "dashed", panel=1))
     return Picture(
         "Modes that grow and clusters that stay",
-        "Left: growth rates of small waves on the uniform law, measured (points) and exact (dots). Right: the number "
+        "Above: growth rates of small waves on the uniform law, measured (points) and exact (dots). Below: the number "
         "of clusters from random uniform tokens, beside the fastest mode.",
         (
             Panel("wavenumber k", "growth rate γ, per time unit"),

@@ -228,8 +228,8 @@ def picture(name: str, found: list[Timed], fitted: list[Timed], level: float) ->
     series.append(Series(f"β^{power.slope:.2f}", tuple(betas), tuple(np.exp(power(np.log(betas)))), panel=1))
     return Picture(
         f"Time and height of least distance, {name}",
-        "Left: the time of least distance with the best fits by log β, by a power of β and by β itself, and the time "
-        f"to a fixed distance. Right: the least distance and its power of β. Points below βD = {COLD_ENOUGH:g} are not "
+        "Above: the time of least distance with the best fits by log β, by a power of β and by β itself, and the time "
+        f"to a fixed distance. Below: the least distance and its power of β. Points below βD = {COLD_ENOUGH:g} are not "
         "fitted: there the clusters leave before they have come to rest.",
         (
             Panel("inverse temperature β", "time t", log_x=True),

@@ -148,8 +148,8 @@ def _picture(rows: list[Row], fits: dict[float, Line], shown: list[Series]) -> P
         series.append(Series(f"integral, φ₀ = {angle:g}", betas, tuple(row[2] for row in chosen), "dotted", panel=1))
     return Picture(
         "Two clusters wait, then meet",
-        "Left: the angle between two clusters against time in units of the predicted wait, the colder the more abrupt. "
-        "Right: the wait against β, simulated (points) and from the integral (dots).",
+        "Above: the angle between two clusters against time in units of the predicted wait, abrupt where it is cold. "
+        "Below: the wait against β, simulated (points) and from the integral (dots).",
         (
             Panel("time over the predicted wait", "angle φ, radians"),
             Panel("inverse temperature β", "wait, time units", log_y=True),

@@ -221,8 +221,8 @@ def _finding(sizes: Sizes, checks: list[Check], rows: list[tuple], curves: list[
         series.append(Series(f"{p} rate", tuple(range(1, len(ratios) + 1)), tuple(ratios), style="points", panel=1))
     picture = Picture(
         "How fast the law comes to its limit",
-        "Left: W₂ to the limit law over time in units of its predicted rate r, where every head should fall with the "
-        "dashed slope, up to a power of t. Right: fitted over predicted rate, in the order of the table.",
+        "Above: W₂ to the limit law over time in units of its predicted rate r, where every head should fall with the "
+        "dashed slope, up to a power of t. Below: fitted over predicted rate, in the order of the table.",
         (Panel("time rt", "W₂", log_y=True), Panel("head", "measured rate / predicted rate")),
         tuple(series),
     )

@@ -43,8 +43,8 @@ def pictures(q: Numbers, curves: Curves, drawn: Drawn, spaced: Spaced, stairs: S
         series.append(Series(f"β = {beta:.4g}", tuple(seen.times), tuple(seen.curve), panel=2))
     one = Picture(
         "When the plateau ends",
-        "Left: κ times the departure of the mean field, against βD. Middle: when N equally spaced tokens are half-way "
-        "to V's eigenvector, at the largest of these β. Right: the distance to the limit law at the smallest and the "
+        "First: κ times the departure of the mean field, against βD. Second: when N equally spaced tokens are half-way "
+        "to V's eigenvector, at the largest of these β. Third: the distance to the limit law at the smallest and the "
         "largest β.",
         (
             Panel("βD", "κ × departure"),

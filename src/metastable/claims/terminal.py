@@ -105,9 +105,9 @@ def _explanation(checks: list[Check]) -> str:
 def _picture(parts: list[Part]) -> Picture:
     return Picture(
         "Where clusters go when only V moves them",
-        "Lines: measured from the time that all clusters are narrow. Dots: e^{tV} alone, or its rate. Left, the "
-        "distance to the eigenspace of V's top eigenvalue; middle, the turns made by clusters under a complex pair; "
-        "right, the width of a cluster under a negative definite V.",
+        "Lines: measured from the time that all clusters are narrow. Dots: e^{tV} alone, or its rate. First the "
+        "distance to the eigenspace of V's top eigenvalue, then the turns made by clusters under a complex pair, "
+        "last the width of a cluster under a negative definite V.",
         (
             Panel("time t", "distance to V's top eigenspace", log_y=True),
             Panel("time t", "turns"),

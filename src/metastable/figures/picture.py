@@ -57,11 +57,12 @@ def picture(drawn: Picture) -> go.Figure:
 
 
 def _axis(logarithmic: bool, values: list[float]) -> dict[str, Any]:
-    """Powers of ten alone on an axis that spans several of them."""
+    """Powers of ten alone on an axis that spans several of them, 1, 2 and 5 on one that spans about one."""
     axis: dict[str, Any] = {"type": "log" if logarithmic else "linear", "exponentformat": "power"}
     positive = [v for v in values if v > 0]
-    if logarithmic and positive and max(positive) > 100 * min(positive):
-        axis |= {"dtick": 1, "minor": {"dtick": "D1", "ticks": "outside", "ticklen": 3}}
+    if logarithmic and positive and max(positive) > 8 * min(positive):
+        wide = max(positive) > 100 * min(positive)
+        axis |= {"dtick": 1 if wide else "D2", "minor": {"dtick": "D1", "ticks": "outside", "ticklen": 3}}
     return axis
 
 

@@ -26,17 +26,20 @@ def formula(text: str) -> Markup:
 
 
 def target_of(path: str | Path) -> Path:
-    """Where a report will be written; refuses a folder before the work of making one is done."""
+    """Where a report will be written, its folder made; what cannot be is refused before the work of making a page."""
     target = Path(path)
     if target.is_dir():
         raise BadInput(f"{target} is a folder; give the name of a file, such as {target / 'report.html'}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot write {target}: {error.strerror or error}") from error
     return target
 
 
 def write_page(target: Path, html: str) -> Path:
-    """Write a page; missing folders are made."""
+    """Write a page, whole or not at all."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         store.write_text(target, html)
     except OSError as error:
         raise BadInput(f"cannot write {target}: {error.strerror or error}") from error
