@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from metastable import claims
-from metastable.claims import beyond, boundaries
+from metastable.claims import beyond, boundaries, holes
 from metastable.claims.prescribed import clocked
 from metastable.cloud import Cloud
 from metastable.flow.exact import zero_temperature_flow
 from metastable.head import Head
 from metastable.verdict import Check
 
-SMALL = boundaries.Sizes(200, 2, (0.1, 0.01, 5e-4), (1e3, 1e4, 1e5))
+SMALL = boundaries.Sizes(200, 300, 2, (0.1, 0.01, 5e-4), (1e3, 1e4, 1e5))
 
 
 def small(head: Head | None = None) -> claims.Finding:
@@ -29,13 +29,13 @@ def failed(*numbers: int) -> str:
     return "; ".join(c.name for i in numbers for c in parts[i]().checks if c.outcome == claims.FAIL)
 
 
-ROTATION, GAP, SINGULAR, KERNEL, HOLE = range(5)
+ROTATION, GAP, SINGULAR, KERNEL, HOLE, EMPTIED = range(6)
 
 
 def test_holds() -> None:
     found = small()
     assert found.outcome == claims.PASS, found.checks
-    assert len(found.tables[0].rows) == 5
+    assert len(found.tables[0].rows) == 6
     assert claims.Finding.from_json(found.to_json()) == found
 
 
@@ -77,8 +77,14 @@ def test_fails_when_the_mean_goes_to_the_direction_in_spite_of_the_hole(monkeypa
     def blind(cloud: Cloud, queries: torch.Tensor, engine: str) -> torch.Tensor:
         return queries / queries.norm(dim=1, keepdim=True)
 
-    monkeypatch.setattr(beyond, "attend", blind)
+    monkeypatch.setattr(holes, "attend", blind)
     assert "hole: |m_β − û|" in failed(HOLE)
+
+
+def test_fails_when_edges_of_a_hole_move_at_another_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = holes.widening
+    monkeypatch.setattr(holes, "widening", lambda *a: 0.5 * honest(*a))
+    assert "difference of departures" in failed(EMPTIED)
 
 
 def test_fails_when_the_field_is_not_normalised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,13 @@ def test_a_given_head_is_followed() -> None:
     assert found.outcome == claims.PASS, found.checks
 
 
+def test_a_token_that_spirals_in_is_timed_over_whole_half_turns() -> None:
+    M = np.array([[1.0, 0.0, 0.0], [0.0, 0.4, -1.1], [0.0, 0.5, 0.4]])
+    found = small(Head.from_interaction(np.eye(3), M))
+    token = next(check for check in found.checks if "median token" in check.name)
+    assert token.outcome == claims.PASS, token
+
+
 @pytest.mark.parametrize(
     ("head", "word"),
     [

@@ -1,4 +1,4 @@
-"""Five experiments beyond the assumptions of the limit law, each with what `theory()` says of its head.
+"""Heads beyond the assumptions of the limit law, each with what `theory()` says of it.
 
 Complex dominant pair a ± iω: with w the left eigenvector, ⟨w, x⟩ ∝ e^{iωτ}, so tokens circle in a plane for ever, with
 the mean frequency ω/(mean of |Bᵀx| over a turn).
@@ -8,9 +8,6 @@ Singular B with Re λ₁ > 0: the limit law survives, but at x₀ with Bᵀx₀ 
 Singular B without a positive eigenvalue: B = diag(1, 0), V = −I draws tokens to the kernel with a speed that does not
 vanish there, dφ/dt = −cos φ for the angle φ from the kernel. They arrive at t* = log(sec φ₀ + tan φ₀), where the
 equation ends: φ(t) = gd(t* − t), gd u = 2 atan tanh(u/2).
-Support with a hole around û: m_β tends to the best point y of the support, not to û; at an edge with the angle η from û
-the softmax weights fall off like e^{−κ s sin η}, so |m_β − y| ≈ 1/(κ sin η). At the limit point e, where a law of full
-support would hold a token at rest, the velocity tends to P_e V y.
 
 All of this is derived here; the paper's theorem excludes these cases by assumption.
 """
@@ -23,14 +20,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from metastable.attention import attend
-from metastable.claims import laws
 from metastable.claims.finding import Check, Series, overlapping, undecided, within
 from metastable.claims.fitting import line
 from metastable.claims.limit import SHARE, followed
 from metastable.claims.prescribed import clocked, too_long
 from metastable.cloud import Cloud, graded, uniform
-from metastable.fields import velocity, zero_temperature
+from metastable.fields import zero_temperature
 from metastable.flow.exact import zero_temperature_flow
 from metastable.head import Head
 from metastable.transport import to_limit
@@ -45,13 +40,12 @@ NEAR = 0.1
 """Concentrated means W₂ ≤ 0.1."""
 FIELD = 1e-3
 """Relative, of fields and positions that have a closed form, at the distance 10⁻⁶ from the kernel."""
-EDGE = 0.02
-"""Relative, of the leading order at the edge of a hole: the next one is 1/(κ tan η), 10⁻³ at κ = 10³."""
 
 
 @dataclass(frozen=True)
 class Sizes:
     tokens: int
+    particles: int
     turns: int
     gaps: tuple[float, ...]
     betas: tuple[float, ...]
@@ -88,7 +82,7 @@ def rotation(head: Head, sizes: Sizes) -> Part:
     settle = 12 / (values[lead].real - rest[-1]) if len(rest) else 0.0
     begin = settle * float(np.linalg.norm(B, 2))
     times = begin + np.linspace(0, 2 * np.pi * (sizes.turns + 1) / predicted, 64 * (sizes.turns + 1) + 1)
-    if reason := too_long(head, float(times[-1]), sizes.tokens):
+    if reason := too_long(head, float(times[-1])):
         return Part("complex dominant pair", "λ₁ real", reason, (undecided("rotation", reason),))
     path = zero_temperature_flow(head, uniform(sizes.tokens, head.dim, 1), torch.from_numpy(times)).numpy()
     angle = np.unwrap(np.angle(path @ dual), axis=0)
@@ -193,43 +187,6 @@ def kernel(sizes: Sizes) -> Part:
     )
     instead = f"tokens reach the kernel at finite times, {ends[0]:.3f} to {ends[-1]:.3f}, and the equation ends there"
     series = tuple(
-        Series(f"φ₀ = {start[j]:.1f}", tuple(shares * ends[j]), tuple(angles[:, j]), panel=2) for j in (0, 5, 10)
+        Series(f"φ₀ = {start[j]:.1f}", tuple(shares * ends[j]), tuple(angles[:, j]), panel=2) for j in (0, 10)
     )
     return Part("singular B, no positive eigenvalue", "Re λ₁ > 0 if B is singular", instead, checks, series)
-
-
-def hole(head: Head, sizes: Sizes, near: float = 0.5, far: float = 0.9) -> Part:
-    """The uniform law of the circle without an arc around the û of the limit point e; its nearer edge is at η = 0.5."""
-    e = head.theory().basis[:, 0].numpy()
-    look = head.B.numpy().T @ e
-    size = float(np.linalg.norm(look))
-    u = look / size
-    centre = math.atan2(u[0], u[1])
-    edge, other = centre + near, centre + 2 * math.pi - far
-    y = np.array([math.sin(edge), math.cos(edge)])
-    to_edge, to_look, speeds = [], [], []
-    for beta in sizes.betas:
-        phi, w = laws.nodes(laws.edges(edge, 2 / (beta * size * math.sin(near)), edge, other), edge, math.inf)
-        cloud = Cloud(np.stack([np.sin(phi), np.cos(phi)], axis=1), weights=w)
-        m = attend(cloud, beta * head.directions(torch.from_numpy(e)[None]), engine="dense")[0].numpy()
-        to_edge.append(float(np.linalg.norm(m - y)))
-        to_look.append(float(np.linalg.norm(m - u)))
-        speeds.append(velocity(head, cloud, beta, at=e[None], engine="dense")[0].numpy())
-    kappas = np.array(sizes.betas) * size
-    pushed = head.V.numpy() @ y
-    wanted = pushed - (pushed @ e) * e
-    slope = line(np.log(sizes.betas), np.log(to_edge)).interval
-    constant = to_edge[-1] * kappas[-1] * math.sin(near)
-    error = float(np.linalg.norm(speeds[-1] - wanted) / np.linalg.norm(wanted))
-    checks = (
-        within("hole: |m_β − û| over 2 sin(η/2)", to_look[-1] / (2 * math.sin(near / 2)), 1 - EDGE, 1 + EDGE),
-        overlapping("hole: slope of |m_β − y| in β, y the edge", slope, -1 - EDGE, -1 + EDGE),
-        within("hole: κ sin η |m_β − y|", constant, 1 - EDGE, 1 + EDGE),
-        within("hole: relative error of the velocity P V y at the limit point", error, high=EDGE),
-    )
-    instead = f"m_β stays {to_look[-1]:.4f} from û; a token at the limit point moves at {np.linalg.norm(wanted):.3f}"
-    series = (
-        Series("distance from û", tuple(sizes.betas), tuple(to_look), panel=3),
-        Series("distance from the edge of the hole", tuple(sizes.betas), tuple(to_edge), panel=3),
-    )
-    return Part("support with a hole", "none: theory() sees the head only", instead, checks, series)

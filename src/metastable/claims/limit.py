@@ -154,7 +154,7 @@ def _given(head: Head, sizes: Sizes) -> tuple[list[tuple[str, Head, Cloud]], str
         return [], reason
     theory, d = head.theory(), head.dim
     tokens = max(200, min(sizes.tokens, int(sizes.tokens * (64 / d) ** 2)))
-    reason = too_long(head, HORIZON / theory.law_rate(2), tokens)
+    reason = too_long(head, HORIZON / theory.law_rate(2))
     if reason is not None:
         return [], reason
     head = head.to(torch.float64)

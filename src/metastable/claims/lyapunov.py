@@ -95,6 +95,16 @@ def _windows(theory: Theory, forecasts: dict[int, Forecast], points: int) -> dic
     return found
 
 
+def token_times(theory: Theory) -> np.ndarray:
+    """Two times between which a token's rate is read: 4/c apart, or whole half-turns if the second pair is complex."""
+    begin, apart = 8 / theory.rate, 4 / theory.rate
+    groups, second = theory.attention.lower_groups, theory.eigenvalues[theory.attention.multiplicity]
+    if theory.dim == 1 and groups[0][2]:
+        half = math.pi / abs(float(second.imag)) * float(theory.clock(theory.basis.T)[0])
+        apart = half * max(1, round(apart / half)) if half < 4 * apart else apart
+    return np.array([begin, begin + apart])
+
+
 @dataclass(frozen=True)
 class Measured:
     """What one cloud gave: for each p the times and (upper, lower) distances, and the median token's rate over c."""
@@ -106,7 +116,7 @@ class Measured:
 def _measured(head: Head, theory: Theory, windows: dict[int, np.ndarray], tokens: int, seed: int) -> Measured:
     # Another number of tokens for every seed, because in two dimensions nothing else is random.
     cloud = graded(tokens + 101 * seed, head, SMALLEST, seed)
-    alone = np.array([8.0, 12.0]) / theory.rate
+    alone = token_times(theory)
     times = np.unique(np.concatenate([*windows.values(), alone]))
     path = zero_temperature_flow(head, cloud, torch.from_numpy(times))
     ends = cloud.moved_to(theory.limit(cloud.points))
@@ -169,9 +179,8 @@ def _samples(head: Head, forecasts: dict[int, Forecast], sizes: Sizes) -> list[M
     return [_measured(head, theory, windows, sizes.tokens, seed) for seed in range(sizes.seeds)]
 
 
-def _not_tested(head: Head, forecasts: dict[int, Forecast], sizes: Sizes) -> str | None:
-    longest = max(WINDOW[1] / f.rate for f in forecasts.values())
-    return too_long(head, longest, sizes.tokens * sizes.seeds)
+def _not_tested(head: Head, forecasts: dict[int, Forecast]) -> str | None:
+    return too_long(head, max(WINDOW[1] / f.rate for f in forecasts.values()))
 
 
 def check(sizes: Sizes, head: Head | None, tell: Tell) -> Finding:
@@ -185,7 +194,7 @@ def check(sizes: Sizes, head: Head | None, tell: Tell) -> Finding:
     curves = []
     for i, (name, one) in enumerate(heads):
         forecasts = {p: forecast(one.theory(), p) for p in (1, 2)}
-        if reason := _not_tested(one, forecasts, sizes):
+        if reason := _not_tested(one, forecasts):
             checks.append(undecided(name, reason))
             continue
         try:
