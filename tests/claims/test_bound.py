@@ -70,6 +70,12 @@ def test_fails_for_a_limit_that_is_turned(monkeypatch: pytest.MonkeyPatch) -> No
     assert "zero temperature" in failed(small())
 
 
+def test_a_given_head_is_tried() -> None:
+    found = small(next(iter(distance_curves.circle_heads().values())).to(torch.float32))
+    assert found.outcome == claims.PASS
+    assert found.sentence.startswith("the given head")
+
+
 def test_other_dimensions_are_undecided() -> None:
     found = small(Head.from_spectra([1.5, 1.0, 0.6], [1.2, 0.9, 0.5]))
     assert found.outcome == claims.INCONCLUSIVE

@@ -73,6 +73,13 @@ def test_fails_at_half_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "slope in log β of the time of least distance" in failed(small())
 
 
+def test_a_given_head_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_beta, "warm_curve", once)
+    found = small(next(iter(log_beta.own_heads().values())))
+    assert found.outcome == claims.PASS
+    assert found.sentence.startswith("the given head")
+
+
 def test_a_head_that_nobody_leaves_is_undecided() -> None:
     both = torch.diag(torch.tensor([1.4, 0.7], dtype=torch.float64))
     found = small(Head.from_interaction(both, both))

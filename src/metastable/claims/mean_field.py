@@ -37,7 +37,7 @@ from metastable.simulation import simulate
 RANDOM = (-0.6, -0.4)
 """Exponent of N for independent tokens: −1/2, with a fifth for the terms of higher order."""
 MANY = 3.0
-"""The plain exponent is taken from N ≥ 3N₀: it is then at most −0.61 at its steepest, −0.55 over a decade."""
+"""The plain exponent is taken from N ≥ 3N₀: it is then −0.63 at its steepest and −0.56 over a decade."""
 SPACED = (-math.inf, -0.9)
 """Exponent of N for equally spaced tokens: at least −1, with a tenth for the scatter over rotations."""
 FAR_BELOW = 0.1
