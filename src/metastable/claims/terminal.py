@@ -7,7 +7,8 @@ A Dirac stays one and obeys dx/dt = P_x V x whatever β is, so x(t) = e^{tV}x₀
 - λ₁ > 0 simple: clusters end at ±v, at most two of them, at the rate λ₁ − Re λ₂;
 - λ₁ > 0 of higher multiplicity: at Πx/|Πx| in the eigenspace, x being where the cluster began, at the same rate;
 - a complex pair a ± iω, a > 0: with l its left eigenvector, arg⟨l, x̄⟩ grows by ω a time unit for ever;
-- all real parts negative: differences grow, the cluster comes apart.
+- all real parts negative: differences grow and the cluster comes apart, until it is as wide as β^{−1/2} at least, where
+  its tokens begin to tell each other apart.
 
 The paper states a terminal phase dominated by the spectrum of V; the four cases and their rates are derived here. One
 condition is not in the statement: a cluster has to see itself rather than the one opposite, ⟨x̄, Bx̄⟩ > 0 at the end.
@@ -25,18 +26,21 @@ from torch import Tensor
 from metastable.claims.claim import Claim, Tell
 from metastable.claims.finding import Check, Finding, Panel, Picture, Series, Table, overlapping, undecided, within
 from metastable.claims.fitting import line
-from metastable.claims.late_clusters import elapsed, late_clusters
+from metastable.claims.late_clusters import NARROW, elapsed, late_clusters
 from metastable.claims.settling import END, RATE, Part, settling
 from metastable.cloud import Cloud, uniform
 from metastable.flow.exact import value_flow
 from metastable.flow.sphere import unit
 from metastable.head import Head
+from metastable.merging import groups
 from metastable.simulation import simulate
 
 DIRAC = 1e-6
 """Largest distance of a single token from e^{tV}x₀; the simulation is asked for 1e-9 a step."""
 SINGLE = 0.1
-"""A cloud whose largest cluster holds less than this share has no Dirac left in it."""
+"""A cloud of which no narrow cluster holds more than this share has no Dirac left in it."""
+WIDE = 0.3
+"""Least width of such a cloud at the end, in (β‖B‖)^{−1/2}: of order 1, since below it would still grow."""
 TOL = 1e-9
 
 
@@ -165,7 +169,7 @@ def _horizon(head: Head, sizes: Sizes) -> float:
 
 
 def _coming_apart(name: str, label: str, head: Head, sizes: Sizes) -> Part:
-    """Tokens that start within 1e-6 of each other: their width grows by ∫−⟨x̄, Vx̄⟩dt, and no cluster is left."""
+    """Tokens that start within 1e-6 of each other: their width grows by ∫−⟨x̄, Vx̄⟩dt to order β^{−1/2}."""
     start = uniform(1, head.dim, seed=2).points + 1e-6 * uniform(sizes.tokens, head.dim, seed=3).points
     beta = sizes.beta / float(torch.linalg.matrix_norm(head.B, 2))
     slowest = -head.theory().terminal.leading
@@ -180,11 +184,15 @@ def _coming_apart(name: str, label: str, head: Head, sizes: Sizes) -> Part:
     exponent = -elapsed(run.times.numpy(), np.einsum("ti,ij,tj->t", mean, head.V.numpy(), mean))[:last]
     times = run.times.numpy()[:last]
     fit = line(exponent, np.log(width[:last]))
-    biggest = float(late_clusters(run).shares[0])
+    leader = groups(frames[-1], 2 * NARROW * sizes.beta**-0.5, len(start))
+    assert leader is not None
+    biggest = float(np.unique(leader, return_counts=True)[1].max()) / len(start)
+    final = math.sqrt(float(np.square(frames[-1] - mean[-1]).sum(axis=1).mean()) * sizes.beta)
     speed, expected = (line(times[last // 2 :], y[last // 2 :]).slope for y in (np.log(width[:last]), exponent))
     checks = [
         overlapping(f"width against −∫⟨x̄, Vx̄⟩dt, slope, {name}", fit.interval, 1 - RATE, 1 + RATE),
-        within(f"largest cluster at t = {run.horizon:.4g}, share of the tokens, {name}", biggest, high=SINGLE),
+        within(f"largest narrow cluster at t = {run.horizon:.4g}, share of the tokens, {name}", biggest, high=SINGLE),
+        within(f"width at t = {run.horizon:.4g} in (β‖B‖)^(−1/2), {name}", final, low=WIDE),
     ]
     series = [
         Series(name, tuple(times), tuple(width[:last]), panel=2),
@@ -225,7 +233,7 @@ CLAIM = Claim(
     "Terminal phase",
     "For finite β and large t tokens end where the spectrum of V says [paper]: clusters move by e^{tV}, so they come "
     "to the eigenspace of its top eigenvalue at the rate of its gap, circle at the frequency of a complex top pair, "
-    "and come apart where V is negative definite [derived here].",
+    "and come apart to a width of at least order β^(−1/2) where V is negative definite [derived here].",
     check,
     quick=Sizes(tokens=100, beta=40.0, until=50.0, frames=201, longest=400.0),
     full=Sizes(tokens=1000, beta=200.0, until=80.0, frames=281, longest=20000.0),
