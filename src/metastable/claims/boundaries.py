@@ -15,7 +15,7 @@ import torch
 
 from metastable.claims.beyond import Part, Sizes, kernel, rotation, singular, small_gap
 from metastable.claims.claim import Claim, Tell
-from metastable.claims.finding import Finding, Panel, Picture, Table, undecided
+from metastable.claims.finding import PASS, Finding, Panel, Picture, Table, undecided
 from metastable.claims.holes import emptied, hole
 from metastable.claims.prescribed import clocked, too_long
 from metastable.head import Head
@@ -83,7 +83,9 @@ def check(sizes: Sizes, head: Head | None, tell: Tell) -> Finding:
     rows = tuple((p.what, p.warned, p.instead) for p in parts)
     table = Table("boundaries", ("boundary", "verdict that warns", "what happens instead"), rows)
     horizon = f"{sizes.turns} turns, gaps {sizes.gaps[0]:g} to {sizes.gaps[-1]:g}, β up to {sizes.betas[-1]:g}"
-    sentence = "; ".join(f"{p.what}: {p.instead}" for p in parts)
+    passed = sum(p.outcome == PASS for p in (c for part in parts for c in part.checks))
+    total = sum(len(part.checks) for part in parts)
+    sentence = f"{passed} of {total} checks show what the verdicts warn of: {', '.join(p.what for p in parts)}"
     return Finding(sentence, horizon, tuple(c for p in parts for c in p.checks), (picture,), (table,))
 
 

@@ -194,10 +194,14 @@ def check(sizes: Sizes, head: Head | None, tell: Tell) -> Finding:
 
 def _finding(curves: list[Curve]) -> Finding:
     checks = [made for curve in curves for made in _checks(curve)]
-    slopes = [f"{c.name.split(':')[0]}: {c.measured:.3f}" for c in checks if "slope in β" in c.name]
+    slopes: dict[str, list[float]] = {}
+    for made in checks:
+        if "slope in β" in made.name and made.measured is not None:
+            slopes.setdefault(made.name.split(",")[0].split(":")[0], []).append(made.measured)
+    powers = ", ".join(f"β^{{{min(found):.2f}}} ({law})" for law, found in slopes.items())
     sentence = (
-        f"sup |m_β − û| falls in β with the slopes {'; '.join(slopes)}; the constant of the bound √(log(β+1)/β) is at "
-        f"most {max(c.constant.max() for c in curves):.2f}"
+        f"sup |m_β − û| falls like {powers}; the constant of the bound √(log(β+1)/β) is at most "
+        f"{max(c.constant.max() for c in curves):.2f}"
     )
     rows = [
         (c.law, c.d, *(float(v) for v in values))

@@ -13,9 +13,9 @@ term of the expansion, of relative size N₀/N in the square, makes smaller N lo
     error² ≈ (a²/N)(1 + N₀/N).
 
 N₀ is an order of magnitude; that its factor is near 1 was seen, not derived. At β = 20, T = 3 this head has N₀ = 131,
-and the plain exponent over N = 125 to 1000 is −0.65 (40 to 100 samples a size), where the formula says −0.64; with ten
-samples a size it scatters by ±0.12. So the exponent is taken twice: with the factor 1 + N₀/N divided out, and plainly,
-for N ≥ 3N₀ only. Its interval comes from drawing the seeds again.
+for which the formula says −0.64 over N = 125 to 1000; studies/results/particles.json has −0.66. So the exponent is taken
+twice: with the factor 1 + N₀/N divided out, and plainly, for N ≥ 3N₀ only. Its interval comes from drawing the seeds
+again.
 """
 
 from __future__ import annotations
@@ -155,9 +155,7 @@ def check(sizes: Sizes, head: Head | None, tell: Tell) -> Finding:
     plain, value = exponent(found.tokens, found.random)[0], exponent(found.tokens, found.corrected)
     sentence = (
         f"independent tokens come to the mean field like N^{plain:.2f}, and like N^{value[0]:.2f} ({value[1]:.2f} to "
-        f"{value[2]:.2f}) when the next order, N₀ = {found.many:.3g}, is divided out; {sizes.tokens[-1]} of them are "
-        f"off by {root_mean_square(found.random)[-1]:.2g}, as many equally spaced ones by "
-        f"{root_mean_square(found.spaced)[-1]:.2g}"
+        f"{value[2]:.2f}) when the next order, N₀ = {found.many:.3g}, is divided out"
     )
     why = "; ".join(f"{one.name}: {one.note}" for one in checks if one.outcome != "PASS")
     return Finding(sentence, horizon, tuple(checks), (picture(found),), (table(found),), why)

@@ -89,14 +89,20 @@ def check(sizes: Sizes, head: Head | None, tell: Tell) -> Finding:
         for name in ("simple, V and M apart", "double"):
             checks += _antipodal(name, heads[name], sizes) if name in heads else []
     tell(1.0)
-    rates = ("predicted rate or frequency", "measured")
-    columns = ("case", "top eigenvalue of V", *rates, "clusters", "narrow from t", "distance of the end from E of M")
+    columns = (
+        "case",
+        "top eigenvalue of V",
+        "predicted rate or frequency",
+        "measured",
+        "clusters",
+        "narrow from t",
+        "distance of the end from E of M",
+    )
     table = Table("where tokens end", columns, tuple(part.row for part in parts))
     passed = sum(found.outcome == "PASS" for found in checks)
-    measured = "; ".join(f"{row[0]}: {row[3]} for {row[2]}" for row in table.rows if row[3] != "–")
-    sentence = (
-        f"tokens end as V's spectrum says in {passed} of {len(checks)} checks (rates: {measured or 'none measured'})"
-    )
+    off = [abs(float(row[3]) / float(row[2]) - 1) for row in table.rows if row[3] not in ("–", "nan")]
+    rates = f", rates and frequencies to {100 * max(off):.2g} %" if off else ""
+    sentence = f"tokens end as V's spectrum says in {passed} of {len(checks)} checks{rates}"
     horizon = f"N = {sizes.tokens}, β‖B‖ = {sizes.beta:g}, t ≤ {sizes.until:g}, antipodal pair to t = {sizes.longest:g}"
     return Finding(sentence, horizon, tuple(checks), (_picture(parts),), (table,), _explanation(checks))
 
