@@ -243,10 +243,10 @@ CLAIM = Claim(
     "log-beta",
     "Concentration takes log β",
     "The distance to ν is least after a time of order log β (stated by the paper), with slope p/c when the least "
-    "distance falls like β^{−p} and the zero-temperature law converges at rate c (derived here). It holds once there is a "
-    "plateau, from about βD = 11.5 on: hotter clusters leave before they have come to rest, and the time of least distance "
-    "is then that of their departure. The time to a fixed distance does not grow with β: it tends to that of zero "
-    "temperature.",
+    "distance falls like β^{−p} and the zero-temperature law converges at rate c (derived here). It holds once there is "
+    "a plateau, from about βD = 11.5 on: hotter clusters leave before they have come to rest, and the time of least "
+    "distance is then that of their departure. The time to a fixed distance does not grow with β: it tends to that of "
+    "zero temperature.",
     check,
     quick=Sizes((4.0, 12.0, 20.0, 33.0, 55.0), 33, 1),
     full=Sizes((2.0, 4.0, 8.0, 12.0, 24.0, 48.0, 96.0, 192.0, 384.0), 121, 3),

@@ -13,9 +13,9 @@ term of the expansion, of relative size N₀/N in the square, makes smaller N lo
     error² ≈ (a²/N)(1 + N₀/N).
 
 N₀ is an order of magnitude; that its factor is near 1 was seen, not derived. At β = 20, T = 3 this head has N₀ = 131,
-for which the formula says −0.64 over N = 125 to 1000; studies/results/particles.json has −0.66. So the exponent is taken
-twice: with the factor 1 + N₀/N divided out, and plainly, for N ≥ 3N₀ only. Its interval comes from drawing the seeds
-again.
+for which the formula says −0.64 over N = 125 to 1000; studies/results/particles.json has −0.66. So the exponent is
+taken twice: with the factor 1 + N₀/N divided out, and plainly, for N ≥ 3N₀ only. Its interval comes from drawing the
+seeds again.
 """
 
 from __future__ import annotations
