@@ -243,8 +243,8 @@ CLAIM = Claim(
     "log-beta",
     "Concentration takes log β",
     "The distance to ν is least after a time of order log β (stated by the paper), with slope p/c when the least "
-    "distance falls like β^{−p} and the zero-temperature law converges at rate c (derived here). It holds once there is "
-    "a plateau, from about βD = 11.5 on: hotter clusters leave before they have come to rest, and the time of least "
+    "distance falls like β^{−p} and the zero-temperature law converges at rate c (derived here). It holds once there "
+    "is a plateau, from about βD = 11.5 on: hotter clusters leave before they have come to rest, and the time of least "
     "distance is then that of their departure. The time to a fixed distance does not grow with β: it tends to that of "
     "zero temperature.",
     check,
