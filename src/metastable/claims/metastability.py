@@ -244,7 +244,7 @@ CLAIM = Claim(
         frames=61,
         heads=2,
         head_depths=(20.0, 28.0),
-        tokens=(200, 250, 310, 390, 490, 610, 760, 950, 1190),
+        tokens=(200, 260, 350, 460, 610, 800, 1060),
         staircase=None,
     ),
     full=Sizes(
