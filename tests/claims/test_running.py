@@ -64,6 +64,13 @@ def test_another_size_or_head_is_another_finding(counted, tmp_path):
     assert [h is None for h in counted] == [True, True, False]
 
 
+def test_other_code_makes_its_own_finding(counted, tmp_path, monkeypatch):
+    run(tmp_path)
+    monkeypatch.setattr(running, "source", lambda: "changed")
+    run(tmp_path)
+    assert len(counted) == 2
+
+
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b'{"identity": 1}', b"[]"])
 def test_a_damaged_finding_is_made_again(counted, tmp_path, damage):
     first = run(tmp_path)

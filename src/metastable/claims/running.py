@@ -19,9 +19,11 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import metastable
 from metastable import store
 from metastable.claims import find
 from metastable.claims.finding import FAIL, Finding, undecided
@@ -70,8 +72,8 @@ def run(
 ) -> Findings:
     """Check the claims, `jobs` at a time, and write their findings; those that the folder holds already are kept.
 
-    A finding is kept if it was made by this version of the package, in the same size and for the same head, and `again`
-    is False. A claim whose experiment stops with an error is INCONCLUSIVE, with the reason, and is not kept.
+    A finding is kept if it was made by the same source code, in the same size and for the same head, and `again` is
+    False. A claim whose experiment stops with an error is INCONCLUSIVE, with the reason, and is not kept.
     """
     for name in names:
         find(name)
@@ -102,9 +104,19 @@ def run(
 def _identity(name: str, full: bool, head: Head | None) -> str:
     """Everything that a finding depends on, as a digest."""
     claim = find(name)
-    parts: list[Any] = [SCHEMA, name, repr(claim.full if full else claim.quick), store.versions()]
+    parts: list[Any] = [SCHEMA, name, repr(claim.full if full else claim.quick), store.versions(), source()]
     parts.append(None if head is None else store.head_to_json(head))
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+@cache
+def source() -> str:
+    """A digest of the package's own code: a finding of other code is no finding of this one."""
+    root = Path(metastable.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _path(folder: Path, name: str) -> Path:
