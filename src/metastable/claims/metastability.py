@@ -242,9 +242,9 @@ CLAIM = Claim(
         depths=(12.0, 18.0, 21.0, 24.0, 28.0),
         cell=0.6,
         frames=61,
-        heads=2,
+        heads=5,
         head_depths=(20.0, 28.0),
-        tokens=(200, 260, 350, 460, 610, 800, 1060),
+        tokens=(200, 330, 540, 900, 1500, 2400, 4000, 6500),
         staircase=None,
     ),
     full=Sizes(
