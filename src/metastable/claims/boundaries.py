@@ -85,7 +85,7 @@ def check(sizes: Sizes, head: Head | None, tell: Tell) -> Finding:
     horizon = f"{sizes.turns} turns, gaps {sizes.gaps[0]:g} to {sizes.gaps[-1]:g}, β up to {sizes.betas[-1]:g}"
     passed = sum(p.outcome == PASS for p in (c for part in parts for c in part.checks))
     total = sum(len(part.checks) for part in parts)
-    sentence = f"{passed} of {total} checks show what the verdicts warn of: {', '.join(p.what for p in parts)}"
+    sentence = f"{passed} of {total} checks show what the verdicts warn of: {'; '.join(p.what for p in parts)}"
     return Finding(sentence, horizon, tuple(c for p in parts for c in p.checks), (picture,), (table,))
 
 

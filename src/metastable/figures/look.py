@@ -56,7 +56,7 @@ def raised(text: str) -> str:
     >>> raised("W_p < t^q e^{−ct}")
     'W<sub>p</sub> &lt; t<sup>q</sup> e<sup>−ct</sup>'
     """
-    safe = html.escape(text, quote=False)
+    safe = re.sub(r"(?<!\w)-(?=\d)", "−", html.escape(text, quote=False))
     for sign, tag in (("\\^", "sup"), ("(?<=\\w)_", "sub")):
         for inside in (r"\{([^{}]*)\}", r"\(([^()]*)\)", r"([−+\-]?[\w∞][\w.]*(?<!\.))"):
             safe = re.sub(sign + inside, rf"<{tag}>\1</{tag}>", safe)
