@@ -35,19 +35,17 @@ def _pack_errors(shape, scale, work, shift):
 
 
 @inlined
-def _reach_of_node(record, c, axes, half):
-    """(largest T(y), largest |y − c|) over a node: T(y) = Σ_k half_k |⟨axis_k, y − c⟩| ≤ T(centre) + |half| radius."""
+def _extent(record, c, axes, half):
+    """(Σ_k half_k |⟨axis_k, y₀ − c⟩|, |y₀ − c|²) for the centre y₀ of a node."""
     d = c.size
-    radius = record[d * d + 2 * d]
-    rho, spread, far = 0.0, 0.0, 0.0
+    spread, square = 0.0, 0.0
     for k in range(d):
         p = 0.0
         for i in range(d):
             p += axes[k, i] * (record[i] - c[i])
-        rho += half[k] * half[k]
         spread += half[k] * abs(p)
-        far += p * p
-    return spread + math.sqrt(rho) * radius, math.sqrt(far) + radius
+        square += p * p
+    return spread, square
 
 
 @inner
@@ -65,21 +63,28 @@ def visible_ranges(tokens, work, shift, slack, per_unit, per_node):
     u, c, half = work.small[0], work.small[1], work.small[3]
     d = u.size
     weight, count = d * d + 2 * d + 1, 0
-    nearest = math.log(slack)
+    nearest, square = math.log(slack), 0.0
+    for k in range(d):
+        square += half[k] * half[k]
+    widest = math.sqrt(square)
     work.stack[0], size = 1, 1
     while size:
         size -= 1
         node = work.stack[size]
         high = reach(records, node, u, c)
-        spread, far = _reach_of_node(records[node], c, work.axes, half)
-        top = high + spread - shift
+        radius = records[node, weight - 1]
+        spread, square = _extent(records[node], c, work.axes, half)
+        # T(y) ≤ T(centre) + |half| radius and |y − c| ≤ |centre − c| + radius over the node.
+        top = high + spread + widest * radius - shift
         limit = max(per_unit, per_node - records[node, weight])
         # log(far + slack) ≥ log(slack): most nodes that are seen need no logarithm of their own.
-        if top + nearest <= limit and top + math.log(far + slack) <= limit:
-            mass = math.exp(top + records[node, weight])
-            work.skipped[0] += mass
-            work.skipped[1] += mass * far
-            continue
+        if top + nearest <= limit:
+            far = math.sqrt(square) + radius
+            if top + math.log(far + slack) <= limit:
+                mass = math.exp(top + records[node, weight])
+                work.skipped[0] += mass
+                work.skipped[1] += mass * far
+                continue
         pack = packs.slot[node]
         if pack >= 0:
             e_f, e_g = _pack_errors(packs.shape[pack], packs.scale, work, shift)
