@@ -95,7 +95,7 @@ def claims(
     """Check the paper's claims, each by an experiment that can fail, and write one report.
 
     Every finished claim is kept at once: the same command after an interruption goes on with those that are missing.
-    The exit code is 1 if a claim fails.
+    The exit code is 1 if a claim fails, or if its experiment stops with an error.
     """
     with _one_line_errors(debug):
         from metastable import claims as room
@@ -112,7 +112,7 @@ def claims(
             for name, finding in found.found.items():
                 print(f"{finding.outcome:12} {name:15} {finding.sentence}")
             print(f"report: {report}")
-    if found.failed:
+    if found.failed or found.stopped:
         raise typer.Exit(EXIT_FINDING)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def claims(
     about = None if head is None else _head_of(head)
     with Shares(chosen, None) as bar:
         found = running.run(chosen, full, about, out, cores() if jobs is None else jobs, bar, again)
+    found = replace(found, origin=None if head is None else str(head))
     return found, claims_report.write(found, out / "report.html")
 
 

@@ -84,3 +84,13 @@ def test_a_singular_interaction_is_not_decided() -> None:
     found = small(Head.from_interaction(torch.diag(torch.tensor([1.0, 0.0])), torch.eye(2)))
     assert found.outcome == claims.INCONCLUSIVE
     assert "singular" in found.checks[0].note
+
+
+@pytest.mark.parametrize("d", [4, 16, 64])
+def test_the_quadrature_resolves_high_dimensions(d: int) -> None:
+    """1 − |m| of the uniform law against Bessel functions, in dimensions where the mass sits on a thin ring."""
+    axis = np.eye(d)[0]
+    for kappa in (10.0, 1e3, 1e6):
+        mean = attend(laws.cloud(axis, kappa, laws.uniform), torch.from_numpy(kappa * axis)[None], engine="dense")[0]
+        exact = 1 - ive(d / 2, kappa) / ive(d / 2 - 1, kappa)
+        assert abs((1 - float(mean[0])) / exact - 1) < 1e-7

@@ -14,10 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from metastable import claims
 from metastable.claims import running, two_tokens
 from metastable.claims.finding import Finding, Panel, Picture, Series, Table, overlapping, undecided, within
+from metastable.cli import app
 from metastable.errors import BadInput
 from metastable.head import Head
 
@@ -62,6 +64,9 @@ def test_another_size_or_head_is_another_finding(counted, tmp_path):
     assert run(tmp_path, full=True).found["two-tokens"].outcome == claims.FAIL
     run(tmp_path, full=True, head=HEAD)
     assert [h is None for h in counted] == [True, True, False]
+    run(tmp_path)
+    run(tmp_path, full=True)
+    assert len(counted) == 3, "each stays where it is"
 
 
 def test_other_code_makes_its_own_finding(counted, tmp_path, monkeypatch):
@@ -74,7 +79,7 @@ def test_other_code_makes_its_own_finding(counted, tmp_path, monkeypatch):
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b'{"identity": 1}', b"[]"])
 def test_a_damaged_finding_is_made_again(counted, tmp_path, damage):
     first = run(tmp_path)
-    (tmp_path / "findings" / "two-tokens.json").write_bytes(damage)
+    next((tmp_path / "findings").glob("two-tokens-*.json")).write_bytes(damage)
     assert run(tmp_path).found == first.found
     assert len(counted) == 2
 
@@ -86,6 +91,13 @@ def test_an_error_is_named_and_not_kept(counted, tmp_path, monkeypatch):
     assert "ZeroDivisionError: no gap" in found.sentence
     run(tmp_path)
     assert len(counted) == 2
+
+
+def test_an_error_ends_the_command_with_one(counted, tmp_path, monkeypatch):
+    monkeypatch.setattr(two_tokens, "CLAIM", replace(two_tokens.CLAIM, quick="broken"))
+    result = CliRunner().invoke(app, ["claims", "two-tokens", "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "ZeroDivisionError" in result.stdout
 
 
 def test_files_say_the_same_as_the_findings(counted, tmp_path):
@@ -129,6 +141,7 @@ def test_outcomes_are_the_worst_of_the_checks():
     [
         ((1.0, 0.9, 1.1), "PASS"),
         ((2.0, 0.5, 3.5), "INCONCLUSIVE"),
+        ((1.0, 0.5, 1.5), "INCONCLUSIVE"),
         ((2.0, 1.9, 2.1), "FAIL"),
         ((math.nan,) * 3, "FAIL"),
     ],
@@ -148,11 +161,10 @@ def test_kill_loses_nothing_that_was_finished(tmp_path):
     """A killed start leaves the finished claim, and the next one goes on from there; no worker is left behind."""
     command = [sys.executable, "-m", "metastable", "claims", "two-tokens", "metastability", "--jobs", "2"]
     child = subprocess.Popen([*command, "--out", str(tmp_path)], start_new_session=True, stderr=subprocess.DEVNULL)
-    kept = tmp_path / "findings" / "two-tokens.json"
     deadline = time.monotonic() + 120
-    while not kept.exists() and time.monotonic() < deadline and child.poll() is None:
+    while not (found := list((tmp_path / "findings").glob("two-tokens-*.json"))) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert kept.exists()
+    kept = found[0]
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     before = kept.read_bytes()

@@ -62,3 +62,10 @@ def test_a_singular_head_is_undecided() -> None:
     found = small(flat)
     assert found.outcome == claims.INCONCLUSIVE
     assert "singular" in found.checks[0].note
+
+
+def test_fails_when_every_distance_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a distance is below any bound; the first saved time gives it away."""
+    whole = Run.laplace_term
+    monkeypatch.setattr(Run, "laplace_term", lambda run, *args, **options: 0.5 * whole(run, *args, **options))
+    assert small().outcome == claims.FAIL

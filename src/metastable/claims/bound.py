@@ -40,6 +40,8 @@ COLD = 11.0
 COLD_MARGIN = 1.3
 """Largest distance/bound in its second half, e^{0.05·5.5}: it tells c from 1.05·c. The factor in front settles at the
 difference of two rates, g/|Bᵀe| and κ/2, which may be small."""
+START = (0.999 * math.sqrt(2 - 4 / math.pi), 1.001 * math.sqrt(2 - 4 / math.pi))
+"""W₂ at t = 0: the mean of 2 − 2|cos θ| over the circle is 2 − 4/π. It pins the scale of every distance here."""
 EARLY = 1.0
 """The time at which the power of β is measured: the tokens have moved, and their law is still far from ν."""
 POWER = 1.0
@@ -190,7 +192,9 @@ def alone(over: Excess, front: float, growth: float, name: str) -> Check:
 def trial(bound: Fitted, cold: Curve, held_out: list[Curve], name: str) -> list[Check]:
     late = bound.worst(cold, after=0.5 * cold.times[-1])
     title = f"largest distance/bound at zero temperature, t > {0.5 * cold.times[-1]:.3g}, {name}"
+    start = "W₂ from the uniform law to two halves at ±e"
     checks = [within(title, late, high=COLD_MARGIN)]
+    checks += [within(f"{start}, β = {c.beta:g}, {name}", float(c.distance[0]), *START) for c in held_out]
     for curve in held_out:
         title = f"largest distance/bound at β = {curve.beta:g}, not fitted, {name}"
         checks.append(within(title, bound.worst(curve), high=MARGIN))

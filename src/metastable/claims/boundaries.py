@@ -89,8 +89,6 @@ def check(sizes: Sizes, head: Head | None, tell: Tell) -> Finding:
     return Finding(sentence, horizon, tuple(c for p in parts for c in p.checks), (picture,), (table,))
 
 
-_GAPS = tuple(np.geomspace(0.3, 1e-4, 15).tolist())
-
 CLAIM = Claim(
     "boundaries",
     "Where it stops holding",

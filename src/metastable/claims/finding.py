@@ -40,11 +40,13 @@ def within(name: str, measured: float, low: float = -math.inf, high: float = mat
 def overlapping(name: str, interval: tuple[float, float, float], low: float, high: float, note: str = "") -> Check:
     """A measured (value, lower, upper) against [low, high].
 
-    PASS if the value is inside, FAIL if the whole interval is outside, INCONCLUSIVE if only its edge is inside.
+    PASS if the value is inside, FAIL if the whole interval is outside, INCONCLUSIVE if only its edge is inside, or if
+    the interval is longer than [low, high] and so says little.
     """
     value, lower, upper = (float(x) for x in interval)
     touches = upper >= low and lower <= high
-    outcome = PASS if low <= value <= high else INCONCLUSIVE if touches else FAIL
+    vague = touches and upper - lower > high - low
+    outcome = PASS if low <= value <= high and not vague else INCONCLUSIVE if touches else FAIL
     error = f"interval {lower:.4g} to {upper:.4g}"
     return Check(name, value, float(low), float(high), outcome, f"{error}; {note}" if note else error)
 

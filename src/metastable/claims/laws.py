@@ -105,12 +105,15 @@ def _on_sphere(direction: np.ndarray, kappa: float, density: Density) -> Cloud:
 
 def _about_axis(direction: np.ndarray, kappa: float) -> Cloud:
     """The uniform law in any d: at the angle θ from û the density sin^{d−2} θ, at two opposite points of its circle."""
-    radius = kappa**-0.5
     d = len(direction)
-    theta, w = nodes(edges(0.0, radius, 0.0, math.pi), 0.0, max(REACH, 4 * math.sqrt(d)) * radius)
+    # sin^{d−2} θ e^{κ cos θ} is largest at this angle and falls off on this scale.
+    cosine = 2 * kappa / (d - 2 + math.hypot(d - 2, 2 * kappa))
+    centre = math.acos(cosine)
+    radius = ((d - 2) / max(math.sin(centre) ** 2, 1e-300) + kappa * cosine) ** -0.5 if d > 2 else kappa**-0.5
+    theta, w = nodes(edges(centre, radius, 0.0, math.pi), centre, REACH * radius)
     side = np.linalg.svd(direction[None, :])[2][1]
     along, across = np.cos(theta)[:, None] * direction, np.sin(theta)[:, None] * side
-    masses = w * np.sin(theta) ** (d - 2)
+    masses = w * (np.sin(theta) / math.sin(centre)) ** (d - 2)
     return _weighted(np.concatenate([along + across, along - across]), np.concatenate([masses, masses]))
 
 

@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import Any
 import metastable
 from metastable import store
 from metastable.claims import find
+from metastable.claims.claim import Tell
 from metastable.claims.finding import FAIL, Finding, undecided
 from metastable.errors import BadInput
 from metastable.head import Head
@@ -45,10 +47,17 @@ class Findings:
     size: str
     head: Head | None
     folder: Path
+    origin: str | None = None
+    """Where the head came from, as the command line had it."""
 
     @property
     def failed(self) -> list[str]:
         return [name for name, finding in self.found.items() if finding.outcome == FAIL]
+
+    @property
+    def stopped(self) -> list[str]:
+        """Those whose experiment ended with an error."""
+        return [name for name, finding in self.found.items() if _stopped(finding)]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -90,7 +99,7 @@ def run(
         missing = [name for name in names if name not in kept]
         for name, finding in _computed(missing, full, head, jobs, lambda s: watch({**dict.fromkeys(kept, 1.0), **s})):
             kept[name] = finding
-            if not any(check.name == STOPPED for check in finding.checks):
+            if not _stopped(finding):
                 _keep(folder, name, identities[name], finding)
         found = Findings({name: kept[name] for name in names}, "full" if full else "quick", head, folder)
         _write_tables(found)
@@ -119,19 +128,24 @@ def source() -> str:
     return digest.hexdigest()
 
 
-def _path(folder: Path, name: str) -> Path:
-    return folder / "findings" / f"{name}.json"
+def _path(folder: Path, name: str, identity: str) -> Path:
+    """Quick and full findings, and those of several heads, stay beside each other."""
+    return folder / "findings" / f"{name}-{identity[:12]}.json"
+
+
+def _stopped(finding: Finding) -> bool:
+    return any(check.name == STOPPED for check in finding.checks)
 
 
 def _keep(folder: Path, name: str, identity: str, finding: Finding) -> None:
     record = {"schema": SCHEMA, "identity": identity, "finding": finding.to_json()}
-    store.write_text(_path(folder, name), json.dumps(record, ensure_ascii=False, allow_nan=False))
+    store.write_text(_path(folder, name, identity), json.dumps(record, ensure_ascii=False, allow_nan=False))
 
 
 def _kept(folder: Path, name: str, identity: str) -> Finding | None:
     """The finding of an earlier start; None if there is none that can be used."""
     try:
-        record = json.loads(_path(folder, name).read_text(encoding="utf-8"))
+        record = json.loads(_path(folder, name, identity).read_text(encoding="utf-8"))
         return Finding.from_json(record["finding"]) if record["identity"] == identity else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -157,18 +171,32 @@ def _begin(shares: Any) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _one(name: str, full: bool, head: Head | None, place: int) -> Finding:
+def _in_worker(name: str, full: bool, head: Head | None, place: int) -> Finding:
     def tell(share: float) -> None:
-        if _shares is not None:
-            _shares[place] = share
+        _shares[place] = share
 
+    return _one(name, full, head, tell)
+
+
+def _one(name: str, full: bool, head: Head | None, tell: Tell) -> Finding:
     claim, began = find(name), time.perf_counter()
     try:
         finding = claim.check(claim.full if full else claim.quick, head, tell)
     except Exception as error:
         why = f"{type(error).__name__}: {error}; {traceback.extract_tb(error.__traceback__)[-1].name}"
-        finding = Finding(f"no verdict: {why}", "not run to its end", (undecided(STOPPED, why),))
+        finding = _no_verdict(why)
     return replace(finding, seconds=time.perf_counter() - began)
+
+
+def _no_verdict(why: str) -> Finding:
+    return Finding(f"no verdict: {why}", "not run to its end", (undecided(STOPPED, why),))
+
+
+def _result(future: Future[Finding]) -> Finding:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return _no_verdict("a process of this run was ended from outside, perhaps for want of memory")
 
 
 def _computed(
@@ -177,8 +205,9 @@ def _computed(
     """Each finding as it comes. One job runs here, several in processes of their own."""
     if jobs == 1 or len(names) < 2:
         for i, name in enumerate(names):
-            yield name, _one(name, full, head, 0)
-            watch(dict.fromkeys(names[: i + 1], 1.0))
+            done = dict.fromkeys(names[:i], 1.0)
+            yield name, _one(name, full, head, lambda share, b=done, n=name: watch({**b, n: share}))  # type: ignore[misc]
+        watch(dict.fromkeys(names, 1.0))
         return
     context = multiprocessing.get_context("spawn")
     shares = context.Array("d", len(names), lock=False)
@@ -187,13 +216,15 @@ def _computed(
     os.environ.update(threads)
     pool = ProcessPoolExecutor(min(jobs, len(names)), mp_context=context, initializer=_begin, initargs=(shares,))
     try:
-        waiting: dict[Future[Finding], str] = {pool.submit(_one, n, full, head, i): n for i, n in enumerate(names)}
+        waiting: dict[Future[Finding], str] = {
+            pool.submit(_in_worker, n, full, head, i): n for i, n in enumerate(names)
+        }
         while waiting:
-            done, _ = wait(waiting, timeout=0.3, return_when=FIRST_COMPLETED)
-            for future in done:
+            ended, _ = wait(waiting, timeout=0.3, return_when=FIRST_COMPLETED)
+            for future in ended:
                 name = waiting.pop(future)
                 shares[names.index(name)] = 1.0
-                yield name, future.result()
+                yield name, _result(future)
             watch(dict(zip(names, shares, strict=True)))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -36,6 +36,9 @@ SAYS_SOMETHING = 0.5
 """Every certificate must stay below π, the diameter of the sphere, up to this time, or it is no bound worth having."""
 LOOSE = 10.0
 """Largest median over the runs of certificate/D at t = 0.5: the growth e^{Lt} may cost that much and no more."""
+SHARP = 0.9
+"""Least median over the runs of D/certificate at the first saved time, where both sides agree to first order: a
+distance that is too small by a factor would pass as a bound, but not here."""
 STEP = 1e-7
 
 
@@ -163,6 +166,8 @@ def report(runs: list[Followed], horizon: str) -> Finding:
     for name in dict.fromkeys(run.name for run in runs):
         most = max(run.worst for run in runs if run.name == name)
         checks.append(within(f"largest D/certificate, {name}", most, high=ABOVE))
+    first = float(np.median([run.apart[1] / (run.certificate[1] + ROUNDING) for run in runs]))
+    checks.append(within("median of D/certificate at the first saved time", first, SHARP, ABOVE))
     checks.append(within("shortest time until a certificate exceeds π", soonest, low=SAYS_SOMETHING))
     checks.append(within("median of certificate/D at t = 0.5", median, high=LOOSE))
     lasting = "none becomes vacuous" if math.isinf(soonest) else f"the first becomes vacuous at t = {soonest:.2g}"

@@ -67,14 +67,25 @@ def _section(name: str, finding: Finding, found: Findings) -> dict[str, Any]:
         "status": CLASSES[outcome],
         "mark": MARKS[outcome],
         "sentence": _capital(finding.sentence),
-        "explanation": finding.explanation,
+        "explanation": finding.explanation or _unmet(finding),
         "horizon": finding.horizon,
         "seconds": finding.seconds,
         "checks": [_check(check) for check in finding.checks],
         "figures": [_figure(f"{name}-{i}", drawn) for i, drawn in enumerate(finding.pictures)],
         "tables": [_table(name, table) for table in finding.tables],
-        "command": f"metastable claims {name}" + (" --full" if found.size == "full" else ""),
+        "command": _command(name, found),
     }
+
+
+def _command(name: str, found: Findings) -> str:
+    head = "" if found.head is None else f" --head {found.origin or 'FILE'}"
+    return f"metastable claims {name}" + (" --full" if found.size == "full" else "") + head
+
+
+def _unmet(finding: Finding) -> str:
+    """Which checks were not met, for a claim that says no more about it."""
+    unmet = [f"{c.name} is {number(c.measured)}, wanted {wanted(c)}" for c in finding.checks if c.outcome == FAIL]
+    return f"Not met: {'; '.join(unmet)}." if unmet else ""
 
 
 def _capital(sentence: str) -> str:

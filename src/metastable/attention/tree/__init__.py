@@ -41,7 +41,8 @@ which the size of a box keeps below e^5 or so; y − c itself is as exact as the
 tol, the answer is that of float64 and the bound that of exact arithmetic.
 
 **Threads** are plain ones that live as long as the call (the kernels release the interpreter lock): no OpenMP
-pool to spin or to collide with that of torch. Under 20 000 points everything runs in the calling thread.
+pool to spin or to collide with that of torch. Under 2000 queries the calling thread does
+all but the packing.
 """
 
 from .engine import Tree, TreeResult, compiled

@@ -106,11 +106,7 @@ def _keep(work, kept, shift):
         for i in range(d):
             work.past[k, i] = work.axes[k, i]
         work.past[d, k], work.past[d + 1, k] = work.small[0, k], work.small[1, k]
-    work.followed[0] = kept if kept <= MOST_FOLLOWED else 0
-    for j in range(work.followed[0]):
-        if work.sign[j] < 0.0:
-            work.followed[0] = 0
-            break
+    work.followed[0] *= kept if kept <= MOST_FOLLOWED else 0
 
 
 @inlined
@@ -196,6 +192,11 @@ def _see(tokens, work, shift, mass, slack, tol):
         turned[k] = 0.0
         for i in range(d):
             turned[k] += work.axes[k, i] * u[i]
+    # Packed tokens are no part of the cloud: the next box must not take their sum for a bound from below.
+    work.followed[0] = 1
+    for i in range(count):
+        if work.ranges[i, 1] > tokens.points.shape[0]:
+            work.followed[0] = 0
     seen = collect(
         tokens.columns, tokens.logs, tokens.signs, work.ranges, count, turned, c, work.axes, half, shift, slack,
         work.z, work.sign, work.score, work.spread, work.crest, work.faint, work.bins,

@@ -80,10 +80,3 @@ def fast_exp(x):
     p = p * r + 1.0
     p = p * r + 1.0
     return p * float_of((bits_of(shifted) + _BIAS) << _SHIFT)
-
-
-@strict_order
-def exp_in_place(x, n):
-    """x[:n] ← e^{x[:n]}."""
-    for i in range(n):
-        x[i] = fast_exp(x[i])
