@@ -81,7 +81,7 @@ def claims(
     names: Annotated[list[str] | None, typer.Argument(help="Which claims; all of them unless named.")] = None,
     full: Annotated[bool, typer.Option("--full/--quick", help="Hours instead of minutes; both decide alike.")] = False,
     head: Annotated[
-        Path | None, typer.Option(help="A TOML file with a [head] table, or a .npz file: the claims about that head.")
+        Path | None, typer.Option(help="A TOML file with a \\[head] table, or a .npz file: the claims about that head.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for report.html, claims.json and tables.")] = Path(
         "metastable-claims"
@@ -95,7 +95,7 @@ def claims(
     """Check the paper's claims, each by an experiment that can fail, and write one report.
 
     Every finished claim is kept at once: the same command after an interruption goes on with those that are missing.
-    The exit code is 1 if a claim fails, or if its experiment stops with an error.
+    The exit code is 1 if a claim fails, or if its experiment stops with an error; INCONCLUSIVE alone is 0.
     """
     with _one_line_errors(debug):
         from metastable import claims as room
@@ -110,7 +110,7 @@ def claims(
             print(json.dumps({**found.to_json(), "report": str(report)}, indent=1, ensure_ascii=False))
         else:
             for name, finding in found.found.items():
-                print(f"{finding.outcome:12} {name:15} {finding.sentence}")
+                print(f"{finding.outcome:12} {name:15} {finding.headline}")
             print(f"report: {report}")
     if found.failed or found.stopped:
         raise typer.Exit(EXIT_FINDING)
@@ -134,7 +134,7 @@ def _one_line_errors(debug: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _complain("interrupted; the same command goes on from the last checkpoint")
+        _complain("interrupted; the same command goes on from what was kept")
         raise typer.Exit(130) from None
     except Exception as error:
         message = str(error)

@@ -52,6 +52,8 @@ def claims(
         claims_room.find(name)
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file; give a folder")
+    if (out / "report.html").exists() and not (out / "findings").exists():
+        raise BadInput(f"--out {out} holds a report of something else; give another folder")
     about = None if head is None else _head_of(head)
     with Shares(chosen, None) as bar:
         found = running.run(chosen, full, about, out, cores() if jobs is None else jobs, bar, again)

@@ -303,3 +303,13 @@ class TestThroughAttend:
     def test_bad_tolerances_are_refused(self, tol):
         with pytest.raises(ms.BadInput, match="the tree needs a tolerance between 0 and 1"):
             ms.attend(ms.uniform(5, d=3), [[1.0, 0, 0]], engine="tree", tol=tol)
+
+
+def test_certified_is_float64_and_refuses_what_float64_cannot():
+    cloud = ms.uniform(500, 3, seed=0).to(torch.float32)
+    found = ms.certified(cloud, 30 * cloud.points, tol=1e-9)
+    exact = dense(cloud.points.double().numpy(), np.zeros(500), 30 * cloud.points.double().numpy())
+    assert found.mean.dtype == torch.float64
+    assert np.linalg.norm(found.mean.numpy() - exact, axis=1).max() <= 1e-9
+    with pytest.raises(ms.BadInput, match="tol is 1e-15; float64 can be certified to 1e-12"):
+        ms.certified(cloud, cloud.points, tol=1e-15)

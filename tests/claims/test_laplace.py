@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.integrate import quad
+from scipy.special import ive
 
 from metastable import claims
 from metastable.attention import attend

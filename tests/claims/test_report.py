@@ -51,6 +51,7 @@ def test_the_page_says_verdict_numbers_and_command(tmp_path):
     assert "e<sup>βt</sup> &lt;script&gt;alert(1)" in html
     assert "a &lt; b" in html
     assert "at most 2" in html
+    assert page.wanted(within("x", 1.0, low=0.9999)) == "at least 0.9999"
     assert "16 more rows in tables/two-tokens-many-rows.csv" in html
     assert "<code>metastable claims two-tokens</code>" in html
     assert "why it is so" in html
@@ -149,6 +150,19 @@ def test_a_second_process_is_refused(tmp_path):
     assert result.exit_code == 2
     assert "another process is checking claims" in result.stderr
     held.close()
+
+
+def test_a_folder_with_another_report_is_refused(tmp_path):
+    (tmp_path / "report.html").write_text("mine")
+    result = invoke("two-tokens", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "holds a report of something else" in result.stderr
+    assert (tmp_path / "report.html").read_text() == "mine"
+
+
+def test_what_is_undecided_is_said_first(tmp_path):
+    found = findings(tmp_path, "?").found["two-tokens"]
+    assert found.headline.startswith("undecided: a (why); it holds")
 
 
 def test_the_list_names_every_claim():

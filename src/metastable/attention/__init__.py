@@ -22,6 +22,7 @@ TREE_FROM = {2: 1_000, 3: 2_000}
 """By dimension, the N·n/(N + n) from which `tree` costs less than `flash`: see benchmarks/crossover.py."""
 
 TREE_TOLERANCE = 1e-6
+LEAST_TOLERANCE = 1e-12
 
 
 class Attended(NamedTuple):
@@ -71,7 +72,13 @@ def attend(cloud: Cloud, queries: Array, engine: str = "auto", tol: float = TREE
 
 
 def certified(cloud: Cloud, queries: Array, tol: float = TREE_TOLERANCE) -> Attended:
-    """`attend` by the tree, with the bound that was reached for each query and the work it took."""
+    """`attend` by the tree, in float64, with the bound that was reached for each query and the work it took.
+
+    The bound is that of exact arithmetic; rounding adds about 1e-13, so a `tol` below 1e-12 is refused.
+    """
+    if not real(tol, "tol", "it is a tolerance") >= LEAST_TOLERANCE:
+        raise BadInput(f"tol is {tol!r}; float64 can be certified to {LEAST_TOLERANCE:g} and no better")
+    cloud = cloud.to(torch.float64)
     u = _queries(cloud, queries)
     found = Prepared(cloud.log_weights, "tree", tol).certified(cloud.points, u)
     if found is None:

@@ -124,6 +124,15 @@ class Finding:
         found = {check.outcome for check in self.checks}
         return FAIL if FAIL in found else PASS if found == {PASS} else INCONCLUSIVE
 
+    @property
+    def headline(self) -> str:
+        """The sentence, with what was left undecided if nothing failed but something was."""
+        open_ = [check for check in self.checks if check.outcome == INCONCLUSIVE]
+        if self.outcome != INCONCLUSIVE or not open_ or (open_[0].note and open_[0].note in self.sentence):
+            return self.sentence
+        more = f" and {len(open_) - 1} more" if len(open_) > 1 else ""
+        return f"undecided: {open_[0].name}{more} ({open_[0].note}); {self.sentence}"
+
     def to_json(self) -> dict[str, Any]:
         """Plain data; numbers that JSON does not have become the strings "inf", "-inf" and "nan"."""
         return _plain(dataclasses.asdict(self) | {"outcome": self.outcome})

@@ -226,6 +226,11 @@ def _computed(
                 shares[names.index(name)] = 1.0
                 yield name, _result(future)
             watch(dict(zip(names, shares, strict=True)))
+    except BaseException:
+        # Interrupted: without this the interpreter would wait for the experiments that are under way.
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for key, value in before.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
@@ -26,7 +27,7 @@ def picture(drawn: Picture) -> go.Figure:
     """Every series in its panel, each name with one colour throughout."""
     rows = len(drawn.panels)
     names = list(dict.fromkeys(s.name for s in drawn.series))
-    key = 60 + KEY_LINE * len(names)
+    key = 60 + KEY_LINE * sum(_label(name).count("<br>") + 1 for name in names)
     height = look.TITLE_HEIGHT + rows * PANEL_HEIGHT + (rows - 1) * GAP + key
     inside = rows * PANEL_HEIGHT + (rows - 1) * GAP
     titles = [look.raised(panel.title) for panel in drawn.panels]
@@ -56,6 +57,11 @@ def picture(drawn: Picture) -> go.Figure:
     return figure
 
 
+def _label(name: str) -> str:
+    """A name for the key, broken so that it fits a phone."""
+    return "<br>".join(look.raised(part) for part in textwrap.wrap(name, 38))
+
+
 def _axis(logarithmic: bool, values: list[float]) -> dict[str, Any]:
     """Powers of ten alone on an axis that spans several of them, 1, 2 and 5 on one that spans about one."""
     axis: dict[str, Any] = {"type": "log" if logarithmic else "linear", "exponentformat": "power"}
@@ -67,7 +73,7 @@ def _axis(logarithmic: bool, values: list[float]) -> dict[str, Any]:
 
 
 def _add(figure: go.Figure, series: Series, colour: str, legend: bool) -> None:
-    common = {"name": look.raised(series.name), "legendgroup": series.name, "row": series.panel + 1, "col": 1}
+    common = {"name": _label(series.name), "legendgroup": series.name, "row": series.panel + 1, "col": 1}
     if series.low:
         edge: dict[str, Any] = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "x": series.x}
         figure.add_scatter(y=series.low, showlegend=False, **edge, **common)

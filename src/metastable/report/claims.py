@@ -66,11 +66,11 @@ def _section(name: str, finding: Finding, found: Findings) -> dict[str, Any]:
         "outcome": outcome,
         "status": CLASSES[outcome],
         "mark": MARKS[outcome],
-        "sentence": _capital(finding.sentence),
+        "sentence": _capital(finding.headline),
         "explanation": finding.explanation or _unmet(finding),
         "horizon": finding.horizon,
         "seconds": finding.seconds,
-        "checks": [_check(check) for check in finding.checks],
+        "checks": [_check(check) for check in sorted(finding.checks, key=lambda check: check.outcome == PASS)],
         "figures": [_figure(f"{name}-{i}", drawn) for i, drawn in enumerate(finding.pictures)],
         "tables": [_table(name, table) for table in finding.tables],
         "command": _command(name, found),
@@ -96,7 +96,7 @@ def _capital(sentence: str) -> str:
 def _check(check: Check) -> dict[str, Any]:
     return {
         "name": check.name,
-        "measured": number(check.measured),
+        "measured": _figure_of(check.measured),
         "wanted": wanted(check),
         "outcome": check.outcome,
         "status": CLASSES[check.outcome],
@@ -107,10 +107,18 @@ def _check(check: Check) -> dict[str, Any]:
 
 def wanted(check: Check) -> str:
     """The allowed range, in words."""
-    low, high = number(check.low), number(check.high)
+    low, high = _figure_of(check.low), _figure_of(check.high)
     if math.isinf(check.low):
         return "–" if math.isinf(check.high) else f"at most {high}"
     return f"at least {low}" if math.isinf(check.high) else f"{low} to {high}"
+
+
+def _figure_of(x: float | None) -> str:
+    """Three digits, or five where three would round a limit such as 0.9999 away."""
+    short = number(x)
+    if x is None or not 1e-3 <= abs(x) < 1e5 or float(f"{x:.3g}") == x:
+        return short
+    return f"{x:.5g}".replace("-", "−")
 
 
 def _figure(place: str, drawn: Any) -> dict[str, Any]:
