@@ -29,7 +29,7 @@ def failed(finding: claims.Finding) -> set[str]:
 
 
 def test_holds() -> None:
-    found = laplace.check(laplace.Sizes(SMALL.betas, 6, 17), None, lambda share: None)
+    found = laplace.check(laplace.Sizes(laplace.CLAIM.quick.betas, 6, 17), None, lambda share: None)
     assert found.outcome == claims.PASS, found.checks
     assert claims.Finding.from_json(found.to_json()) == found
 

@@ -200,6 +200,6 @@ CLAIM = Claim(
     "At fixed β the distance curve of N independent tokens comes to that of the mean-field equation like N^{−1/2}, and "
     "that of equally spaced ones at least like N^{−1} (derived here).",
     check,
-    quick=Sizes(20.0, 2.0, 7, (64, 128, 256, 512), 100, 4, 2e-5),
+    quick=Sizes(20.0, 2.0, 7, (64, 128, 256, 512, 1024), 100, 4, 2e-5),
     full=Sizes(20.0, 3.0, 25, (125, 250, 500, 1000, 2000, 4000), 200, 8, 1e-4),
 )
