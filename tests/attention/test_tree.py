@@ -308,7 +308,9 @@ class TestThroughAttend:
 def test_certified_is_float64_and_refuses_what_float64_cannot():
     cloud = ms.uniform(500, 3, seed=0).to(torch.float32)
     found = ms.certified(cloud, 30 * cloud.points, tol=1e-9)
-    exact = dense(cloud.points.double().numpy(), np.zeros(500), 30 * cloud.points.double().numpy())
+    # A float32 cloud is put back on the sphere when it becomes float64.
+    points = cloud.to(torch.float64).points.numpy()
+    exact = dense(points, np.zeros(500), (30 * cloud.points).double().numpy())
     assert found.mean.dtype == torch.float64
     assert np.linalg.norm(found.mean.numpy() - exact, axis=1).max() <= 1e-9
     with pytest.raises(ms.BadInput, match="tol is 1e-15; float64 can be certified to 1e-12"):
