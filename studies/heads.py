@@ -8,22 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 import metastable as ms
+from metastable.claims.prescribed import circle_head
 
 RESULTS = Path(__file__).parent / "results"
-
-
-def circle_head(a: float, b: tuple[float, float], a2: float, v: tuple[float, float]) -> ms.Head:
-    """B = R(a) diag(b) R(a)ᵀ and V = R(a') diag(v) R(a')ᵀ."""
-    return ms.Head.from_interaction(_turned(a, b), _turned(a2, v))
-
-
-def _turned(angle: float, values: tuple[float, float]) -> torch.Tensor:
-    c, s = math.cos(angle), math.sin(angle)
-    R = torch.tensor([[c, -s], [s, c]], dtype=torch.float64)
-    return R @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ R.T
 
 
 THREE = {
@@ -31,7 +20,7 @@ THREE = {
     "second": (0.2, (1.4, 0.7), -0.3, (1.2, 0.5)),
     "third": (0.3, (1.4, 0.7), -0.5, (1.2, 0.5)),
 }
-"""The heads of theory.md, section 5: (a, b, a', v)."""
+"""Three heads of the circle whose plateau ends: (a, b, a', v)."""
 
 
 def random_parameters(count: int, seed: int) -> tuple[list[Any], dict[str, int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from metastable import claims as claims_room
 from metastable import configuration, store
+from metastable.attention.tree.ordered import threads
 from metastable.claims import running
 from metastable.claims.running import Findings
 from metastable.errors import BadInput
@@ -56,14 +56,9 @@ def claims(
         raise BadInput(f"--out {out} holds a report of something else; give another folder")
     about = None if head is None else _head_of(head)
     with Shares(chosen, None) as bar:
-        found = running.run(chosen, full, about, out, cores() if jobs is None else jobs, bar, again)
+        found = running.run(chosen, full, about, out, threads() if jobs is None else jobs, bar, again)
     found = replace(found, origin=None if head is None else str(head))
     return found, claims_report.write(found, out / "report.html")
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 def _head_of(path: Path) -> Head:

@@ -9,7 +9,8 @@ import torch
 
 from metastable import Head, claims
 from metastable.claims import metastability
-from metastable.claims.plateau_runs import FOLLOWED, circle_head, numbers
+from metastable.claims.plateau_runs import FOLLOWED, numbers
+from metastable.claims.prescribed import circle_head
 
 SMALL = metastability.Sizes((18.0, 20.0, 22.0), 0.6, 61, 0, (20.0, 28.0), (), None)
 

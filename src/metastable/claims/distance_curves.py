@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from metastable.claims.prescribed import circle_head
 from metastable.cloud import graded
 from metastable.flow.exact import zero_temperature_flow
 from metastable.head import Head
@@ -33,11 +34,6 @@ class Curve(NamedTuple):
     error: np.ndarray
 
 
-def circle_head(a: float, b: tuple[float, float], c: float, v: tuple[float, float]) -> Head:
-    """B = R(a) diag(b) R(a)ᵀ and V = R(c) diag(v) R(c)ᵀ with rotations by a and c."""
-    return Head.from_interaction(_turned(a, b), _turned(c, v))
-
-
 def circle_heads() -> dict[str, Head]:
     """Three heads of the circle whose plateau ends early enough to be seen."""
     return {
@@ -45,12 +41,6 @@ def circle_heads() -> dict[str, Head]:
         "B turned by 0.5, V by −0.3": circle_head(0.5, (1.5, 0.6), -0.3, (1.0, 0.7)),
         "B turned by 0.2, V by −0.3": circle_head(0.2, (1.4, 0.7), -0.3, (1.2, 0.5)),
     }
-
-
-def _turned(angle: float, values: tuple[float, float]) -> torch.Tensor:
-    c, s = math.cos(angle), math.sin(angle)
-    R = torch.tensor([[c, -s], [s, c]], dtype=torch.float64)
-    return R @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ R.T
 
 
 def refusal(head: Head) -> str | None:

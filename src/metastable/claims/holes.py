@@ -24,6 +24,7 @@ from metastable.claims import laws
 from metastable.claims.beyond import Part, Sizes
 from metastable.claims.finding import Series, overlapping, within
 from metastable.claims.fitting import line
+from metastable.claims.prescribed import circle_head
 from metastable.cloud import Cloud, equally_spaced
 from metastable.fields import velocity
 from metastable.flow.exact import zero_temperature_flow
@@ -76,17 +77,6 @@ def hole(head: Head, sizes: Sizes, near: float = 0.5, far: float = 0.9) -> Part:
     return Part("support with a hole around û", "none: theory() sees the head only", instead, checks)
 
 
-def circle_head() -> Head:
-    """B = R(0.3) diag(1.4, 0.7) R(0.3)ᵀ, V = R(−0.5) diag(1.2, 0.5) R(−0.5)ᵀ: û(e) is 15 degrees from e."""
-
-    def turned(angle: float, values: tuple[float, float]) -> np.ndarray:
-        c, s = math.cos(angle), math.sin(angle)
-        R = np.array([[c, -s], [s, c]])
-        return np.asarray(R @ np.diag(values) @ R.T)
-
-    return Head.from_interaction(turned(0.3, (1.4, 0.7)), turned(-0.5, (1.2, 0.5)))
-
-
 def departure(head: Head, cloud: Cloud, beta: float, until: float) -> tuple[float, np.ndarray, np.ndarray]:
     """When W₂ to the limit law, after its least, rises to LEFT (NaN if never), and the curve."""
     theory = head.theory()
@@ -127,7 +117,8 @@ def widening(head: Head, narrow: float, wide: float) -> float:
 
 def emptied(sizes: Sizes, betas: tuple[float, float] = (300.0, 1000.0)) -> Part:
     """Runs of equal tokens: full circle, a hole around û(e), and holes of two widths around {Πx = 0}."""
-    head, n = circle_head(), sizes.particles
+    # û(e) is 15 degrees from e.
+    head, n = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5)), sizes.particles
     look = (head.B.T @ head.theory().basis[:, 0]).numpy()
     normal = head.theory().co_basis[:, 0].numpy()
     repelling = np.array([-normal[1], normal[0]])

@@ -25,9 +25,10 @@ import numpy as np
 from scipy.interpolate import CubicSpline
 
 from metastable.claims.claim import Claim, Tell
-from metastable.claims.distance_curves import Curve, circle_head, cold_curve, refusal, warm_curve
+from metastable.claims.distance_curves import Curve, cold_curve, refusal, warm_curve
 from metastable.claims.finding import Check, Finding, Panel, Picture, Series, Table, overlapping, undecided, within
 from metastable.claims.fitting import Line, line
+from metastable.claims.prescribed import circle_head
 from metastable.errors import BadInput
 from metastable.head import Head
 

@@ -39,13 +39,13 @@ from metastable.claims.plateau_runs import (
     Numbers,
     Seen,
     Spaced,
-    circle_head,
     equal_tokens,
     mean_field_curve,
     numbers,
     random_heads,
 )
 from metastable.claims.plateau_views import pictures, tables
+from metastable.claims.prescribed import circle_head
 from metastable.errors import BadInput
 from metastable.head import Head
 from metastable.phases import detect

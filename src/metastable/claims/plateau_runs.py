@@ -9,11 +9,13 @@ import numpy as np
 import torch
 
 from metastable import phases
+from metastable.claims.prescribed import circle_head
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
 from metastable.head import Head
 from metastable.meanfield import circle
 from metastable.meanfield.flowing import Sizes, follow
+from metastable.meanfield.solving import STEP
 from metastable.progress import Progress
 from metastable.simulation import simulate
 from metastable.transport import two_atoms
@@ -21,20 +23,6 @@ from metastable.transport import two_atoms
 LONGEST = 60.0
 """Random heads leave by this time: on one whose plateau lasted longer two levels of cells parted company at t ≈ 50, and
 neither could be believed."""
-STEP = 3e-4
-"""Largest error of a time step, in lengths of the longest cells, as in `mean_field`."""
-
-
-def circle_head(a: float, b: tuple[float, float], a2: float, v: tuple[float, float]) -> Head:
-    """B = R(a) diag(b) R(a)ᵀ and V = R(a2) diag(v) R(a2)ᵀ."""
-
-    def turned(angle: float, values: tuple[float, float]) -> torch.Tensor:
-        c, s = math.cos(angle), math.sin(angle)
-        R = torch.tensor([[c, -s], [s, c]], dtype=torch.float64)
-        return R @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ R.T
-
-    return Head.from_interaction(turned(a, b), turned(a2, v))
-
 
 FOLLOWED = (0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
 STEPPED = (0.5, (1.5, 0.6), -0.3, (1.0, 0.7))

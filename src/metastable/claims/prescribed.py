@@ -18,6 +18,17 @@ PANELS = 3000
 """Panels of internal time after which a given head counts as too slow; those of the claims need 100 to 500."""
 
 
+def circle_head(a: float, b: tuple[float, float], c: float, v: tuple[float, float]) -> Head:
+    """On the circle: B = R(a) diag(b) R(a)ᵀ and V = R(c) diag(v) R(c)ᵀ with rotations by a and c."""
+    return Head.from_interaction(_turned(a, b), _turned(c, v))
+
+
+def _turned(angle: float, values: tuple[float, float]) -> torch.Tensor:
+    c, s = math.cos(angle), math.sin(angle)
+    R = torch.tensor([[c, -s], [s, c]], dtype=torch.float64)
+    return R @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ R.T
+
+
 def prescribed(kind: str, values: Sequence[float], seed: int, spread: float = 0.25) -> Head:
     """A head with V Bᵀ = M of the given kind and eigenvalues; B = (I + spread·G/√d)·R, G Gaussian and R a rotation.
 

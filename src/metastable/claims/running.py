@@ -1,8 +1,8 @@
 """Many claims in one folder: on all cores, each kept as soon as it is finished, taken up again after a kill.
 
 claims.json             every verdict with its checks
-findings/<claim>.json   one finding, written whole or not at all; found again by the next start
-tables/<claim>-<table>.csv
+findings/*.json         one finding each, written whole or not at all; found again by the next start
+tables/*.csv            the checks and the tables of each claim
 """
 
 from __future__ import annotations
@@ -237,6 +237,11 @@ def _computed(
             os.environ.pop(key, None) if value is None else os.environ.__setitem__(key, value)
 
 
+def table_file(claim: str, title: str) -> Path:
+    """Where a table of a claim is, from the folder of the report."""
+    return Path("tables") / f"{claim}-{title.replace(' ', '-')}.csv"
+
+
 def _write_tables(found: Findings) -> None:
     (found.folder / "tables").mkdir(exist_ok=True)
     for name, finding in found.found.items():
@@ -248,4 +253,4 @@ def _write_tables(found: Findings) -> None:
         for title, columns, rows in tables:
             text = io.StringIO()
             csv.writer(text).writerows([columns, *rows])
-            store.write_text(found.folder / "tables" / f"{name}-{title.replace(' ', '-')}.csv", text.getvalue())
+            store.write_text(found.folder / table_file(name, title), text.getvalue())

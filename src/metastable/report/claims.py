@@ -11,7 +11,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from metastable import figures, store
-from metastable.claims import FAIL, INCONCLUSIVE, PASS, find
+from metastable.claims import FAIL, INCONCLUSIVE, PASS, find, running
 from metastable.figures.look import CONFIG, number, untitled
 from metastable.report.pages import pages, target_of, write_page
 
@@ -130,7 +130,7 @@ def _figure(place: str, drawn: Any) -> dict[str, Any]:
 
 def _table(name: str, table: Table) -> dict[str, Any]:
     rows = [[_cell(value) for value in row] for row in table.rows[:SHOWN]]
-    file = f"tables/{name}-{table.name.replace(' ', '-')}.csv"
+    file = str(running.table_file(name, table.name))
     return {
         "name": table.name,
         "columns": table.columns,
