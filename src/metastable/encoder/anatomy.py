@@ -1,0 +1,132 @@
+"""The attention layers of an encoder in one form, whatever family it is of: weights, normalisation, where to look.
+
+Tokens reach an attention layer as x = γ⊙z + b, the output of a normalisation with gain γ and offset b: z has mean zero
+and length √d. The layer computes, for each of its heads,
+
+    q = W_q x + b_q,   k = W_k x + b_k,   v = W_v x + b_v,   s_ij = scale·⟨q_i, k_j⟩ (+ what cannot be folded),
+    update of token i = Σ_heads W_o Σ_j softmax_j(s_ij) v_j + b_o,
+
+and adds the update to the residual: to x itself where the normalisation comes after (BERT), to the unnormalised stream
+h with z = norm(h) where it comes before (ViT, ModernBERT).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+Scores = Callable[[Tensor, Tensor], Tensor]
+"""(q, k), each (texts, heads, n, width), → scores (texts, heads, n, n), before padding is masked."""
+
+Step = Callable[[Tensor, Tensor], Tensor]
+"""(hidden (texts, n, d), mask (texts, n) of bool, True for tokens) → hidden after one whole layer."""
+
+
+@dataclass(frozen=True)
+class Norm:
+    """x = gain⊙z + offset, z = (h − mean h)/√(var h + eps), over the d features."""
+
+    gain: Tensor
+    offset: Tensor
+    eps: float
+
+    @classmethod
+    def of(cls, module: nn.LayerNorm) -> Norm:
+        gain = module.weight if module.weight is not None else torch.ones(module.normalized_shape)
+        offset = module.bias if module.bias is not None else torch.zeros_like(gain)
+        return cls(gain.detach(), offset.detach(), module.eps)
+
+    def standardise(self, h: Tensor) -> Tensor:
+        """z, of length √d up to eps."""
+        centred = h - h.mean(dim=-1, keepdim=True)
+        return centred * torch.rsqrt(centred.square().mean(dim=-1, keepdim=True) + self.eps)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One of q, k, v for all heads: weight (heads, width, d), bias (heads, width)."""
+
+    weight: Tensor
+    bias: Tensor
+
+    @classmethod
+    def of(cls, linear: nn.Linear, heads: int) -> Projection:
+        return cls.cut(linear.weight, linear.bias, heads)
+
+    @classmethod
+    def cut(cls, weight: Tensor, bias: Tensor | None, heads: int) -> Projection:
+        """From a matrix (heads·width, d) and its bias."""
+        if bias is None:
+            bias = weight.new_zeros(len(weight))
+        return cls(weight.detach().reshape(heads, -1, weight.shape[1]), bias.detach().reshape(heads, -1))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(texts, n, d) → (texts, heads, n, width)."""
+        heads, width, d = self.weight.shape
+        flat = torch.nn.functional.linear(x, self.weight.reshape(heads * width, d), self.bias.reshape(-1))
+        return flat.unflatten(-1, (heads, width)).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """One attention layer.
+
+    site : the module whose call brings this layer's tokens. With a `norm` it is the normalisation, and the tokens are
+        its first argument h; without one (`norm` None: the first layer of ALBERT) it is the attention module,
+        and its first argument is x.
+    call : which call of `site` in one forward pass, from 0: a shared layer is called many times.
+    pre_norm : whether updates are added to h (True) or to x (False).
+    output : (heads, d, width) W_o by heads, and output_bias (d,).
+    unfolded : names of the score terms that depend on positions and cannot be folded into B and a.
+    scores : the full scores from q and k where there are such terms, else None and scores are scale·⟨q, k⟩.
+    """
+
+    index: int
+    site: nn.Module
+    norm: Norm | None
+    query: Projection
+    key: Projection
+    value: Projection
+    output: Tensor
+    output_bias: Tensor
+    scale: float
+    call: int = 0
+    pre_norm: bool = False
+    unfolded: tuple[str, ...] = ()
+    scores: Scores | None = None
+
+    @property
+    def heads(self) -> int:
+        return len(self.query.weight)
+
+    @property
+    def width(self) -> int:
+        """d, the number of features."""
+        return int(self.query.weight.shape[2])
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """An encoder's attention layers in the order of depth.
+
+    final : the module whose *output* is the last hidden state (texts, n, d) of the encoder, with its last call.
+    steps : for each layer, the whole layer (attention, MLP, normalisations) as a function, see `Step`.
+    tied : whether all layers share their weights.
+    notes : sentences about what the folding leaves out, for the report.
+    """
+
+    family: str
+    layers: tuple[AttentionLayer, ...]
+    final: nn.Module
+    steps: tuple[Step, ...]
+    tied: bool = False
+    notes: tuple[str, ...] = field(default=())
+
+
+def output_by_heads(weight: Tensor, heads: int) -> Tensor:
+    """W_o (d, heads·width) → (heads, d, width)."""
+    d = len(weight)
+    return weight.detach().reshape(d, heads, -1).transpose(0, 1)

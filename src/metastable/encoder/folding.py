@@ -1,0 +1,107 @@
+"""A trained head as a head of the theory: normalisation, biases, score scale and output matrix folded in.
+
+With x = γ⊙z + b the scores are, up to a constant for each query that the softmax does not see,
+
+    scale·⟨W_q x + b_q, W_k x' + b_k⟩ = ⟨Bᵀz + a, z'⟩ + const,  B = scale·(W_q γC)ᵀ(W_k γC),  a = scale·(W_k γC)ᵀ(W_q b + b_q),
+
+where C takes off the mean over features, which z has not anyway.
+
+Tokens of the theory are unit vectors: x̂ = z/√d. Then ⟨Bᵀz + a, z'⟩ = β⟨B̂ᵀx̂ + â, x̂'⟩ with the **effective inverse
+temperature** β = d‖B‖₂, B̂ = B/‖B‖₂ and â = √d a/β. One layer moves a token by C W_o W_v γ z' (the next normalisation
+takes the mean off), relative to the length ρ√d of what that is added to: so V = C W_o W_v γ C / ρ, and **one layer is
+one unit of time**.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from metastable.encoder.anatomy import AttentionLayer, Projection
+from metastable.head import Head
+
+
+@dataclass(frozen=True)
+class FoldedHead:
+    """One head in terms of z: q = query z + query_offset and so on; float64.
+
+    query, key (k, d), value (r, d), output (d, r); offsets (k,), (k,), (r,). `residual` is ρ, the root mean square of
+    what updates are added to; `gain_spread` is std γ / |mean γ|, 0 where γ is constant and the folding harmless.
+    """
+
+    layer: int
+    head: int
+    query: Tensor
+    query_offset: Tensor
+    key: Tensor
+    key_offset: Tensor
+    value: Tensor
+    value_offset: Tensor
+    output: Tensor
+    scale: float
+    residual: float
+    gain_spread: float
+    unfolded: tuple[str, ...]
+
+    @property
+    def dim(self) -> int:
+        return int(self.query.shape[1])
+
+    @property
+    def beta(self) -> float:
+        """The effective inverse temperature, d‖B‖₂."""
+        small = torch.linalg.qr(self.query.T).R @ torch.linalg.qr(self.key.T).R.T
+        return self.dim * self.scale * float(torch.linalg.matrix_norm(small, 2))
+
+    def scores(self, z: Tensor) -> Tensor:
+        """⟨Bᵀz_i + a, z_j⟩ for the rows of z (n, d): the model's scores up to a constant for each row i. (n, n)."""
+        q = z @ self.query.T + self.query_offset
+        return self.scale * q @ (z @ self.key.T).T
+
+    def update(self, z: Tensor, attention: Tensor) -> Tensor:
+        """What the head adds to each token, W_o Σ_j a_ij v_j, without the layer's output bias. (n, d)."""
+        return attention @ (z @ self.value.T + self.value_offset) @ self.output.T
+
+    def theory_head(self) -> tuple[Head, float]:
+        """The `Head` on unit tokens with ‖B‖₂ = 1, and its β. One unit of its time is one layer."""
+        beta = self.beta
+        strength = math.sqrt(self.dim * self.scale / beta) if beta > 0 else 1.0
+        offset = math.sqrt(self.dim) * self.scale * (self.query_offset @ self.key) / beta if beta > 0 else None
+        output = (self.output - self.output.mean(dim=0, keepdim=True)) / self.residual
+        return Head(strength * self.query, strength * self.key, self.value, output=output, offset=offset), beta
+
+
+def fold(layer: AttentionLayer, head: int, residual: float | None = None) -> FoldedHead:
+    """One head of a layer. `residual` is ρ where it was measured; for post-norm layers the weights give it."""
+    gain, offset = torch.ones(layer.width, dtype=torch.float64), torch.zeros(layer.width, dtype=torch.float64)
+    if layer.norm is not None:
+        gain, offset = layer.norm.gain.to(gain), layer.norm.offset.to(gain)
+
+    def folded(projection: Projection) -> tuple[Tensor, Tensor]:
+        weight, bias = projection.weight[head].to(gain), projection.bias[head].to(gain)
+        rows = weight * gain
+        if layer.norm is not None:
+            rows = rows - rows.mean(dim=1, keepdim=True)
+        return rows, weight @ offset + bias
+
+    (query, query_offset), (key, key_offset), (value, value_offset) = map(folded, (layer.query, layer.key, layer.value))
+    if residual is None:
+        residual = 1.0 if layer.pre_norm else float((gain.square() + offset.square()).mean().sqrt())
+    return FoldedHead(
+        layer=layer.index,
+        head=head,
+        query=query,
+        query_offset=query_offset,
+        key=key,
+        key_offset=key_offset,
+        value=value,
+        value_offset=value_offset,
+        output=layer.output[head].to(gain),
+        scale=layer.scale,
+        residual=residual,
+        gain_spread=float(gain.std() / gain.mean().abs().clamp_min(1e-300)),
+        unfolded=layer.unfolded,
+    )
