@@ -2,7 +2,8 @@
 
 With x = γ⊙z + b the scores are, up to a constant for each query that the softmax does not see,
 
-    scale·⟨W_q x + b_q, W_k x' + b_k⟩ = ⟨Bᵀz + a, z'⟩ + const,  B = scale·(W_q γC)ᵀ(W_k γC),  a = scale·(W_k γC)ᵀ(W_q b + b_q),
+    scale·⟨W_q x + b_q, W_k x' + b_k⟩ = ⟨Bᵀz + a, z'⟩ + const,
+    B = scale·(W_q γC)ᵀ(W_k γC),   a = scale·(W_k γC)ᵀ(W_q b + b_q),
 
 where C takes off the mean over features, which z has not anyway.
 

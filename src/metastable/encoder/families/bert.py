@@ -10,7 +10,7 @@ from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm, Projection
 
 
 def bert(model: Any) -> Anatomy:
-    """`BertModel`: layer l reads what the last normalisation of layer l − 1 wrote, the first one that of the embeddings."""
+    """`BertModel`: layer l reads what layer l − 1's last normalisation wrote, the first one that of the embeddings."""
     layers = []
     before = model.embeddings.LayerNorm
     for index, block in enumerate(model.encoder.layer):
