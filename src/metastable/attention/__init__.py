@@ -58,7 +58,7 @@ def attend(cloud: Cloud, queries: Array, engine: str = "auto", tol: float = TREE
 
     For a field, u = β Bᵀx. "dense" and "flash" give the same numbers up to rounding, in a time ∝ N·n and in memory
     O((N + n)·d) plus one block. "tree" is for low dimension: certified |m − exact| ≤ `tol` for every query, in about
-    O(N + n), float64 on the CPU; its first use compiles for half a minute. "auto" takes the quickest of the
+    O(N + n), float64 on the CPU; its first use compiles for about twenty seconds. "auto" takes the quickest of the
     three, see `choose`: ask for "dense" or "flash" where `tol` is not exact enough.
 
     Examples

@@ -50,10 +50,11 @@ class Prepared:
             return None
         at, asked = _numpy(points), _numpy(queries)
         if self._tree is None:
-            from metastable.attention.tree import Tree, compiled
+            from metastable.attention.tree import Tree, compiled, compiling
 
             if not compiled():
-                print("metastable: compiling the tree engine, once, for about half a minute", file=sys.stderr)
+                print("metastable: compiling the tree engine, once, for about twenty seconds", file=sys.stderr)
+                compiling(at.shape[1])
             self._tree = Tree(at, _numpy(self.log_weights))
         else:
             self._tree.refit(at)

@@ -20,7 +20,8 @@ If f̃, g̃ stand for f, g, and m̃ = c + g̃/f̃, then from  m̃ − m = [(g̃ 
 1. *Below.* Let A be any measure with Z_A ≤ Z everywhere: a subset of the tokens, or groups of tokens each moved to its
    weighted mean (Jensen: W e^{⟨v, mean⟩} ≤ Σ w_j e^{⟨v, y_j⟩}). log Z_A is convex with gradient m_A, whence
    f(δ) ≥ f_A(0) e^{⟨δ, m_A(u0) − c⟩} = f_A(0) on the whole box if c = m_A(u0), which is how c is chosen. Also
-   f ≥ f̃ − |f̃ − f|; the larger of the two is used.
+   f ≥ f̃ − |f̃ − f|; the larger of the two is used. Where a box starts from the packed tokens of its neighbour, which
+   are no such measure, the second alone is.
 2. *Skipped tokens.* In the box |⟨δ, z_j⟩| ≤ T_j = Σ_k h_k |⟨e_k, z_j⟩| (e_k axes, h_k half-widths), so a skipped token
    takes at most a_j e^{T_j} from f and a_j e^{T_j} |z_j| from g. For a skipped node the same with the upper ends
    of its box: ⟨u0, z⟩ at most `reach`, T at most its value at the centre plus |h| · radius, |z| at most the distance of
@@ -45,6 +46,6 @@ pool to spin or to collide with that of torch. Under 2000 queries the calling th
 all but the packing.
 """
 
-from .engine import Tree, TreeResult, compiled
+from .engine import Tree, TreeResult, compiled, compiling
 
-__all__ = ["Tree", "TreeResult", "compiled"]
+__all__ = ["Tree", "TreeResult", "compiled", "compiling"]

@@ -45,6 +45,7 @@ def descend(tokens, queries, records, depth, nodes, stop, work, tol, means, boun
     """
     n = queries.shape[0]
     work.covariances[:] = math.nan  # those of another run would mislead
+    work.kept_above[:] = math.inf
     work.followed[0] = 0
     work.guess[0] = 0  # so that the answer does not depend on which thread comes first
     size, left, strict = 0, 0, 1.0

@@ -11,7 +11,7 @@ of tokens, from its parent by one multiplication, and meets the powers of the la
 
 import numpy as np
 
-from .vectors import inner, loose
+from .vectors import ZERO, inner, loose
 
 BLOCK = 128
 MAX_THIN = 8
@@ -121,7 +121,7 @@ def add_block(table, p, r, v, products, powers, stride, coefficients):
         powers[0, t] = 1.0
     for j in range(1, p + 1):
         _times(powers[j - 1], v[d - 1], powers[j])
-    waiting, spare = -1, table.shape[0]
+    waiting, spare = ZERO - 1, table.shape[0]
     for row in range(table.shape[0]):
         if table[row, 0] > p:
             break
@@ -134,7 +134,7 @@ def add_block(table, p, r, v, products, powers, stride, coefficients):
             waiting = row
         else:
             _add_rows(table, p, waiting, row, products, powers, stride, coefficients)
-            waiting = -1
+            waiting = ZERO - 1
     if waiting >= 0:
         _add_rows(table, p, waiting, spare, products, powers, stride, coefficients)
 

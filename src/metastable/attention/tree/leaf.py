@@ -6,7 +6,7 @@ from .expansion import BLOCK, add_block, divide_by_factorials, evaluate_block
 from .search import best_token, first_mean
 from .seeing import visible_ranges
 from .truncation import certify, choose_order, sample_sums
-from .vectors import fast_exp, inlined, inner
+from .vectors import ZERO, fast_exp, inlined, inner
 from .visible import collect, direct_sums, largest_exponent, moments, total_weight, trim
 
 # Shares of the tolerance: nodes skipped or packed, tokens trimmed (this includes the nodes), expansions truncated.
@@ -22,7 +22,11 @@ FEW, WIDEST_OF_FEW = 16, 6.0
 
 # A box looks first at what the one before has kept, if that is at most so many tokens and so many standard deviations
 # away; if its own tokens weigh more than OUTWEIGHED times those, it looks for itself.
-MOST_FOLLOWED, NEAR, OUTWEIGHED = 4096, 4.0, 2.0
+MOST_FOLLOWED, NEAR, OUTWEIGHED = 16384, 4.0, 2.0
+
+# So many (query, token) pairs are summed only if the box before the last cut saw less than SPARED times more tokens:
+# where a cloud thins out, a box may be narrow by the softmax at its centre and yet see far.
+HEAVY, SPARED = 40_000, 1.5
 
 SPLIT, DONE = 0, 1
 
@@ -70,10 +74,11 @@ def _reference(tokens, work):
 
 @inner
 def _follow(work):
-    """Step one, from the tokens that the box before has kept, if they are few, near and not packed.
+    """Step one, from the tokens that the box before has kept, if they are few and near.
 
-    They are a measure A below the softmax like any other, and near a neighbour they carry nearly all of it. Their
-    scores at the new u0 are the old ones plus ⟨δ, z⟩. Returns (shift, mass of A), mass 0 if there is no such neighbour.
+    Near a neighbour they carry nearly all of the softmax. Their scores at the new u0 are the old ones plus ⟨δ, z⟩. If
+    none of them is packed they are a measure A below the softmax like any other; if some are, their mass only steers.
+    Returns (shift, mass, what of it is a bound from below), mass 0 if there is no such neighbour.
     """
     u, c, mean, delta, second = work.small[0], work.small[1], work.small[2], work.small[5], work.second
     d, n = u.size, work.followed[0]
@@ -83,18 +88,18 @@ def _follow(work):
         for i in range(d):
             far += (u[k] - old_u[k]) * (second[k, i] - mean[k] * mean[i]) * (u[i] - old_u[i])
     if n == 0 or not far <= NEAR * NEAR:
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     for k in range(d):
         delta[k] = 0.0
         for i in range(d):
             delta[k] += axes[k, i] * (u[i] - old_u[i])
     top = largest_exponent(work.z, work.score, n, delta)
-    mass = moments(work.z, work.score, n, delta, top, work.exponents, axes, mean, second)
+    mass = moments(work.z, work.sign, work.score, n, delta, top, work.exponents, axes, mean, second)
     shift = work.past_shift[0] + top
     for k in range(d):
         c[k] = old_c[k] + mean[k]
         shift -= u[k] * mean[k]
-    return shift, mass
+    return shift, mass, mass if work.followed[1] else 0.0
 
 
 @inner
@@ -106,7 +111,7 @@ def _keep(work, kept, shift):
         for i in range(d):
             work.past[k, i] = work.axes[k, i]
         work.past[d, k], work.past[d + 1, k] = work.small[0, k], work.small[1, k]
-    work.followed[0] *= kept if kept <= MOST_FOLLOWED else 0
+    work.followed[0] = kept if kept <= MOST_FOLLOWED else 0
 
 
 @inlined
@@ -118,7 +123,7 @@ def _arrange(work):
     half, mean, axes, second = work.small[3], work.small[2], work.axes, work.second
     d = half.size
     size, shift, total = 0.0, 0.0, 0.0
-    thin, wide = 0, 0
+    thin, wide = ZERO, ZERO
     least, most = math.inf, -1.0
     for k in range(d):
         sigma = _spread_along(second, mean, axes[k])
@@ -130,8 +135,7 @@ def _arrange(work):
             thin, least = k, x
         if x >= most:
             wide, most = k, x
-    first = 0
-    _exchange(axes, half, first, thin)
+    _exchange(axes, half, ZERO, thin)
     if wide == 0:
         wide = thin
     _exchange(axes, half, d - 1, wide)
@@ -145,6 +149,14 @@ def _remember(work, level):
     for i in range(mean.size):
         for k in range(mean.size):
             covariance[i, k] = second[i, k] - mean[i] * mean[k]
+
+
+@inlined
+def _worth_cutting(work, level, count, kept):
+    """Whether a box that would be summed directly should be cut: it is large, and the last cut has spared tokens."""
+    above = work.kept_above[level - 1] if level else math.inf
+    work.kept_above[level] = kept
+    return kept * count > HEAVY and above > SPARED * kept
 
 
 @inlined
@@ -192,11 +204,10 @@ def _see(tokens, work, shift, mass, slack, tol):
         turned[k] = 0.0
         for i in range(d):
             turned[k] += work.axes[k, i] * u[i]
-    # Packed tokens are no part of the cloud: the next box must not take their sum for a bound from below.
-    work.followed[0] = 1
+    work.followed[1] = 1
     for i in range(count):
         if work.ranges[i, 1] > tokens.points.shape[0]:
-            work.followed[0] = 0
+            work.followed[1] = 0
     seen = collect(
         tokens.columns, tokens.logs, tokens.signs, work.ranges, count, turned, c, work.axes, half, shift, slack,
         work.z, work.sign, work.score, work.spread, work.crest, work.faint, work.bins,
@@ -207,7 +218,8 @@ def _see(tokens, work, shift, mass, slack, tol):
         return seen
     budget = _TRIM * tol * mass - work.skipped[1] - slack * work.skipped[0]
     return trim(
-        seen, slack, work.bins, budget, work.z, work.sign, work.score, work.spread, work.crest, work.faint, work.skipped
+        seen, slack, work.bins, budget, work.z, work.sign, work.score, work.spread, work.crest, work.faint, work.place,
+        work.skipped,
     )  # fmt: skip
 
 
@@ -236,7 +248,7 @@ def _write(work, offset, out):
 
 
 @inner
-def _direct(queries, i, work, kept, mass, widest, sums, offset, mean):
+def _direct(queries, i, work, kept, floor, widest, sums, offset, mean):
     """The mean over the kept tokens, summed. Returns its error bound: only skipped and packed tokens enter."""
     d = offset.size
     _displacement(queries, i, work, offset)
@@ -247,7 +259,7 @@ def _direct(queries, i, work, kept, mass, widest, sums, offset, mean):
         offset[k] = sums[k + 1] / sums[0]
     far = _write(work, offset, mean)
     work.counts[0] += kept
-    least = max(mass, sums[0] * math.exp(min(top, 700.0)) - work.skipped[0])
+    least = max(floor, sums[0] * math.exp(min(top, 700.0)) - work.skipped[0])
     return (work.skipped[1] + far * work.skipped[0]) / least
 
 
@@ -273,7 +285,7 @@ def _expand(work, kept, p, r, stride):
 
 
 @inner
-def _answer(queries, lo, hi, work, kept, mass, p, r, e_f, e_g, stride, tol, means, bounds):
+def _answer(queries, lo, hi, work, kept, floor, p, r, e_f, e_g, stride, tol, means, bounds):
     """Evaluate the expansion at every query of the box; the rare one whose bound is above tol is summed directly."""
     half, offset = work.small[3], work.small[5]
     d = half.size
@@ -292,11 +304,11 @@ def _answer(queries, lo, hi, work, kept, mass, p, r, e_f, e_g, stride, tol, mean
             for k in range(d):
                 offset[k] = work.gradient[k, t] / (half[k] * value[t])
             far = _write(work, offset, means[first + t])
-            least = max(mass, value[t] - e_f - work.skipped[0])
+            least = max(floor, value[t] - e_f - work.skipped[0])
             bounds[first + t] = (e_g + work.skipped[1] + far * (e_f + work.skipped[0])) / least
             if not bounds[first + t] <= tol:
                 bounds[first + t] = _direct(
-                    queries, first + t, work, kept, mass, 0.0, work.rows[3], offset, means[first + t]
+                    queries, first + t, work, kept, floor, 0.0, work.rows[3], offset, means[first + t]
                 )
 
 
@@ -327,14 +339,17 @@ def attend_box(tokens, queries, lo, hi, level, work, tol, strict, may_split, mea
     """
     count = hi - lo
     widest = work.widest[0] if count > FEW else WIDEST_OF_FEW
+    if may_split:
+        work.kept_above[level] = math.inf
     if may_split and _predicted(work, level) > 1.25 * widest:
         return SPLIT
-    shift, mass = _follow(work)
+    shift, mass, floor = _follow(work)
     kept = -1
     while kept < 0:
         follows = mass > 0.0
         if not follows:
             shift, mass = _reference(tokens, work)
+            floor = mass
         size, slack = _arrange(work)
         slack += tol
         if may_split:
@@ -353,14 +368,14 @@ def attend_box(tokens, queries, lo, hi, level, work, tol, strict, may_split, mea
         spread = max(spread, work.spread[j])
     if terms and kept * (terms + 20.0) + _EVALUATE * terms * count < direct:
         _expand(work, kept, p, r, stride)
-        _answer(queries, lo, hi, work, kept, mass, p, r, e_f, e_g, stride, tol, means, bounds)
+        _answer(queries, lo, hi, work, kept, floor, p, r, e_f, e_g, stride, tol, means, bounds)
         work.counts[1] += kept
         work.counts[3] += 1
     else:
-        if may_split and count > 64:
+        if may_split and (count > 64 or _worth_cutting(work, level, count, kept)):
             return SPLIT
         for i in range(lo, hi):
-            bounds[i] = _direct(queries, i, work, kept, mass, spread, work.rows[3], work.small[5], means[i])
+            bounds[i] = _direct(queries, i, work, kept, floor, spread, work.rows[3], work.small[5], means[i])
         work.counts[4] += 1
     for i in range(lo, hi):
         if not bounds[i] <= tol:

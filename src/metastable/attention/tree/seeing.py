@@ -5,7 +5,7 @@ import math
 from .boxes import first_point
 from .packs import ABOVE, pack_error
 from .search import depth_of, reach
-from .vectors import inlined, inner
+from .vectors import ZERO, inlined, inner
 
 # A pack may change this many times what a skipped node may: there are fewer of them.
 _EASIER = math.log(20.0)
@@ -62,7 +62,7 @@ def visible_ranges(tokens, work, shift, slack, per_unit, per_node):
     n, records, depth, packs = tokens.points.shape[0], tokens.records, tokens.depth, tokens.packs
     u, c, half = work.small[0], work.small[1], work.small[3]
     d = u.size
-    weight, count = d * d + 2 * d + 1, 0
+    weight, count = d * d + 2 * d + 1, ZERO
     nearest, square = math.log(slack), 0.0
     for k in range(d):
         square += half[k] * half[k]

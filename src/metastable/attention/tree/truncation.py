@@ -12,7 +12,7 @@ with one order less in that axis and v_i in front, whence (p − 1, r) for i ≠
 import math
 
 from .expansion import BLOCK, MAX_THIN, count_terms
-from .vectors import fast_exp, inlined, loose
+from .vectors import ZERO, fast_exp, inlined, loose
 
 # Terms T^k / k! summed one by one; the rest, k > TERMS, is bounded by e^T T^{TERMS + 1} / (TERMS + 1)!.
 TERMS = 28
@@ -143,7 +143,7 @@ def choose_order(table, sums, slack, budget):
     Returns (number of terms, p, r), zeros if there is none.
     """
     p_max = table[table.shape[0] - 1, 0]
-    best = (0, 0, 0)
+    best = (ZERO, ZERO, ZERO)
     tail_f, tail_g = sums[0, TERMS + 1], sums[1, TERMS + 1]
     for k in range(TERMS, p_max, -1):
         tail_f += sums[0, k]

@@ -28,6 +28,10 @@ strict_order = _inner(fastmath={"contract"})
 # For a function with one caller: it becomes part of it, and is not compiled a second time on its own.
 inlined = _common(inline="always")
 
+# Where a variable starts at 0 and is passed on: numba takes a plain 0 for a type of its own at first, and compiles what
+# is called with it twice.
+ZERO = np.int64(0)
+
 _LOG2E = 1.4426950408889634
 _LN2_HI = 0.693147180369123816490
 _LN2_LO = 1.90821492927058770002e-10

@@ -3,7 +3,7 @@
 import math
 
 from .expansion import BLOCK
-from .vectors import bits_of, fast_exp, inlined, inner, loose
+from .vectors import ZERO, bits_of, fast_exp, inlined, inner, loose
 
 # Largest exponent that is kept apart: a token that could weigh more is never trimmed, so its exact size is no matter.
 _CEILING = 700.0
@@ -34,11 +34,35 @@ def _crests(score, spread, slack, crest, faint):
         faint[t] = crest[t] * (math.sqrt(faint[t]) + slack)
 
 
-@inlined
+@loose
+def _weigh_in_space(x, y, w, logs, u, c, axes, half, shift, slack, z0, z1, z2, score, spread, crest, faint):
+    """`_weigh` in three dimensions, in one loop that stays in registers: a range may be short."""
+    u0, u1, u2, h0, h1, h2 = u[0], u[1], u[2], half[0], half[1], half[2]
+    a, b, c = c[0], c[1], c[2]
+    a0, a1, a2, b0, b1, b2 = axes[0, 0], axes[0, 1], axes[0, 2], axes[1, 0], axes[1, 1], axes[1, 2]
+    c0, c1, c2 = axes[2, 0], axes[2, 1], axes[2, 2]
+    for t in range(x.size):
+        p, q, r = x[t] - a, y[t] - b, w[t] - c
+        e, f, g = a0 * p + a1 * q + a2 * r, b0 * p + b1 * q + b2 * r, c0 * p + c1 * q + c2 * r
+        s = logs[t] - shift + u0 * e + u1 * f + u2 * g
+        wide = h0 * abs(e) + h1 * abs(f) + h2 * abs(g)
+        top = fast_exp(min(s + wide, _CEILING))
+        z0[t], z1[t], z2[t], score[t], spread[t], crest[t] = e, f, g, s, wide, top
+        faint[t] = top * (math.sqrt(e * e + f * f + g * g) + slack)
+
+
+@inner
 def _weigh(columns, log_weights, lo, hi, at, u, c, axes, half, shift, slack, z, score, spread, crest, faint):
     """Coordinates z, score s, spread T, crest e^{s+T} and importance e^{s+T} (|z| + slack) of tokens lo … hi − 1."""
     end = at + hi - lo
     score, spread, crest, faint = score[at:end], spread[at:end], crest[at:end], faint[at:end]
+    if u.size == 3:
+        x, y, w = columns[0, lo:hi], columns[1, lo:hi], columns[2, lo:hi]
+        z0, z1, z2 = z[0, at:end], z[1, at:end], z[2, at:end]
+        _weigh_in_space(
+            x, y, w, log_weights[lo:hi], u, c, axes, half, shift, slack, z0, z1, z2, score, spread, crest, faint
+        )
+        return
     for t in range(hi - lo):
         score[t] = log_weights[lo + t] - shift
     spread[:] = 0.0
@@ -78,7 +102,7 @@ def collect(
 
     Everything is in the axes of the box and relative to c; u is u0 in those axes. Returns the number of tokens.
     """
-    at = 0
+    at = ZERO
     bins[:] = 0.0
     for i in range(count):
         for lo in range(ranges[i, 0], ranges[i, 1], BLOCK):
@@ -119,24 +143,33 @@ def _faint_sums(n, cut, slack, faint, crest, skipped):
     skipped[1] += max(moment - slack * mass, 0.0)
 
 
+@inner
+def _gather(place, a):
+    """a[t] ← a[place[t]], which lies at t or behind it."""
+    for t in range(place.size):
+        a[t] = a[place[t]]
+
+
 @inlined
-def trim(n, slack, bins, budget, z, sign, score, spread, crest, faint, skipped):
+def trim(n, slack, bins, budget, z, sign, score, spread, crest, faint, place, skipped):
     """Drop the faintest tokens, as many as the budget allows, and close the gaps (unless they are too few to bother).
 
     What they could have added is added to `skipped` = (Σ crest, Σ crest |z|). Returns the number of tokens kept.
     """
-    d = z.shape[0]
     cut, few = _cut(bins, 0.9 * budget)
     if few < 0.1 * n:
         return n
     _faint_sums(n, cut, slack, faint[:n], crest[:n], skipped)
     kept = 0
     for j in range(n):
-        for k in range(d):
-            z[k, kept] = z[k, j]
-        sign[kept] = sign[j]
-        score[kept], spread[kept], crest[kept] = score[j], spread[j], crest[j]
+        place[kept] = j
         kept += 0 if faint[j] < cut else 1
+    for k in range(z.shape[0]):
+        _gather(place[:kept], z[k])
+    _gather(place[:kept], sign)
+    _gather(place[:kept], score)
+    _gather(place[:kept], spread)
+    _gather(place[:kept], crest)
     return kept
 
 
@@ -221,11 +254,11 @@ def total_weight(score, n):
 
 
 @loose
-def _exp_of(score, top, e):
-    """e ← e^{e + score − top}; returns the sum."""
+def _exp_of(score, sign, top, e):
+    """e ← ± e^{e + score − top}; returns the sum."""
     s = 0.0
     for t in range(e.size):
-        e[t] = fast_exp(e[t] + score[t] - top)
+        e[t] = sign[t] * fast_exp(e[t] + score[t] - top)
         s += e[t]
     return s
 
@@ -239,8 +272,8 @@ def _dot_three(e, x, y):
 
 
 @inner
-def moments(z, score, n, delta, top, exponents, axes, mean, second):
-    """mean ← Σ a z / Σ a and second ← Σ a z zᵀ / Σ a in the outer axes, a = e^{s + ⟨δ, z⟩ − top}. Returns Σ a."""
+def moments(z, sign, score, n, delta, top, exponents, axes, mean, second):
+    """mean ← Σ a z / Σ a and second ← Σ a z zᵀ / Σ a in the outer axes, a = ± e^{s + ⟨δ, z⟩ − top}. Returns Σ a."""
     d = delta.size
     mass = 0.0
     mean[:] = 0.0
@@ -251,7 +284,7 @@ def moments(z, score, n, delta, top, exponents, axes, mean, second):
         e[:] = 0.0
         for k in range(d):
             _add_scaled(delta[k], z[k, at:end], e)
-        mass += _exp_of(score[at:end], top, e)
+        mass += _exp_of(score[at:end], sign[at:end], top, e)
         for k in range(d):
             x = z[k, at:end]
             s = _dot(e, x)

@@ -49,6 +49,7 @@ class Work(NamedTuple):
     spread: np.ndarray
     crest: np.ndarray
     faint: np.ndarray
+    place: np.ndarray
     exponents: np.ndarray
     bins: np.ndarray
     coefficients: np.ndarray
@@ -65,10 +66,11 @@ class Work(NamedTuple):
     skipped: np.ndarray
     counts: np.ndarray  # see COUNTS
     covariances: np.ndarray  # (64, d, d): of the softmax at the last box looked at on each level, NaN if none was
+    kept_above: np.ndarray  # (64,): how many tokens the last box that was cut saw on each level, inf if unknown
     widest: np.ndarray  # (1,): a box wider than this many standard deviations of the softmax is split at once
     past: np.ndarray  # (d + 2, d): axes, u0 and c of the box that filled the buffers
     past_shift: np.ndarray
-    followed: np.ndarray  # (1,): how many of its tokens the next box may start from, 0 if none
+    followed: np.ndarray  # (2,): how many of its tokens the next box may start from; 0 if some of them are packed
     guess: np.ndarray  # the best token of the box before: a neighbour, so a good first guess
 
 
@@ -86,6 +88,7 @@ def make_work(n: int, d: int, depth: int, table: np.ndarray) -> Work:
         spread=np.empty(n),
         crest=np.empty(n),
         faint=np.empty(n),
+        place=np.empty(n, dtype=np.int64),
         exponents=np.empty(BLOCK),
         bins=np.zeros(2048),
         coefficients=np.zeros((rows + 1) * stride),
@@ -102,9 +105,10 @@ def make_work(n: int, d: int, depth: int, table: np.ndarray) -> Work:
         skipped=np.zeros(2),
         counts=np.zeros(6, dtype=np.int64),
         covariances=np.full((64, d, d), np.nan),
+        kept_above=np.full(64, np.inf),
         widest=np.ones(1),
         past=np.zeros((d + 2, d)),
         past_shift=np.zeros(1),
-        followed=np.zeros(1, dtype=np.int64),
+        followed=np.zeros(2, dtype=np.int64),
         guess=np.zeros(1, dtype=np.int64),
     )
