@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "attention": ["attend", "certified"],
     "cloud": ["Cloud", "equally_spaced", "fibonacci", "graded", "mixture", "uniform", "von_mises_fisher"],
+    "encoder.audit": ["Audit", "audit", "compare"],
     "errors": ["BadInput", "SimulationStopped"],
     "fields": ["velocity"],
     "flow.exact": ["value_flow", "zero_temperature_flow"],

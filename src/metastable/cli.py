@@ -116,6 +116,70 @@ def claims(
         raise typer.Exit(EXIT_FINDING)
 
 
+@app.command(epilog="Example:  metastable audit ./my-encoder --texts sentences.txt --fail-on 'gap < 0.01' --out audit")
+def audit(
+    model: Annotated[str, typer.Argument(help="A folder, a hub id, or an installed package with a folder `model`.")],
+    texts: Annotated[
+        str | None, typer.Option(help="One text a line, or .jsonl with a field text; - is standard input.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for report.html, heads.csv, layers.csv, audit.json.")] = Path(
+        "metastable-audit"
+    ),
+    fail_on: Annotated[
+        str | None, typer.Option(help="Exit with 1 if a head (or layer) meets this: 'gap < 0.01 and not complex'.")
+    ] = None,
+    reference: Annotated[Path | None, typer.Option(help="The audit.json of another audit, to show beside.")] = None,
+    loop: Annotated[int, typer.Option(help="Apply whole layers this many times, beyond the trained depth.")] = 0,
+    layer: Annotated[int | None, typer.Option(help="Which layer --loop repeats, where layers are not shared.")] = None,
+    special: Annotated[str, typer.Option(help="exclude or include special tokens in the clouds of texts.")] = "exclude",
+    batch_size: Annotated[int, typer.Option(help="Texts at a time.")] = 32,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Read pytorch_model.bin where there are no safetensors.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the twin with random weights.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Read a trained encoder: what the theory says of each head, what it does on text, and where the two part.
+
+    Without --texts the weights alone are read. --fail-on compares columns of heads.csv, or of layers.csv, with numbers,
+    words in quotes, true and false: < <= > >= == != and or not ( ).
+    """
+    with _one_line_errors(debug):
+        from metastable import commands
+
+        found = commands.audit(
+            model, texts, out, fail_on, reference, loop, layer, special, batch_size, allow_pickle, seed
+        )
+        from metastable.summary import audit_json, audit_lines
+
+        print(audit_json(found) if as_json else "\n".join(audit_lines(found)))
+    if found["findings"] is not None and len(found["findings"]):
+        raise typer.Exit(EXIT_FINDING)
+
+
+@app.command(epilog="Example:  metastable compare ./before ./after --texts sentences.txt --out moved")
+def compare(
+    before: Annotated[str, typer.Argument(help="A checkpoint, as for audit.")],
+    after: Annotated[str, typer.Argument(help="Another checkpoint of the same shape.")],
+    texts: Annotated[str | None, typer.Option(help="Compare the behaviour on these texts too.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for report.html and moved.csv.")] = Path("metastable-compare"),
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Read pytorch_model.bin where there are no safetensors.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Compare two checkpoints of an encoder: which heads moved, in weights, spectrum and behaviour, ranked."""
+    with _one_line_errors(debug):
+        from metastable import commands
+
+        found = commands.compare(before, after, texts, out, allow_pickle)
+        from metastable.summary import comparison_json, comparison_lines
+
+        print(comparison_json(found) if as_json else "\n".join(comparison_lines(found)))
+
+
 def _print(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(found, indent=1, allow_nan=False, ensure_ascii=False))

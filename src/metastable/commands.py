@@ -12,9 +12,10 @@ from metastable import configuration, store
 from metastable.attention.tree.ordered import threads
 from metastable.claims import running
 from metastable.claims.running import Findings
+from metastable.encoder.expression import parse
 from metastable.errors import BadInput
 from metastable.head import Head
-from metastable.progress import Shares
+from metastable.progress import Shares, Texts
 from metastable.report import claims as claims_report
 from metastable.simulation import simulate as run_simulation
 from metastable.summary import summarise
@@ -50,10 +51,7 @@ def claims(
     chosen = tuple(dict.fromkeys(names)) or claims_room.NAMES
     for name in chosen:
         claims_room.find(name)
-    if out.exists() and not out.is_dir():
-        raise BadInput(f"--out {out} is a file; give a folder")
-    if (out / "report.html").exists() and not (out / "findings").exists():
-        raise BadInput(f"--out {out} holds a report of something else; give another folder")
+    _own_folder(out, "findings")
     about = None if head is None else _head_of(head)
     with Shares(chosen, None) as bar:
         found = running.run(chosen, full, about, out, threads() if jobs is None else jobs, bar, again)
@@ -94,3 +92,57 @@ def _spectrum(key: str, value: Any) -> Any:
         return [float(part) for part in value.split(",")]
     except ValueError:
         raise BadInput(f"--{key} is {value!r}; give numbers with commas, as 1.5,1.0,0.6") from None
+
+
+def audit(
+    model: str,
+    texts: str | None,
+    out: Path,
+    fail_on: str | None,
+    reference: Path | None,
+    loops: int,
+    layer: int | None,
+    special: str,
+    batch_size: int,
+    allow_pickle: bool,
+    seed: int,
+) -> dict[str, Any]:
+    """Audit an encoder into the folder `out`; returns what to print, with the rows that meet `fail_on`."""
+    from metastable.encoder import audit as room
+
+    _own_folder(out, "audit.json")
+    if fail_on is not None:
+        parse(fail_on)
+    if texts is not None and texts != "-" and not Path(texts).is_file():
+        raise BadInput(f"--texts {texts} is no file; give a file with one text a line, or - for standard input")
+    with Texts() as bar:
+        found = room.audit(
+            model, texts, reference=reference, loops=loops, layer=layer, special=special, batch_size=batch_size,
+            allow_pickle=allow_pickle, seed=seed, progress=bar,
+        )  # fmt: skip
+    rows = None if fail_on is None else found.findings(fail_on)
+    written = found.save(out)
+    return {"audit": found, "findings": rows, "written": {name: str(path) for name, path in written.items()}}
+
+
+def compare(a: str, b: str, texts: str | None, out: Path, allow_pickle: bool) -> dict[str, Any]:
+    """Compare two checkpoints into the folder `out`: compare.html, moved.csv."""
+    from metastable.encoder import audit as room
+    from metastable.report.audit import write_comparison
+
+    _own_folder(out, "moved.csv")
+    with Texts() as bar:
+        before, after = (room.audit(model, texts, allow_pickle=allow_pickle, progress=bar) for model in (a, b))
+    found = room.compare(before, after)
+    out.mkdir(parents=True, exist_ok=True)
+    store.write_text(out / "moved.csv", found.heads.to_csv(index=False))
+    report = write_comparison(found, (a, b), out / "report.html")
+    return {"comparison": found, "written": {"report": str(report), "moved": str(out / "moved.csv")}}
+
+
+def _own_folder(out: Path, mark: str) -> None:
+    """Refuse a file, and a folder whose report is of something else."""
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out {out} is a file; give a folder")
+    if (out / "report.html").exists() and not (out / mark).exists():
+        raise BadInput(f"--out {out} holds a report of something else; give another folder")

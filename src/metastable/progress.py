@@ -10,7 +10,7 @@ from typing import Any, Self
 class _Bar:
     """Context manager around one bar. `show` None means: when standard error is a terminal."""
 
-    def __init__(self, total: float, words: str, show: bool | None, after: str = "") -> None:
+    def __init__(self, total: float | None, words: str, show: bool | None, after: str = "") -> None:
         self.show = sys.stderr.isatty() if show is None else show
         self._total, self._words, self._after = total, words, after
         self._bar: Any = None
@@ -58,3 +58,13 @@ class Shares(_Bar):
         busy = [name for name in self.names if 0 < shares.get(name, 0.0) < 1]
         words = f"{done} of {len(self.names)} claims" + (f", now {', '.join(busy)}" if busy else "")
         self._move(sum(shares.get(name, 0.0) for name in self.names) / len(self.names), description=words)
+
+
+class Texts(_Bar):
+    """Texts as they are read, their number not known beforehand: call it with how many are done."""
+
+    def __init__(self, show: bool | None = None) -> None:
+        super().__init__(None, "measuring", show, "{task.completed:.0f} texts")
+
+    def __call__(self, done: int) -> None:
+        self._move(done)

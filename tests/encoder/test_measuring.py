@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModel
 
 from metastable.encoder import measuring_heads
+from metastable.encoder.folding import fold
 from metastable.encoder.loading import load
 from metastable.encoder.measuring import Measured, Meter, measure
 from metastable.encoder.measuring_heads import HEADS, Prediction
@@ -214,6 +215,20 @@ def test_each_head_beside_its_theory(number):
             else:
                 expected = transported(text.unit[depth][text.ordinary], E[:, 0], unit[text.ordinary] @ co)
                 assert found[name] == pytest.approx(expected, rel=1e-5)
+        if co is None:
+            assert math.isnan(found["approach"])
+            assert math.isnan(found["predicted_approach"])
+            continue
+        assert found["approach"] == pytest.approx(found["distance_before"] - found["distance_after"], abs=1e-9)
+        theory = fold(encoder().anatomy.layers[layer], head).theory_head()[0].theory()
+        rho = fold(encoder().anatomy.layers[layer], head).residual
+        shrink = math.exp(-theory.rate * rho / math.sqrt((r[text.ordinary] ** 2).mean()))
+        projector = theory.projector.numpy()
+        moved = [projector @ x + shrink * (x - projector @ x) for x in unit[text.ordinary]]
+        moved = np.array([x / np.linalg.norm(x) for x in moved])
+        expected = found["distance_before"] - transported(moved, E[:, 0], unit[text.ordinary] @ co)
+        assert found["predicted_approach"] == pytest.approx(expected, abs=2e-6)
+        assert found["predicted_approach"] > 0
 
 
 def test_the_chosen_heads_are_of_both_kinds():

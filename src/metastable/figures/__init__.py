@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from metastable.figures.curves import depth_curves, lengths, loop_curves
 from metastable.figures.distance import distance
+from metastable.figures.heads import comparison, eigenvalues, heat_map
 from metastable.figures.look import caption
 from metastable.figures.observables import observables
 from metastable.figures.picture import picture
@@ -28,4 +30,18 @@ OF_A_RUN: dict[str, Callable[[Run], go.Figure]] = {
 }
 """What `run.figure(kind)` chooses from."""
 
-__all__ = ["OF_A_RUN", "caption", "distance", "observables", "picture", "spectrum", "sphere"]
+__all__ = [
+    "OF_A_RUN",
+    "caption",
+    "comparison",
+    "depth_curves",
+    "distance",
+    "eigenvalues",
+    "heat_map",
+    "lengths",
+    "loop_curves",
+    "observables",
+    "picture",
+    "spectrum",
+    "sphere",
+]

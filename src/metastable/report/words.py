@@ -28,7 +28,8 @@ def headline(run: Run, measured: Measured) -> str:
     if phases.course == "one time":
         return f"Only one time was saved: distance {least} from the limit law at {end}."
     if phases.concentrated is None and phases.course == "still":
-        return f"Hardly anything changed: the distance to the limit law stayed near {least} up to {end}."
+        # The tokens themselves may have gone a long way: from everywhere to one point elsewhere, for one.
+        return f"Hardly anything changed in the distance to the limit law: it stayed near {least} up to {end}."
     if phases.concentrated is None:
         return f"Tokens were still concentrating when the run ended at {end}, at distance {least} from the limit law."
     came = f"Tokens concentrated by t = {number(phases.concentrated)}"

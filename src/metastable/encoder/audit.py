@@ -1,0 +1,303 @@
+"""The audit of an encoder: what the theory says of its heads, what the encoder does on text, and where the two part."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from metastable import store
+from metastable.encoder import comparing, judging
+from metastable.encoder.anatomy import Anatomy
+from metastable.encoder.expression import parse
+from metastable.encoder.loading import Encoder, load, twin
+from metastable.encoder.looping import Loop, loop
+from metastable.encoder.measuring import Measured, measure
+from metastable.encoder.texts import blank, read_texts
+from metastable.encoder.weights import Weights, layer_table, weigh
+from metastable.errors import BadInput
+
+SCHEMA = "metastable.audit/1"
+TWIN_TEXTS = 128
+"""So many texts, the first ones, are enough for the random twin: its numbers are compared at the encoder's own n."""
+LOOP_TEXTS = 64
+NORMAL = 1.959963984540054
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was found about one encoder. Made by `audit`, or read back from audit.json by `Audit.load`.
+
+    heads : a row a head: the columns of `weights.COLUMNS`, and on text those of `Measured.head_table`
+    layers : a row a depth: phase, prediction, totals over the heads, and on text those of `Measured.depth_table`
+    verdict : headline, a judgement for each depth, sentences, unusual heads
+    twin, reference : audits to read the numbers beside: random weights of the same shape, and whatever the user gave
+    """
+
+    name: str
+    family: str
+    fingerprint: str
+    shape: dict[str, int]
+    tied: bool
+    notes: tuple[str, ...]
+    weights: Weights
+    measured: Measured | None
+    twin: Audit | None = None
+    reference: Audit | None = None
+    loop: Loop | None = None
+    made: dict[str, str] = field(default_factory=dict)
+    anatomy: Anatomy | None = None
+
+    @cached_property
+    def heads(self) -> pd.DataFrame:
+        if self.measured is None:
+            return self.weights.heads
+        text = self.measured.head_table()
+        return self.weights.heads.merge(text, on=["layer", "head"], how="left", validate="one_to_one")
+
+    @cached_property
+    def verdict(self) -> judging.Verdict:
+        beside = self.twin.measured if self.twin is not None else None
+        return judging.judge(self.weights, self.heads, self.measured, beside)
+
+    @cached_property
+    def layers(self) -> pd.DataFrame:
+        table = layer_table(self.weights.heads).rename(columns={"layer": "depth"})
+        if self.measured is None:
+            return table
+        judged = pd.DataFrame([asdict(judgement) for judgement in self.verdict.layers])
+        judged = judged.rename(columns={"sentence": "reason"})
+        return judged.merge(table, on="depth", how="left").merge(self.measured.depth_table(), on="depth", how="left")
+
+    def __repr__(self) -> str:
+        size = f"{self.shape['layers']} layers of {self.shape['heads']} heads, width {self.shape['width']}"
+        texts = "weights only" if self.measured is None else f"{self.measured.counts.texts} texts"
+        return f"Audit({self.name!r}, {self.family}, {size}, {texts})"
+
+    def findings(self, expression: str) -> pd.DataFrame:
+        """The rows that meet an expression such as "gap < 0.01": of the heads, or of the layers if it names theirs."""
+        parsed = parse(expression)
+        of_layers = [name in self.layers.columns and name not in self.heads.columns for name in parsed.columns]
+        return parsed.rows(self.layers if any(of_layers) else self.heads)
+
+    def report(self, path: str | Path) -> Path:
+        """Write the audit as one HTML file that needs no network."""
+        from metastable.report.audit import write
+
+        return write(self, path)
+
+    def to_json(self, path: str | Path) -> Path:
+        """Write everything as JSON; `Audit.load` reads it."""
+        target = Path(path)
+        store.write_text(target, json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False))
+        return target
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the reference, for JSON: NaN is null, and infinities are words."""
+        spectra = [
+            {"layer": layer, "head": head, "M": _pairs(m), "V": _pairs(v)}
+            for (layer, head), (m, v) in self.weights.spectra.items()
+        ]
+        verdict = {
+            "headline": self.verdict.headline,
+            "layers": [asdict(judgement) for judgement in self.verdict.layers],
+            "sentences": list(self.verdict.sentences),
+            "unusual": _records(self.verdict.unusual),
+        }
+        return {
+            "schema": SCHEMA,
+            **{name: getattr(self, name) for name in ("name", "family", "fingerprint", "shape", "tied", "made")},
+            "notes": list(self.notes),
+            "verdict": verdict,
+            "heads": _records(self.heads),
+            "layers": _records(self.layers),
+            "weights": _records(self.weights.heads),
+            "spectra": spectra,
+            "measured": None if self.measured is None else self.measured.to_dict(),
+            "loop": None if self.loop is None else self.loop.to_dict(),
+            "twin": None if self.twin is None else self.twin.to_dict(),
+        }
+
+    @classmethod
+    def load(cls, path: str | Path) -> Audit:
+        """An audit from audit.json, or from the folder that holds it."""
+        file = Path(path) / "audit.json" if Path(path).is_dir() else Path(path)
+        try:
+            saved = json.loads(file.read_text(encoding="utf-8"))
+            if saved.get("schema") != SCHEMA:
+                raise BadInput(f"{file} is not an audit ({SCHEMA}); give the audit.json that `metastable audit` wrote")
+            return cls._from_dict(saved)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, BadInput):
+                raise
+            raise BadInput(f"cannot read {file} as an audit: {type(error).__name__}: {error}") from error
+
+    @classmethod
+    def _from_dict(cls, saved: dict[str, Any]) -> Audit:
+        spectra = {(s["layer"], s["head"]): (_complex(s["M"]), _complex(s["V"])) for s in saved["spectra"]}
+        plain = {name: saved[name] for name in ("name", "family", "fingerprint", "shape", "tied", "made")}
+        return cls(
+            **plain,
+            notes=tuple(saved["notes"]),
+            weights=Weights(_frame(saved["weights"]), spectra),
+            measured=None if saved["measured"] is None else Measured.from_dict(saved["measured"]),
+            twin=None if saved["twin"] is None else cls._from_dict(saved["twin"]),
+            loop=None if saved["loop"] is None else Loop.from_dict(saved["loop"]),
+        )
+
+    def save(self, folder: str | Path) -> dict[str, Path]:
+        """audit.json, heads.csv, layers.csv and report.html in a folder, each whole or not at all."""
+        out = Path(folder)
+        out.mkdir(parents=True, exist_ok=True)
+        for name, table in (("heads", self.heads), ("layers", self.layers)):
+            store.write_text(out / f"{name}.csv", table.to_csv(index=False))
+        report = self.report(out / "report.html")
+        return {"report": report, "heads": out / "heads.csv", "layers": out / "layers.csv"} | {
+            "audit": self.to_json(out / "audit.json")
+        }
+
+
+def audit(
+    model: Any,
+    texts: str | Path | Iterable[str] | None = None,
+    *,
+    reference: Audit | str | Path | None = None,
+    loops: int = 0,
+    layer: int | None = None,
+    special: str = "exclude",
+    batch_size: int = 32,
+    allow_pickle: bool = False,
+    tokenizer: Any = None,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Audit:
+    """Audit an encoder: a folder, a hub id or a model of transformers.
+
+    Without `texts` (a list, or a file with one text a line) only the weights are read. `loops` applies whole layers
+    that often beyond the trained depth, see `looping`; `layer` is the one to repeat where layers are not shared.
+    `reference` is another audit, shown beside every figure; `seed` is that of the random twin.
+    """
+    beside = Audit.load(reference) if isinstance(reference, (str, Path)) else reference
+    encoder = load(model, allow_pickle=allow_pickle, tokenizer=tokenizer)
+    random = twin(encoder, seed)
+    if texts is None:
+        if loops:
+            raise BadInput("iterating layers needs texts to start from; give texts (--texts FILE)")
+        return _audit(encoder, None, _audit(random, None), beside, None)
+    encoder.reads_text()
+    kept: list[str] = []
+    measured = measure(encoder, _keeping(_read(texts), kept), batch_size, special, progress)
+    other = _audit(random, measure(random, kept[:TWIN_TEXTS], batch_size, special))
+    looped = loop(encoder, kept[:LOOP_TEXTS], loops, layer, batch_size, special) if loops else None
+    return _audit(encoder, measured, other, beside, looped)
+
+
+def compare(a: Audit, b: Audit) -> comparing.Comparison:
+    """Which heads moved between two checkpoints, in weights, spectrum and, where both saw texts, in behaviour."""
+    for one in (a, b):
+        if one.anatomy is None:
+            raise BadInput(f"the audit of {one.name!r} was read from a file, without weights; audit the model itself")
+    assert a.anatomy is not None
+    assert b.anatomy is not None
+    text = None
+    if a.measured is not None and b.measured is not None:
+        text = _long(a.measured), _long(b.measured)
+    return comparing.compare(a.anatomy, b.anatomy, text)
+
+
+def _audit(
+    encoder: Encoder,
+    measured: Measured | None,
+    other: Audit | None = None,
+    beside: Audit | None = None,
+    looped: Loop | None = None,
+) -> Audit:
+    layers = encoder.anatomy.layers
+    residuals = None
+    if measured is not None and any(layer.pre_norm for layer in layers):
+        residuals = measured.layers["residual"].mean().tolist()
+    head_width = int(layers[0].query.weight.shape[1])
+    return Audit(
+        name=encoder.name,
+        family=encoder.anatomy.family,
+        fingerprint=encoder.fingerprint,
+        shape={"layers": len(layers), "heads": layers[0].heads, "width": layers[0].width, "head_width": head_width},
+        tied=encoder.anatomy.tied,
+        notes=encoder.anatomy.notes,
+        weights=weigh(encoder.anatomy, residuals),
+        measured=measured,
+        twin=other,
+        reference=beside,
+        loop=looped,
+        made=_made(measured),
+        anatomy=encoder.anatomy,
+    )
+
+
+def _read(texts: str | Path | Iterable[str]) -> Iterable[str]:
+    return read_texts(texts) if isinstance(texts, (str, Path)) else texts
+
+
+def _keeping(texts: Iterable[str], kept: list[str]) -> Iterator[str]:
+    """The texts, the first of them also put aside for the twin and the loop."""
+    for text in texts:
+        if len(kept) < max(TWIN_TEXTS, LOOP_TEXTS) and isinstance(text, str) and not blank(text):
+            kept.append(text)
+        yield text
+
+
+def _long(measured: Measured) -> pd.DataFrame:
+    """Every statistic of a head as a row: layer, head, quantity, mean, se."""
+    parts = []
+    for name, tally in measured.heads.items():
+        low, high = tally.interval()
+        layer, head = np.indices(tally.shape)
+        se = (high - low) / (2 * NORMAL)
+        columns = {"layer": layer, "head": head, "mean": tally.mean(), "se": se}
+        parts.append(pd.DataFrame({key: np.ravel(value) for key, value in columns.items()}).assign(quantity=name))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _made(measured: Measured | None) -> dict[str, str]:
+    made = {**store.versions(), "transformers": metadata.version("transformers")}
+    if measured is not None:
+        counts = asdict(measured.counts)
+        made |= {"texts": ", ".join(f"{name} {count}" for name, count in counts.items())}
+        made |= {"special tokens": f"{measured.special}d from the clouds, always there to be attended to"}
+    return made
+
+
+def _pairs(values: np.ndarray) -> list[list[float]]:
+    return [[float(v.real), float(v.imag)] for v in values]
+
+
+def _complex(pairs: list[list[float]]) -> np.ndarray:
+    return np.array([complex(*pair) for pair in pairs])
+
+
+def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(name): _plain(value) for name, value in row.items()} for row in table.to_dict("records")]
+
+
+def _plain(value: Any) -> Any:
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return value
+
+
+def _frame(records: list[dict[str, Any]]) -> pd.DataFrame:
+    words = {"inf": math.inf, "-inf": -math.inf}
+    table = pd.DataFrame([{k: words.get(v, v) if isinstance(v, str) else v for k, v in r.items()} for r in records])
+    for column in table.columns:
+        if table[column].isna().any():
+            table[column] = table[column].astype(float)
+    return table

@@ -1,0 +1,316 @@
+"""Figures of an encoder's heads: heat maps of all of them, the spectrum of one, the movement between checkpoints."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from metastable.encoder.weights import COLUMNS, LOGARITHMIC
+from metastable.figures import look
+from metastable.figures.curves import TEXT
+
+if TYPE_CHECKING:
+    from metastable.encoder.comparing import Comparison
+
+SIZES = frozenset(LOGARITHMIC) | {"layers_to_concentrate"}
+"""Columns drawn on a logarithmic colour scale."""
+DISCRETE = {
+    "narrows": look.BLUE,
+    "circles": look.ORANGE,
+    "spreads": look.VERMILLION,
+    "neither": look.FAINT,
+    "holds": look.BLUE,
+    "doubtful": look.YELLOW,
+    "fails": look.VERMILLION,
+    "yes": look.ORANGE,
+    "no": look.BLUE,
+    "rotates": look.ORANGE,
+    "concentrates on two points ±e": look.BLUE,
+    "nowhere of its own": look.FAINT,
+    "": look.FAINT,
+}
+"""Colours of words, from Okabe and Ito's palette."""
+FURTHER = (look.GREEN, look.PURPLE, look.SKY, look.YELLOW, look.VERMILLION)
+"""Colours of the words not in `DISCRETE`, in turn."""
+CELL = 30
+RANKED = 20
+"""How many heads the bars of a comparison show."""
+MEASURES = {
+    "interaction_change": ("B", look.BLUE),
+    "value_change": ("V", look.VERMILLION),
+    "offset_change": ("score offset", look.GREEN),
+    "spectral_movement": ("eigenvalues of M", look.PURPLE),
+}
+
+
+def meaning(column: str) -> tuple[str, str]:
+    """(meaning and unit, what to expect) of a column of heads; a slope is named after its statistic."""
+    for suffix, words in (("_slope", "change for each doubling of n, the number of tokens, of: "), ("", "")):
+        name = column.removesuffix(suffix)
+        if column.endswith(suffix) and (name in COLUMNS or name in TEXT):
+            what, usual = COLUMNS[name] if name in COLUMNS else TEXT[name]
+            return words + what, "near 0 where n does not matter" if suffix else usual
+    return column.replace("_", " "), ""
+
+
+def heat_map(table: pd.DataFrame, column: str, twin: pd.DataFrame | None = None) -> go.Figure:
+    """Layers × heads of one column; the twin's, on the same colours, in a second panel below.
+
+    Sizes (`SIZES`) are coloured by their logarithm, words and yes/no by discrete colours. What has no place on the
+    scale stays white with its sign in the cell: ∞, – (not defined) and, for sizes, 0 and negative numbers.
+    """
+    tables = {"this model": table}
+    if twin is not None and column in twin:
+        tables["random weights, same shape"] = twin
+    words, usual = meaning(column)
+    rows = len(tables)
+    layers = int(table["layer"].max()) + 1
+    panel = max(CELL * layers, 90)
+    figure = make_subplots(rows=rows, cols=1, subplot_titles=list(tables), vertical_spacing=84 / (rows * panel + 84))
+    scale = _Scale(column, list(tables.values()))
+    normal = f"<br>usual: {html.escape(usual)}" if usual else ""
+    for row, (name, shown) in enumerate(tables.items(), start=1):
+        _cells(figure, shown, column, scale, name, normal, row)
+    signs = " White cells have no place on the scale: ∞, – not defined, 0 or negative." if scale.signs else ""
+    how = "on a logarithmic scale, " if scale.logarithmic else ""
+    beside = " The lower panel is a model of the same shape with random weights." if rows > 1 else ""
+    text = f"{column}: {words}; {how}a cell a head.{' Usual: ' + usual + '.' if usual else ''}{signs}{beside}"
+    look.dress(figure, f"{column.replace('_', ' ')} of every head", 100, text)
+    figure.update_layout(
+        height=look.TITLE_HEIGHT + rows * (panel + 84) + 70,
+        margin={"t": look.TITLE_HEIGHT + 30, "b": 124, "l": 52},
+        coloraxis=scale.axis(),
+        hovermode="closest",
+    )
+    figure.update_annotations({"font": {"size": 14}, "x": 0, "xanchor": "left"})
+    figure.update_xaxes(title_text="head", dtick=1 if table["head"].max() < 16 else 2, showgrid=False)
+    figure.update_yaxes(title_text="layer", dtick=1, showgrid=False, autorange="reversed")
+    return figure
+
+
+class _Scale:
+    """How the values of a column become colours, the same for all tables."""
+
+    def __init__(self, column: str, tables: Sequence[pd.DataFrame]) -> None:
+        values = pd.concat([table[column] for table in tables])
+        self.words = not pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values)
+        self.logarithmic = column in SIZES
+        self.names: list[str] = []
+        if self.words:
+            found = {written(value) for value in values}
+            self.names = [w for w in DISCRETE if w in found] + sorted(found - set(DISCRETE))
+        z = self.colour(values).ravel()
+        self.signs = bool(not self.words and np.isnan(z).any())
+        finite = z[np.isfinite(z)]
+        self.low, self.high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+
+    def colour(self, values: Any) -> np.ndarray[Any, Any]:
+        """The number that is coloured; NaN for what has no place on the scale."""
+        if self.words:
+            return np.array([self.names.index(written(value)) for value in values], dtype=float)
+        x = np.asarray(values, dtype=float)
+        if not self.logarithmic:
+            return np.where(np.isfinite(x), x, np.nan)
+        good = np.isfinite(x) & (x > 0)
+        return np.where(good, np.log10(np.where(good, x, 1.0)), np.nan)
+
+    def axis(self) -> dict[str, Any]:
+        bar: dict[str, Any] = {"orientation": "h", "y": 0, "yref": "container", "yanchor": "bottom", "thickness": 12}
+        bar |= {"x": 0.5, "len": 1.0, "tickfont": {"size": 12}, "outlinewidth": 0}
+        if self.words:
+            n = len(self.names)
+            spare = iter([*FURTHER] * n)
+            colours = [DISCRETE.get(name) or next(spare) for name in self.names]
+            steps = [[(i + side) / n, c] for i, c in enumerate(colours) for side in (0, 1)]
+            labels = [look.wrapped(html.escape(name or "none"), 18) for name in self.names]
+            bar |= {"tickvals": list(range(n)), "ticktext": labels}
+            return {"colorscale": steps, "cmin": -0.5, "cmax": n - 0.5, "colorbar": bar}
+        low, high = self.low, self.high
+        if high - low < 1e-12 * max(1.0, abs(high)):
+            low, high = low - 0.5, high + 0.5
+        if self.logarithmic:
+            ticks = np.linspace(low, high, 5)
+            bar |= {"tickvals": ticks.tolist(), "ticktext": [look.number(10**t) for t in ticks]}
+        else:
+            bar["nticks"] = 6
+        if low < 0 < high and not self.logarithmic:
+            reach = max(-low, high)
+            # Blue to orange is a pair that colour-blind readers can tell apart; white is 0.
+            scale: Any = [[0, look.BLUE], [0.5, "#F4F4F4"], [1, look.VERMILLION]]
+            return {"colorscale": scale, "cmin": -reach, "cmax": reach, "colorbar": bar}
+        return {"colorscale": "Cividis", "cmin": low, "cmax": high, "colorbar": bar}
+
+
+def written(value: Any) -> str:
+    """A value of a table as people read it: yes and no, three digits, words as they are."""
+    if isinstance(value, (bool, np.bool_)):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float, np.integer, np.floating)):
+        return look.number(float(value))
+    return "–" if value is None else str(value)
+
+
+def median_of(values: pd.Series) -> str:
+    """The median of a column of numbers, or its commonest word with its share."""
+    if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
+        known = values.dropna().to_numpy(dtype=float)
+        # The median of ∞ and ∞ is ∞, which numpy's mean of the two middle values makes NaN of.
+        return look.number(float(np.quantile(known, 0.5, method="lower"))) if len(known) else "–"
+    words = values.map(written).value_counts()
+    return f"{words.index[0] or 'none'} ({100 * words.iloc[0] / len(values):.0f} %)" if len(words) else "–"
+
+
+def _cells(
+    figure: go.Figure, table: pd.DataFrame, column: str, scale: _Scale, name: str, normal: str, row: int
+) -> None:
+    """One panel: the coloured cells, and signs where there is no colour."""
+    shape = int(table["layer"].max()) + 1, int(table["head"].max()) + 1
+    z, texts = np.full(shape, np.nan), np.full(shape, "", dtype=object)
+    places = table["layer"].to_numpy(dtype=int), table["head"].to_numpy(dtype=int)
+    z[places] = scale.colour(table[column])
+    texts[places] = [html.escape(written(value)) for value in table[column]]
+    median = html.escape(median_of(table[column]))
+    figure.add_heatmap(
+        z=[[None if math.isnan(v) else round(v, 5) for v in line] for line in z.tolist()],
+        customdata=texts.tolist(),
+        name=name,
+        coloraxis="coloraxis",
+        xgap=1,
+        ygap=1,
+        hoverongaps=True,
+        hovertemplate="layer %{y}, head %{x}: <b>%{customdata}</b>"
+        f"<br>{'commonest' if scale.words else 'median'} of all heads: {median}{normal}<extra>{name}</extra>",
+        row=row,
+        col=1,
+    )
+    missing = [(h, v, texts[v, h]) for v, h in zip(*places, strict=True) if math.isnan(z[v, h])]
+    if missing:
+        figure.add_scatter(
+            x=[int(h) for h, _, _ in missing],
+            y=[int(v) for _, v, _ in missing],
+            text=[t if len(t) <= 2 else "<0" if t.startswith("−") else t for _, _, t in missing],
+            mode="text",
+            textfont={"size": 12, "color": look.GREY},
+            hoverinfo="skip",
+            showlegend=False,
+            name=f"{name}, not on the scale",
+            row=row,
+            col=1,
+        )
+
+
+def eigenvalues(m: np.ndarray, v: np.ndarray, title: str, dim: int | None = None) -> go.Figure:
+    """The eigenvalues of one head's M (k,) and V (r,) in the complex plane, axes equal, dominant ones marked.
+
+    dim : d, the width of the model, where known: a matrix with fewer eigenvalues here has 0 besides, d − k times.
+    """
+    panels = spectrum_panels(m, v, dim)
+    figure = make_subplots(rows=2, cols=1, vertical_spacing=0.2, subplot_titles=[p["heading"] for p in panels])
+    text = (
+        "Tokens are drawn to the eigenvalue furthest to the right (large marker): of M when attention is sharp, of V "
+        "late, in clusters. Off the real axis it means rotation. A cross at 0 stands for the directions that the "
+        "head does not see; where it is marked, the head concentrates nothing. The dotted line is real part 0."
+    )
+    look.dress(figure, html.escape(title), 700, text)
+    for row, (panel, name, colour) in enumerate(zip(panels, "MV", (look.BLUE, look.VERMILLION), strict=True), start=1):
+        marks: dict[str, dict[str, Any]] = {
+            "kernel": {"size": 11, "color": look.GREY, "symbol": "x-thin", "line": {"width": 2, "color": look.GREY}},
+            "rest": {"size": 7, "color": colour, "opacity": 0.55},
+            "first": {"size": 15, "color": colour, "line": {"width": 2, "color": look.INK}},
+        }
+        for part, marker in marks.items():
+            x, y = panel[part]
+            hover = f"%{{x:.4g}} + %{{y:.4g}}i<extra>{part.replace('first', 'dominant')} of {name}</extra>"
+            figure.add_scatter(x=x, y=y, mode="markers", marker=marker, name=part, hovertemplate=hover, row=row, col=1)
+        figure.add_vline(x=0, line={"color": look.INK, "width": 1.5, "dash": "dot"}, layer="below", row=row, col=1)
+        axis = "" if row == 1 else "2"
+        figure.update_xaxes(range=panel["x"], row=row, col=1)
+        anchor = {"scaleanchor": f"x{axis}", "scaleratio": 1}
+        figure.update_yaxes(range=panel["y"], title_text="imaginary part", **anchor, row=row, col=1)
+    figure.update_xaxes(title_text="real part, per layer", row=2, col=1)
+    figure.update_annotations({"font": {"size": 14}})
+    figure.update_layout(margin_t=look.TITLE_HEIGHT + 34, showlegend=False, hovermode="closest")
+    return figure
+
+
+def spectrum_panels(m: np.ndarray, v: np.ndarray, dim: int | None = None) -> list[dict[str, Any]]:
+    """What `eigenvalues` draws of M and of V: heading, (x, y) of the rest, the dominant ones and 0, ranges of axes."""
+    return [_panel(np.asarray(values), name, dim) for values, name in ((m, "M = V Bᵀ"), (v, "V"))]
+
+
+def _panel(values: np.ndarray, name: str, dim: int | None) -> dict[str, Any]:
+    size = float(np.abs(values).max()) if len(values) else 0.0
+    kernel = dim is not None and len(values) < dim
+    top = max(float(values.real.max()) if len(values) else 0.0, 0.0 if kernel else -math.inf)
+    leads = (values.real >= top - 1e-9 * (size or 1.0)) & ~(kernel & (np.abs(values) <= 1e-12 * (size or 1.0)))
+    first, rest = values[leads], values[~leads]
+    zero = np.zeros(1 if kernel else 0, dtype=complex)
+    if not len(first):
+        first, zero = zero, zero[:0]
+        label = "λ₁ = 0, the directions it does not see"
+    else:
+        turn = float(np.abs(first.imag).max())
+        label = f"λ₁ = {look.number(top)}" + (f" ± {look.number(turn)}i" if turn > 1e-9 * size else "")
+    left, right = min(0.0, float(values.real.min(initial=0.0))), max(0.0, float(values.real.max(initial=0.0)))
+    width = right - left or 1.0
+    height = max(1.25 * float(np.abs(values.imag).max(initial=0.0)), 0.15 * width)
+    parts = {"rest": rest, "first": first, "kernel": zero}
+    points = {part: [_digits(found.real), _digits(found.imag)] for part, found in parts.items()}
+    edges = {"x": _digits(np.array([left - 0.1 * width, right + 0.1 * width])), "y": _digits([-height, height])}
+    return {"heading": f"<b>{name}</b>: {label}", **points, **edges}
+
+
+def _digits(values: Any) -> list[float]:
+    """Five significant digits: more cannot be seen, and a page holds hundreds of spectra."""
+    return [float(f"{value:.5g}") for value in values]
+
+
+def comparison(compared: Comparison) -> go.Figure:
+    """How far each head moved between two checkpoints: a heat map of M's eigenvalues, and the first heads in rank."""
+    table = compared.heads
+    first = table.head(RANKED)
+    layers = int(table["layer"].max()) + 1
+    above, below = max(CELL * layers, 120), 30 * len(first) + 40
+    figure = make_subplots(
+        rows=2,
+        cols=1,
+        row_heights=[above, below],
+        vertical_spacing=150 / (above + below + 150),
+        subplot_titles=["movement of M's eigenvalues", "the heads that moved most"],
+    )
+    scale = _Scale("spectral_movement", [table])
+    _cells(figure, table, "spectral_movement", scale, "movement", "<br>0 is no movement, 1 as far as 0 is", 1)
+    labels = [f"layer {row.layer}, head {row.head}" for row in first.itertuples()]
+    for column, (name, colour) in MEASURES.items():
+        changes = [value if math.isfinite(value) else None for value in first[column].astype(float)]
+        hover = "%{y}: %{x:.3g}<extra>" + name + "</extra>"
+        bar = {"x": changes, "y": labels, "orientation": "h", "marker_color": colour, "hovertemplate": hover}
+        figure.add_bar(name=name, **bar, row=2, col=1)
+    text = (
+        "Above: the distance between the eigenvalues of M before and after, optimally matched, relative to their size. "
+        f"Below: the {len(first)} heads first in rank with the relative changes of B, V, the score offset and the "
+        "eigenvalues of M; 0 is no change, 1 a change as large as the thing itself."
+    )
+    look.dress(figure, "Which heads moved", look.TITLE_HEIGHT + above + below + 300, text)
+    axis = scale.axis()
+    axis["colorbar"] |= {"yref": "paper", "y": below / (above + below + 150) + 0.001, "yanchor": "bottom"}
+    figure.update_layout(
+        coloraxis=axis,
+        margin={"t": look.TITLE_HEIGHT + 30, "b": 120, "l": 52},
+        legend={"yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "orientation": "h", "traceorder": "normal"},
+        hovermode="closest",
+        barmode="group",
+    )
+    figure.update_annotations({"font": {"size": 14}, "x": 0, "xanchor": "left"})
+    figure.update_xaxes(title_text="head", dtick=1 if table["head"].max() < 16 else 2, showgrid=False, row=1, col=1)
+    figure.update_yaxes(title_text="layer", dtick=1, showgrid=False, autorange="reversed", row=1, col=1)
+    figure.update_xaxes(title_text="relative change", rangemode="tozero", row=2, col=1)
+    figure.update_yaxes(autorange="reversed", row=2, col=1)
+    return figure

