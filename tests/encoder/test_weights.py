@@ -167,8 +167,10 @@ def test_the_small_theory_is_the_theory(minilm):
     """One decomposition instead of four gives what `Theory` gives, for every head of two layers."""
     for layer in anatomy(minilm).layers[1:3]:
         for index in range(layer.heads):
-            head, _ = fold(layer, index).theory_head()
-            small, whole = SmallTheory(head), head.theory()
+            folded = fold(layer, index)
+            head, _ = folded.theory_head()
+            small, whole = SmallTheory(head, folded), head.theory()
+            torch.testing.assert_close(small.interaction_values, whole.interaction_values)
             assert [c.status for c in small.verdict.checks] == [c.status for c in whole.verdict.checks]
             for name in ("leading", "frequency", "gap", "dim", "tolerance", "norm", "projector_norm", "multiplicity"):
                 for one, other in ((small.attention, whole.attention), (small.terminal, whole.terminal)):

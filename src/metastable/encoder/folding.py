@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -51,11 +52,26 @@ class FoldedHead:
     def dim(self) -> int:
         return int(self.query.shape[1])
 
+    @cached_property
+    def triangular(self) -> tuple[Tensor, Tensor]:
+        """Triangular factors (k, k) of queryᵀ and keyᵀ: QᵀK has the singular values of the one times the other's ᵀ."""
+        return torch.linalg.qr(self.query.T, mode="r").R, torch.linalg.qr(self.key.T, mode="r").R
+
+    @cached_property
+    def singular_values(self) -> Tensor:
+        """Those of queryᵀ key, decreasing, without the zeros of rank: (k,)."""
+        q, k = self.triangular
+        return torch.linalg.svdvals(q @ k.T)
+
     @property
     def beta(self) -> float:
         """The effective inverse temperature, d‖B‖₂."""
-        small = torch.linalg.qr(self.query.T, mode="r").R @ torch.linalg.qr(self.key.T, mode="r").R.T
-        return self.dim * self.scale * float(torch.linalg.matrix_norm(small, 2))
+        return self.dim * self.scale * float(self.singular_values[0])
+
+    @property
+    def strength(self) -> float:
+        """What query and key are multiplied with for unit tokens and ‖B‖₂ = 1."""
+        return math.sqrt(self.dim * self.scale / self.beta) if self.beta > 0 else 1.0
 
     def scores(self, z: Tensor) -> Tensor:
         """⟨Bᵀz_i + a, z_j⟩ for the rows of z (n, d): the model's scores up to a constant for each row i. (n, n)."""
@@ -68,8 +84,7 @@ class FoldedHead:
 
     def theory_head(self) -> tuple[Head, float]:
         """The `Head` on unit tokens with ‖B‖₂ = 1, and its β. One unit of its time is one layer."""
-        beta = self.beta
-        strength = math.sqrt(self.dim * self.scale / beta) if beta > 0 else 1.0
+        beta, strength = self.beta, self.strength
         offset = math.sqrt(self.dim) * self.scale * (self.query_offset @ self.key) / beta if beta > 0 else None
         output = (self.output - self.output.mean(dim=0, keepdim=True)) / self.residual
         return Head(strength * self.query, strength * self.key, self.value, output=output, offset=offset), beta

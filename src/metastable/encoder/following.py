@@ -21,6 +21,7 @@ from metastable.cloud import Cloud, uniform
 from metastable.encoder.anatomy import AttentionLayer
 from metastable.encoder.folding import fold
 from metastable.encoder.loading import Encoder, load
+from metastable.encoder.looping import layer_of
 from metastable.encoder.measuring import SPECIAL
 from metastable.encoder.measuring_tokens import Tokens, evaluating, watching
 from metastable.encoder.texts import Batch, batches
@@ -53,14 +54,6 @@ def parse_address(text: str) -> tuple[str, int, int]:
     return parts[0], int(parts[1]), int(parts[2])
 
 
-def layer_of(encoder: Encoder, layer: int) -> AttentionLayer:
-    """The attention layer of that number, or one line that says which there are."""
-    depth = len(encoder.anatomy.layers)
-    if not 0 <= whole(layer, "layer", 0, f"{encoder.name!r} has layers 0 to {depth - 1}") < depth:
-        raise BadInput(f"layer is {layer}; {encoder.name!r} has layers 0 to {depth - 1}")
-    return encoder.anatomy.layers[layer]
-
-
 def head_of(encoder: Encoder, layer: int, head: int, residual: float | None = None) -> tuple[Head, float]:
     """One head on unit tokens, ‖B‖₂ = 1, one layer a unit of time, and its β (see `folding`).
 
@@ -68,8 +61,9 @@ def head_of(encoder: Encoder, layer: int, head: int, residual: float | None = No
         ρ of a post-norm layer, and it counts as 1 in a pre-norm one.
     """
     found = layer_of(encoder, layer)
-    if not 0 <= whole(head, "head", 0, f"layer {layer} has heads 0 to {found.heads - 1}") < found.heads:
-        raise BadInput(f"head is {head}; layer {layer} of {encoder.name!r} has heads 0 to {found.heads - 1}")
+    which = f"layer {layer} of {encoder.name!r} has heads 0 to {found.heads - 1}"
+    if whole(head, "head", 0, which) >= found.heads:
+        raise BadInput(f"head is {head}; {which}")
     return fold(found, head, residual).theory_head()
 
 
@@ -90,8 +84,8 @@ def tokens_of(
 
     They have mean zero over features, except where no normalisation stands before the layer. Of more than `most`
     tokens a random sample is kept, each token equally likely, in memory that does not grow with the texts. The
-    cloud's `law` says where they came from, and `residual` there is ρ over all tokens, the root mean square of C r
-    over features, r being what the layer's updates are added to.
+    cloud's `law` says where they came from; for a pre-norm layer `residual` there is ρ over all tokens, the root mean
+    square over features of the stream h that updates are added to, its mean over features taken off.
     """
     found = layer_of(encoder, layer)
     if special not in SPECIAL:
@@ -102,12 +96,13 @@ def tokens_of(
         count += len(batch.numbers)
         tokens, chosen = _read(encoder, batch, layer, special)
         kept.add(tokens.unit[chosen])
-        squares += float(_residual(found, tokens)[chosen].double().square().sum())
+        squares += float(tokens.stream[chosen].double().square().sum())
     if kept.seen < 2:
         raise BadInput(f"the texts hold {kept.seen} tokens; a cloud needs at least 2: give a text with words in it")
     law = {"law": "tokens", **_origin(encoder, layer), "n": len(kept.rows), "d": found.width, "seed": seed}
-    residual = math.sqrt(squares / (kept.seen * found.width))
-    law |= {"texts": count, "tokens": kept.seen, "special": special, "residual": residual}
+    law |= {"texts": count, "tokens": kept.seen, "special": special}
+    if found.pre_norm:
+        law["residual"] = math.sqrt(squares / (kept.seen * found.width))
     return Cloud(kept.rows.double(), law=law)
 
 
@@ -143,14 +138,6 @@ def _read(encoder: Encoder, batch: Batch, layer: int, special: str) -> tuple[Tok
     with evaluating(encoder.model), watching(encoder.anatomy, mask, visit):
         encoder.model(**{name: tensor.to(device) for name, tensor in batch.inputs.items()})
     return seen[0], mask if special == "include" else mask & ~batch.special.to(device)
-
-
-def _residual(layer: AttentionLayer, tokens: Tokens) -> Tensor:
-    """|C r| of each token, (texts, n)."""
-    if layer.pre_norm or layer.norm is None:
-        return tokens.stream
-    x = layer.norm.gain.float() * tokens.z + layer.norm.offset.float()
-    return torch.linalg.vector_norm(x - x.mean(dim=-1, keepdim=True), dim=-1)
 
 
 def _origin(encoder: Encoder, layer: int) -> dict[str, Any]:
@@ -191,6 +178,7 @@ def prepare(
     ρ of a pre-norm layer is measured on the texts; without texts it counts as 1, and the clock runs in other units.
     """
     model, layer, head = parse_address(address)
+    n = whole(n, "n", 2, "at least 2 tokens make a cloud")
     law = law or ("uniform" if texts is None else "tokens")
     if law not in LAWS:
         raise BadInput(f"law is {law!r}; the law of a trained head is one of {', '.join(LAWS)}")
@@ -262,7 +250,12 @@ def sentence(run: Run) -> str:
         needed = f", about {math.log(run.beta) / theory.rate:.3g} layers" if _dated(run) else ""
         limit = "two points" if theory.dim == 1 else f"a sphere in {theory.dim} dimensions"
         parts.append(f"theory: tokens go to {limit} at rate {theory.rate:.3g} a layer{needed}")
-        parts.append(f"run, by its W2 distance to the limit law: {'; '.join(run.phases().sentences)}")
+        found = run.phases()
+        stayed = (
+            f"the limit law was not approached: W2 to it stays within a factor {found.factor:g} of {found.least:.3g}"
+        )
+        told = f"by W2 to the limit law, {'; '.join(found.sentences)}"
+        parts.append(f"run: {stayed if found.course == 'still' and found.concentrated is None else told}")
     first, last = (_mean_cosine(run.frames[i]) for i in (0, -1))
     moved = float(torch.linalg.vector_norm(run.frames[-1] - run.frames[0], dim=1).mean())
     parts.append(f"mean token cosine {first:.3f} → {last:.3f}, tokens moved by {moved:.3g} on average")

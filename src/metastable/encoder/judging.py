@@ -119,7 +119,8 @@ def _prediction(heads: pd.DataFrame, layer: int) -> tuple[str, str]:
     own = heads[heads["layer"] == layer]
     if own.empty:
         return "not applicable", "after the last layer"
-    own = own[own["applicable"].astype(bool) & np.isfinite(own["approach"])]
+    # Where Π is oblique a cloud may have to move away first: nothing to meet.
+    own = own[own["applicable"].astype(bool) & np.isfinite(own["approach"]) & (own["predicted_approach"] > 0)]
     if own.empty:
         return "not applicable", "no head of the layer predicts two points"
     wanted = HALF * own["predicted_approach"].to_numpy(dtype=float)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from metastable import phases
 from metastable.arrays import whole
-from metastable.encoder.anatomy import Anatomy, Norm, Step
+from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm, Step
 from metastable.encoder.folding import fold
 from metastable.encoder.measuring import SPECIAL, _columns
 from metastable.encoder.measuring_tokens import evaluating
@@ -161,7 +161,8 @@ class Loop:
         least = "down to one point" if found.least <= self.floor else f"least dispersion {found.least:.2g}"
         text = f"concentrated from step {math.ceil(found.concentrated)}, {least}{self._rest()}"
         if found.terminal is not None:
-            return f"{text}; tokens spread again from step {math.ceil(found.terminal)}"
+            later = f"dispersion {self._value('dispersion', self.steps):.2g} at {end}"
+            return f"{text}; tokens spread again from step {math.ceil(found.terminal)}, {later}"
         return f"{text}; no new spreading seen up to {end}"
 
     def _rest(self) -> str:
@@ -169,8 +170,8 @@ class Loop:
         when = self.phases.least_time
         for plateau in self.phases.plateaus:
             if plateau.start <= when <= plateau.end:
-                count = self._value("clusters", (plateau.start + plateau.end) / 2)
-                groups = f"a plateau of about {count:.2g} cluster{'s' if count >= 1.05 else ''} a text"
+                counts = {f"{self._value('clusters', t):.2g}": None for t in (plateau.start, plateau.end)}
+                groups = f"a plateau of {' → '.join(counts)} cluster{'' if list(counts) == ['1'] else 's'} a text"
                 held = f"still holds at step {self.steps}" if plateau.end == self.steps else f"ends at {plateau.end:g}"
                 return f", then {groups} that begins at step {plateau.start:g} and {held}"
         return ""
@@ -236,17 +237,25 @@ def loop(
 
 def _chosen(encoder: Encoder, layer: int | None) -> int:
     """The layer to repeat."""
-    depth = len(encoder.anatomy.layers)
     if encoder.anatomy.tied:
         if layer is not None:
             raise BadInput(f"layer is {layer}, but all layers of {encoder.name!r} are one; leave the layer away")
         return 0
-    which = f"{encoder.name!r} has layers 0 to {depth - 1}"
     if layer is None:
-        raise BadInput(f"a loop needs the layer to repeat, since layers differ; {which}, name one of them")
-    if whole(layer, "layer", 0, which) >= depth:
-        raise BadInput(f"layer is {layer}; {which}")
-    return layer
+        raise BadInput(f"a loop needs the layer to repeat, since layers differ; {_which(encoder)}, name one of them")
+    return layer_of(encoder, layer).index
+
+
+def layer_of(encoder: Encoder, layer: int) -> AttentionLayer:
+    """The attention layer of that number, or one line that says which there are."""
+    layers = encoder.anatomy.layers
+    if whole(layer, "layer", 0, _which(encoder)) >= len(layers):
+        raise BadInput(f"layer is {layer}; {_which(encoder)}")
+    return layers[layer]
+
+
+def _which(encoder: Encoder) -> str:
+    return f"{encoder.name!r} has layers 0 to {len(encoder.anatomy.layers) - 1}"
 
 
 class _Looper:
@@ -297,7 +306,8 @@ class _Looper:
 
 
 def read(anatomy: Anatomy, layer: int, t: int, stream: Tensor, mask: Tensor) -> Tensor:
-    """The unit tokens x̂ = z/|z|, (texts, n, d), of what step t of a loop over `layer` holds; 0 where padding is.
+    """The unit tokens x̂ = z/|z|, (texts, n, d), of what step t of a loop over `layer` holds; 0 where padding is,
+    NaN where a token has no direction.
 
     The same x̂ as `measuring` reads: with x = γz + b behind a normalisation, z = (x − b)/γ with the gain and offset of
     the one that wrote x. That is the one before the layer at the start, and the layer's own last one afterwards. A
@@ -313,8 +323,10 @@ def read(anatomy: Anatomy, layer: int, t: int, stream: Tensor, mask: Tensor) -> 
         gain, offset = norm.gain.to(h), norm.offset.to(h)
         readable = gain.abs() > READABLE * offset.abs()
         z = torch.where(readable, (h - offset) / torch.where(readable, gain, 1.0), 0.0)
-    length = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp_min(1e-30)
-    return torch.where(mask.unsqueeze(-1), z / length, 0.0)
+    length = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    # A length beyond float32 would make a finite quotient, 0, out of a token that is lost.
+    unit = torch.where(length.isfinite(), z / length, torch.nan)
+    return torch.where(mask.unsqueeze(-1), unit, 0.0)
 
 
 def _written_by(anatomy: Anatomy, layer: int, t: int) -> tuple[Norm | None, bool]:

@@ -132,7 +132,7 @@ def weigh(anatomy: Anatomy, residuals: Sequence[float] | None = None) -> Weights
                 if not (math.isfinite(folded.residual) and folded.residual > 0):
                     raise BadInput(f"layer {layer.index}: the residual has size {folded.residual}; it must be positive")
                 head, beta = folded.theory_head()
-                theory = SmallTheory(head)
+                theory = SmallTheory(head, folded)
                 rows.append(_row(folded, theory, beta))
                 found[layer.index, index] = theory.attention.small_eigenvalues, theory.terminal.small_eigenvalues
     return Weights(pd.DataFrame(rows, columns=list(COLUMNS)), found)
@@ -289,14 +289,14 @@ class SmallTheory(Theory):
     attention: SmallSpectrum
     terminal: SmallSpectrum
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: Head, folded: FoldedHead) -> None:
         assert head.output is not None
         self.head = head
         # With triangular factors Qᵀ = U q and so on, ‖QᵀK‖ = ‖q kᵀ‖ and the orthogonal U are not needed.
-        parts = (head.query.T, head.key.T, head.value.T, head.output)
-        q, k, v, o = (torch.linalg.qr(part, mode="r").R for part in parts)
+        q = folded.strength * folded.triangular[0]
+        v, o = (torch.linalg.qr(part, mode="r").R for part in (head.value.T, head.output))
         inner = head.value @ head.key.T
-        self.interaction_values = torch.linalg.svdvals(q @ k.T)
+        self.interaction_values = folded.strength**2 * folded.singular_values
         self.attention = SmallSpectrum(head.output @ inner, head.query, "M = V Bᵀ", o @ inner @ q.T)
         self.terminal = SmallSpectrum(head.output, head.value, "V", o @ v.T)
 

@@ -72,8 +72,9 @@ def depth_curves(audit: Audit, columns: Sequence[str] = PANELS) -> go.Figure:
                 _curve(figure, source.layers, "depth", column, name, colour, dash, place, legend=i == 0)
     text = (
         "Depth 0 is what the first layer reads, the last depth what the encoder returns. Bands are 95 % intervals of "
-        "the mean over texts. Thin lines are texts of about one length: where they part, the statistic depends on the "
-        f"number of tokens n, and only texts of one length may be compared. {_slopes(audit.layers, shown)}"
+        "the mean over texts. Light lines are texts of about one length, the broader the longer: where they part, the "
+        "statistic depends on the number of tokens n, and only texts of one length may be compared. "
+        f"{_slopes(audit.layers, shown)}"
     )
     _finish(figure, "Over depth, on text", shown, text, "depth", sources_count=len(sources) + 1)
     return figure

@@ -157,14 +157,19 @@ def written(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
-def median_of(values: pd.Series) -> str:
-    """The median of a column of numbers, or its commonest word with its share."""
+def median_of(table: pd.DataFrame, column: str) -> str:
+    """The median over the heads that have a number, or the commonest word with its share.
+
+    In columns of sizes (`SIZES`) 0 and ∞ mean "none" and take no part, as in `weights.unusual`.
+    """
+    values = table[column]
     if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
-        known = values.dropna().to_numpy(dtype=float)
-        # The median of ∞ and ∞ is ∞, which numpy's mean of the two middle values makes NaN of.
-        return look.number(float(np.quantile(known, 0.5, method="lower"))) if len(known) else "–"
+        x = values.to_numpy(dtype=float)
+        known = x[np.isfinite(x) & ((x > 0) | (column not in SIZES))]
+        some = f" ({len(known)} of {len(x)} heads)" if len(known) < len(x) else ""
+        return look.number(float(np.median(known))) + some if len(known) else "–"
     words = values.map(written).value_counts()
-    return f"{words.index[0] or 'none'} ({100 * words.iloc[0] / len(values):.0f} %)" if len(words) else "–"
+    return f"{words.index[0] or 'none'} ({100 * words.iloc[0] / len(values):.0f} %)"
 
 
 def _cells(
@@ -176,7 +181,7 @@ def _cells(
     places = table["layer"].to_numpy(dtype=int), table["head"].to_numpy(dtype=int)
     z[places] = scale.colour(table[column])
     texts[places] = [html.escape(written(value)) for value in table[column]]
-    median = html.escape(median_of(table[column]))
+    median = html.escape(median_of(table, column))
     figure.add_heatmap(
         z=[[None if math.isnan(v) else round(v, 5) for v in line] for line in z.tolist()],
         customdata=texts.tolist(),

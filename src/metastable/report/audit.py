@@ -12,7 +12,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 import plotly.io
 from markupsafe import Markup
@@ -45,7 +44,7 @@ PHASES = {
     "metastable": "tokens are close together and stay so",
     "terminal": "the tokens of a text are one cluster",
 }
-SHOWN = ("mean_cosine", "effective_rank", "dispersion", "update_length", "beta_median")
+SHOWN = ("mean_cosine", "effective_rank", "update_length", "beta_median")
 """The columns of the table of layers, where the audit has them."""
 
 
@@ -152,8 +151,8 @@ def _strip(audit: Audit) -> list[dict[str, Any]]:
 
 
 def _beside(audit: Audit, value: Callable[[Audit], str | None]) -> list[tuple[str, str]]:
-    """The same number of the twin and of the reference, where there are such."""
-    others = (("random weights", audit.twin), ("reference", audit.reference))
+    """The same number of the twin with random weights and of the reference, where there are such."""
+    others = (("random", audit.twin), ("reference", audit.reference))
     return [(name, found) for name, other in others if other is not None and (found := value(other)) is not None]
 
 
@@ -176,14 +175,12 @@ def _concentrating(audit: Audit) -> str:
     return f"{points} of {len(audit.heads)}"
 
 
+def _layers_needed(audit: Audit) -> str:
+    return median_of(audit.heads, "layers_to_concentrate").split(" (")[0]
+
+
 def _median(column: str) -> Callable[[Audit], str | None]:
-    return lambda audit: median_of(audit.heads[column]) if column in audit.heads else None
-
-
-def _needed(audit: Audit) -> str:
-    needed = audit.heads["layers_to_concentrate"].to_numpy(dtype=float)
-    needed = needed[np.isfinite(needed)]
-    return number(float(f"{np.median(needed):.3g}")) if len(needed) else "no rate"
+    return lambda audit: median_of(audit.heads, column) if column in audit.heads else None
 
 
 def _key_numbers(audit: Audit) -> list[dict[str, Any]]:
@@ -194,7 +191,7 @@ def _key_numbers(audit: Audit) -> list[dict[str, Any]]:
         ("effective rank", "first → last depth: directions in use", _at_the_end("effective_rank")),
         ("time spent", "attention updates of all layers, in token lengths", _time_spent),
         ("heads that concentrate", "by weights alone; others rotate or do neither", _concentrating),
-        ("layers needed", f"by the median head that concentrates; there are {layers}", _needed),
+        ("layers needed", f"by the median head that concentrates; there are {layers}", _layers_needed),
         ("inverse temperature β", "median head; the larger, the sharper", _median("beta")),
         ("attention entropy", "median head: 0 looks at one token, 1 at all", _median("entropy")),
         ("share on special tokens", "median head's attention on [CLS] and the like", _median("special_share")),
@@ -321,7 +318,7 @@ def _column(audit: Audit, name: str) -> dict[str, Any]:
     what, usual = meaning(name)
 
     def value(other: Audit) -> str | None:
-        return median_of(other.heads[name]) if name in other.heads else None
+        return median_of(other.heads, name) if name in other.heads else None
 
     beside = [f"{who}: {found}" for who, found in _beside(audit, value)]
     label = name.replace("_", " ")
@@ -344,12 +341,12 @@ def _head(
     }
 
 
-def _value(row: pd.Series, name: str) -> str:
-    """A head's number, with its interval over texts and its slope in log₂ n where it has them."""
+def _value(row: pd.Series, name: str) -> list[str]:
+    """A head's number, and its interval over texts and its slope in log₂ n where it has them."""
     low, high, slope = (row.get(f"{name}_{part}", math.nan) for part in ("low", "high", "slope"))
     notes = [] if math.isnan(low) or math.isnan(high) else [f"{number(low)} to {number(high)}"]
     notes += [] if math.isnan(slope) else [f"{'+' if slope >= 0 else ''}{number(slope)} for each doubling of n"]
-    return written(row[name]) + (f" ({'; '.join(notes)})" if notes else "")
+    return [written(row[name]), *notes]
 
 
 def _glossary(heads: pd.DataFrame) -> list[tuple[str, str, str]]:

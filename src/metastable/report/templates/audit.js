@@ -59,7 +59,7 @@
       const median = labelled(made("td", column.median), "median of this model: ");
       return row([
         name,
-        labelled(made("td", head.values[i], "number"), "this head: "),
+        remarked(labelled(made("td", head.values[i][0], "number"), "this head: "), head.values[i].slice(1)),
         remarked(median, column.beside),
         labelled(made("td", column.usual), "usual: "),
       ]);
