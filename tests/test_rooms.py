@@ -19,7 +19,13 @@ ORDER = [
 ]
 # Doors to the right, opened only when called: a head knows its theory, a run its pictures.
 DOORS = {("head", "theory"), ("run", "figures"), ("run", "report"), ("verdict", "theory"), ("store", "run")}
-DOORS |= {("run", "meanfield"), ("store", "meanfield"), ("theory", "plateau"), ("plateau", "theory")}
+DOORS |= {
+    ("encoder", "report"),
+    ("run", "meanfield"),
+    ("store", "meanfield"),
+    ("theory", "plateau"),
+    ("plateau", "theory"),
+}
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

@@ -141,7 +141,7 @@ def audit(
         str | None, typer.Option(help="Exit with 1 if a head (or layer) meets this: 'gap < 0.01 and not complex'.")
     ] = None,
     reference: Annotated[Path | None, typer.Option(help="The audit.json of another audit, to show beside.")] = None,
-    loop: Annotated[int, typer.Option(help="Apply whole layers this many times, beyond the trained depth.")] = 0,
+    loop: Annotated[int, typer.Option(help="Apply a whole layer so many times: do tokens come together?")] = 0,
     layer: Annotated[int | None, typer.Option(help="Which layer --loop repeats, where layers are not shared.")] = None,
     special: Annotated[str, typer.Option(help="exclude or include special tokens in the clouds of texts.")] = "exclude",
     batch_size: Annotated[int, typer.Option(help="Texts at a time.")] = 32,

@@ -141,13 +141,13 @@ def audit(
 
     _own_folder(out, "audit.json")
     if fail_on is not None:
-        parse(fail_on)
+        parse(fail_on)  # a slip of the pen is found before the model is loaded
     if texts is not None and texts != "-" and not Path(texts).is_file():
         raise BadInput(f"--texts {texts} is no file; give a file with one text a line, or - for standard input")
     with Texts() as bar:
         found = room.audit(
             model, texts, reference=reference, loops=loops, layer=layer, special=special, batch_size=batch_size,
-            allow_pickle=allow_pickle, seed=seed, progress=bar,
+            allow_pickle=allow_pickle, seed=seed, fail_on=fail_on, progress=bar,
         )  # fmt: skip
     rows = None if fail_on is None else found.findings(fail_on)
     written = found.save(out)

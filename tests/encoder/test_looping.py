@@ -262,6 +262,7 @@ def test_a_text_that_stops_later_than_another_counts_no_further():
     assert (found.stopped, found.steps, found.texts) == (1, 0, 4)
     assert found.tallies["dispersion"].count()[0] == 4
     assert "no longer finite at step 1 of 5" in found.sentence()
+    assert "the start alone tells no phases" in found.sentence()
     json.dumps(found.to_dict(), allow_nan=False)
 
 
@@ -272,6 +273,7 @@ def test_batches_and_special_tokens():
     assert abs(included.curves["mean_cosine"] - together.curves["mean_cosine"]).max() > 1e-3
     assert (together.curves["mean_cosine_low"] < together.curves["mean_cosine"]).all()
     assert together.curves["effective_rank_slope"][0] > 0
+    assert not torch.is_inference_mode_enabled()
     done = []
     loop(encoder(), SENTENCES, 1, layer=2, batch_size=1, progress=done.append)
     assert done == [1, 2, 3, 4]

@@ -29,6 +29,10 @@ Step = Callable[[Tensor, Tensor], Tensor]
 """(hidden (texts, n, d), mask (texts, n) of bool, True for tokens) → hidden after one whole layer."""
 
 
+ERASED = 1e-4
+"""A feature whose gain is less than this part of the median gain is gone for whatever comes after."""
+
+
 @dataclass(frozen=True)
 class Norm:
     """x = gain⊙z + offset, z = (h − mean h)/√(var h + eps), over the d features."""
@@ -43,10 +47,17 @@ class Norm:
         offset = module.bias if module.bias is not None else torch.zeros_like(gain)
         return cls(gain.detach(), offset.detach(), module.eps)
 
+    @property
+    def seen(self) -> Tensor:
+        """Which features reach anything behind the normalisation, (d,) of bool: some trained gains are 1e-33."""
+        size = self.gain.abs()
+        return size > ERASED * size.median()
+
     def standardise(self, h: Tensor) -> Tensor:
-        """z, of length √d up to eps."""
+        """z, of length √d up to eps and to features that the gain erases, which are 0."""
         centred = h - h.mean(dim=-1, keepdim=True)
-        return centred * torch.rsqrt(centred.square().mean(dim=-1, keepdim=True) + self.eps)
+        z = centred * torch.rsqrt(centred.square().mean(dim=-1, keepdim=True) + self.eps)
+        return z * self.seen
 
 
 @dataclass(frozen=True)

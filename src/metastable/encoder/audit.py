@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -13,14 +13,17 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from torch.nn import LayerNorm
 
 from metastable import store
 from metastable.encoder import comparing, judging
-from metastable.encoder.anatomy import Anatomy
+from metastable.encoder.anatomy import Anatomy, Norm
 from metastable.encoder.expression import parse
 from metastable.encoder.loading import Encoder, load, twin
 from metastable.encoder.looping import Loop, loop
 from metastable.encoder.measuring import Measured, measure
+from metastable.encoder.measuring_heads import HEADS, LAYER
+from metastable.encoder.statistics import CLOUD
 from metastable.encoder.texts import blank, read_texts
 from metastable.encoder.weights import Weights, layer_table, weigh
 from metastable.errors import BadInput
@@ -30,6 +33,7 @@ TWIN_TEXTS = 128
 """So many texts, the first ones, are enough for the random twin: its numbers are compared at the encoder's own n."""
 LOOP_TEXTS = 64
 NORMAL = 1.959963984540054
+MEASURED = {"heads": HEADS, "layers": (*CLOUD, *LAYER)}
 
 
 @dataclass(frozen=True)
@@ -84,9 +88,7 @@ class Audit:
 
     def findings(self, expression: str) -> pd.DataFrame:
         """The rows that meet an expression such as "gap < 0.01": of the heads, or of the layers if it names theirs."""
-        parsed = parse(expression)
-        of_layers = [name in self.layers.columns and name not in self.heads.columns for name in parsed.columns]
-        return parsed.rows(self.layers if any(of_layers) else self.heads)
+        return _meeting(expression, self.heads, self.layers)
 
     def report(self, path: str | Path) -> Path:
         """Write the audit as one HTML file that needs no network."""
@@ -177,16 +179,20 @@ def audit(
     allow_pickle: bool = False,
     tokenizer: Any = None,
     seed: int = 0,
+    fail_on: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Audit:
     """Audit an encoder: a folder, a hub id or a model of transformers.
 
-    Without `texts` (a list, or a file with one text a line) only the weights are read. `loops` applies whole layers
-    that often beyond the trained depth, see `looping`; `layer` is the one to repeat where layers are not shared.
-    `reference` is another audit, shown beside every figure; `seed` is that of the random twin.
+    Without `texts` (a list, or a file with one text a line) only the weights are read. `loops` applies a
+    whole layer that often, see `looping`; `layer` is the one to repeat where layers are not shared.
+    `reference` is another audit, shown beside every figure; `seed` is that of the random twin. An expression in
+    `fail_on` that cannot be asked of the tables is refused before any text is read; `Audit.findings` evaluates it.
     """
     beside = Audit.load(reference) if isinstance(reference, (str, Path)) else reference
     encoder = load(model, allow_pickle=allow_pickle, tokenizer=tokenizer)
+    if fail_on is not None:
+        _meeting(fail_on, *_example(encoder.anatomy, texts is not None))
     random = twin(encoder, seed)
     if texts is None:
         if loops:
@@ -231,7 +237,7 @@ def _audit(
         fingerprint=encoder.fingerprint,
         shape={"layers": len(layers), "heads": layers[0].heads, "width": layers[0].width, "head_width": head_width},
         tied=encoder.anatomy.tied,
-        notes=encoder.anatomy.notes,
+        notes=(*encoder.anatomy.notes, *_erased(encoder.anatomy)),
         weights=weigh(encoder.anatomy, residuals),
         measured=measured,
         twin=other,
@@ -240,6 +246,39 @@ def _audit(
         made=_made(measured),
         anatomy=encoder.anatomy,
     )
+
+
+def _erased(anatomy: Anatomy) -> Iterator[str]:
+    """What normalisations with gains near 0 leave out of the tokens."""
+    norms = {f"before layer {layer.index}": layer.norm for layer in anatomy.layers if layer.norm is not None}
+    if isinstance(anatomy.final, LayerNorm):
+        norms["after the last layer"] = Norm.of(anatomy.final)
+    for where, norm in norms.items():
+        count = int((~norm.seen).sum())
+        if count:
+            yield f"The normalisation {where} erases {count} of {len(norm.gain)} features; they are no part of tokens."
+
+
+def _meeting(expression: str, heads: pd.DataFrame, layers: pd.DataFrame) -> pd.DataFrame:
+    """The rows that meet an expression: of layers if it names a column that only they have, else of heads."""
+    parsed = parse(expression)
+    of_layers = any(name in layers.columns and name not in heads.columns for name in parsed.columns)
+    return parsed.rows(layers if of_layers else heads)
+
+
+def _example(anatomy: Anatomy, on_text: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Tables with the columns that the audit's will have, without the work."""
+    heads = weigh(replace(anatomy, layers=anatomy.layers[:1])).heads
+    layers = layer_table(heads).rename(columns={"layer": "depth"})
+    if on_text:
+        numbers = {name: dict.fromkeys(_with_ends(names), 0.0) for name, names in MEASURED.items()}
+        heads = heads.assign(**numbers["heads"], applicable=True, dim_E=1, random_share=0.0)
+        layers = layers.assign(**numbers["layers"], beta=0.0, phase="", prediction="", reason="")
+    return heads, layers
+
+
+def _with_ends(names: Iterable[str]) -> Iterator[str]:
+    return (name + end for name in names for end in ("", "_low", "_high", "_slope"))
 
 
 def _read(texts: str | Path | Iterable[str]) -> Iterable[str]:

@@ -27,7 +27,7 @@ from metastable import phases
 from metastable.arrays import whole
 from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm, Step
 from metastable.encoder.folding import fold
-from metastable.encoder.measuring import SPECIAL, _columns
+from metastable.encoder.measuring import SPECIAL, columns_of
 from metastable.encoder.measuring_tokens import evaluating
 from metastable.encoder.statistics import CLOUD, averaged, cloud
 from metastable.encoder.tally import Floats, Tally
@@ -95,7 +95,7 @@ class Loop:
 
         columns: dict[str, Any] = {"step": np.arange(self.asked + 1)}
         for name, tally in self.tallies.items():
-            columns |= _columns(name, tally)
+            columns |= columns_of(name, tally)
         table = pd.DataFrame(columns).iloc[: self.steps + 1].copy()
         # Where the loop stopped early, some texts took the next step and others did not.
         table.loc[self.steps, [name for name in table if str(name).startswith("change")]] = np.nan
@@ -148,6 +148,8 @@ class Loop:
 
     def _course(self) -> str:
         found, end = self.phases, f"step {self.steps}"
+        if found.course == "one time":
+            return "the start alone tells no phases"
         if found.course == "still":
             if found.concentrated is not None:
                 return f"tokens are one point from the start, up to {end}"
@@ -177,7 +179,7 @@ class Loop:
         return ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything for JSON: the curves, the phases and the sentence; numbers that do not exist are None."""
+        """Everything for JSON: tallies, curves, phases and the sentence; numbers that do not exist are None."""
         curves = {str(name): _plain(column.tolist()) for name, column in self.curves.items()}
         kept = ("model", "layer", "trained_depth", "asked", "steps", "stopped", "beta", "special", "angle", "texts")
         rest = {name: getattr(self, name) for name in kept}
@@ -186,10 +188,17 @@ class Loop:
             "schema": SCHEMA,
             **rest,
             "counts": vars(self.counts).copy(),
+            "tallies": {name: tally.to_dict() for name, tally in self.tallies.items()},
             "curves": curves,
             "phases": found,
             "sentence": self.sentence(),
         }
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> Loop:
+        kept = ("model", "layer", "trained_depth", "asked", "stopped", "beta", "special", "angle")
+        tallies = {name: Tally.from_dict(tally) for name, tally in saved["tallies"].items()}
+        return cls(tallies=tallies, counts=Counts(**saved["counts"]), **{name: saved[name] for name in kept})
 
 
 def _plain(values: list[Any]) -> list[Any]:
@@ -274,35 +283,33 @@ class _Looper:
         chosen = mask if self.special == "include" else mask & ~batch.special.to(device)
         rows: list[dict[str, Floats]] = []
         before = None
-        for unit in self._tokens(batch, mask, chosen, steps):
-            found = cloud(unit, chosen, self.beta) | {"clusters": clusters(unit, chosen, ANGLE)}
-            rows.append({name: value.double().cpu().numpy() for name, value in found.items()})
-            if before is not None:
-                moved = averaged(torch.linalg.vector_norm(unit - before, dim=-1), chosen)
-                rows[-2]["change"] = moved.cpu().numpy()
-            before = unit
+        with evaluating(self.encoder.model):
+            for unit in self._tokens(batch, mask, steps):
+                found = cloud(unit, chosen, self.beta) | {"clusters": clusters(unit, chosen, ANGLE)}
+                rows.append({name: value.double().cpu().numpy() for name, value in found.items()})
+                if before is not None:
+                    moved = averaged(torch.linalg.vector_norm(unit - before, dim=-1), chosen)
+                    rows[-2]["change"] = moved.cpu().numpy()
+                before = unit
         if not rows:
             where = f"the input of layer {self.layer} of {self.encoder.name!r}"
             raise BadInput(f"{where} is not finite for some text; check the weights")
         rows[-1]["change"] = np.full(len(mask), np.nan)
         return {name: np.stack([row[name] for row in rows], axis=1) for name in NAMES}
 
-    def _tokens(self, batch: Batch, mask: Tensor, chosen: Tensor, steps: int) -> Iterator[Tensor]:
+    def _tokens(self, batch: Batch, mask: Tensor, steps: int) -> Iterator[Tensor]:
         """Unit tokens at steps 0, …, `steps`, as far as they are finite."""
         anatomy = self.encoder.anatomy
-        with evaluating(self.encoder.model):
-            inputs = {name: tensor.to(mask.device) for name, tensor in batch.inputs.items()}
-            stream = self.encoder.model(**inputs, output_hidden_states=True).hidden_states[0]
-            for earlier in anatomy.steps[: self.layer]:
-                stream = earlier(stream, mask)
-            for t in range(steps + 1):
-                stream = self.step(stream, mask) if t else stream
-                if not bool(stream[mask].isfinite().all()):
-                    return
-                unit = read(anatomy, self.layer, t, stream, mask)
-                if not bool(unit[chosen].isfinite().all()):
-                    return
-                yield unit
+        inputs = {name: tensor.to(mask.device) for name, tensor in batch.inputs.items()}
+        stream = self.encoder.model(**inputs, output_hidden_states=True).hidden_states[0]
+        for earlier in anatomy.steps[: self.layer]:
+            stream = earlier(stream, mask)
+        for t in range(steps + 1):
+            stream = self.step(stream, mask) if t else stream
+            unit = read(anatomy, self.layer, t, stream, mask)
+            if not bool(unit.isfinite().all()):
+                return
+            yield unit
 
 
 def read(anatomy: Anatomy, layer: int, t: int, stream: Tensor, mask: Tensor) -> Tensor:
@@ -321,7 +328,7 @@ def read(anatomy: Anatomy, layer: int, t: int, stream: Tensor, mask: Tensor) -> 
         z = norm.standardise(h)
     else:
         gain, offset = norm.gain.to(h), norm.offset.to(h)
-        readable = gain.abs() > READABLE * offset.abs()
+        readable = norm.seen.to(h.device) & (gain.abs() > READABLE * offset.abs())
         z = torch.where(readable, (h - offset) / torch.where(readable, gain, 1.0), 0.0)
     length = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
     # A length beyond float32 would make a finite quotient, 0, out of a token that is lost.

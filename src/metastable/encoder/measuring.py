@@ -66,9 +66,9 @@ class Measured:
         depth = len(self.betas) + 1
         columns: dict[str, Any] = {"depth": np.arange(depth)}
         for name, tally in self.depths.items():
-            columns |= _columns(name, tally)
+            columns |= columns_of(name, tally)
         for name, tally in self.layers.items():
-            columns |= {key: np.append(value, np.nan) for key, value in _columns(name, tally).items()}
+            columns |= {key: np.append(value, np.nan) for key, value in columns_of(name, tally).items()}
         return pd.DataFrame(columns | {"beta": np.append(self.betas, self.betas[-1])})
 
     def head_table(self) -> pd.DataFrame:
@@ -79,7 +79,7 @@ class Measured:
         columns: dict[str, Any] = {"layer": layer, "head": head, "applicable": self.applicable, "dim_E": self.dims}
         columns["random_share"] = self.random_share
         for name, tally in self.heads.items():
-            columns |= _columns(name, tally)
+            columns |= columns_of(name, tally)
         return pd.DataFrame({name: np.ravel(column) for name, column in columns.items()})
 
     def merge(self, other: Measured) -> Measured:
@@ -115,7 +115,8 @@ class Measured:
         )
 
 
-def _columns(name: str, tally: Tally) -> dict[str, Floats]:
+def columns_of(name: str, tally: Tally) -> dict[str, Floats]:
+    """The columns of a table that show a statistic: NAME, NAME_low, NAME_high and NAME_slope."""
     low, high = tally.interval()
     return {name: tally.mean(), f"{name}_low": low, f"{name}_high": high, f"{name}_slope": tally.slope()[0]}
 

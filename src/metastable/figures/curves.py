@@ -130,7 +130,7 @@ def lengths(measured: Measured) -> go.Figure:
         name="texts",
     )
     figure.update_xaxes(title_text="number of tokens n")
-    figure.update_yaxes(title_text="texts", rangemode="tozero")
+    figure.update_yaxes(title_text="texts", rangemode="tozero", dtick=1 if max(tops) <= 6 else None)
     return figure
 
 
@@ -139,7 +139,7 @@ def _grid(shown: Sequence[str]) -> go.Figure:
     inside = rows * PANEL_HEIGHT + (rows - 1) * GAP
     titles = [name.replace("_", " ") for name in shown]
     spacing = GAP / inside if rows > 1 else 0.0
-    return make_subplots(rows=rows, cols=2, subplot_titles=titles, vertical_spacing=spacing, horizontal_spacing=0.14)
+    return make_subplots(rows=rows, cols=2, subplot_titles=titles, vertical_spacing=spacing, horizontal_spacing=0.18)
 
 
 def _finish(figure: go.Figure, title: str, shown: Sequence[str], text: str, x: str, sources_count: int) -> None:

@@ -136,8 +136,8 @@ class _Scale:
         if high - low < 1e-12 * max(1.0, abs(high)):
             low, high = low - 0.5, high + 0.5
         if self.logarithmic:
-            ticks = np.linspace(low, high, 5)
-            bar |= {"tickvals": ticks.tolist(), "ticktext": [look.number(10**t) for t in ticks]}
+            ticks = _round_numbers(low, high)
+            bar |= {"tickvals": [math.log10(t) for t in ticks], "ticktext": [look.number(t) for t in ticks]}
         else:
             bar["nticks"] = 6
         if low < 0 < high and not self.logarithmic:
@@ -146,6 +146,18 @@ class _Scale:
             scale: Any = [[0, look.BLUE], [0.5, "#F4F4F4"], [1, look.VERMILLION]]
             return {"colorscale": scale, "cmin": -reach, "cmax": reach, "colorbar": bar}
         return {"colorscale": "Cividis", "cmin": low, "cmax": high, "colorbar": bar}
+
+
+def _round_numbers(low: float, high: float) -> list[float]:
+    """At most six of 1, 2, 5, 10, … between 10^low and 10^high; the two ends where fewer than two lie there."""
+    for steps in ((1, 2, 5), (1, 3), (1,)):
+        powers = range(math.floor(low), math.ceil(high) + 1)
+        found = [float(f"{step}e{power}") for power in powers for step in steps]
+        found = [t for t in found if low <= math.log10(t) <= high]
+        if len(found) <= 6:
+            break
+    found = found[:: math.ceil(len(found) / 6)] if len(found) > 6 else found
+    return found if len(found) > 1 else [10**low, 10**high]
 
 
 def written(value: Any) -> str:
@@ -167,7 +179,9 @@ def median_of(table: pd.DataFrame, column: str) -> str:
         x = values.to_numpy(dtype=float)
         known = x[np.isfinite(x) & ((x > 0) | (column not in SIZES))]
         some = f" ({len(known)} of {len(x)} heads)" if len(known) < len(x) else ""
-        return look.number(float(np.median(known))) + some if len(known) else "–"
+        if not len(known):
+            return "0" if (x == 0).all() else "–"
+        return look.number(float(np.median(known))) + some
     words = values.map(written).value_counts()
     return f"{words.index[0] or 'none'} ({100 * words.iloc[0] / len(values):.0f} %)"
 
@@ -305,7 +319,7 @@ def comparison(compared: Comparison) -> go.Figure:
     )
     look.dress(figure, "Which heads moved", look.TITLE_HEIGHT + above + below + 300, text)
     axis = scale.axis()
-    axis["colorbar"] |= {"yref": "paper", "y": below / (above + below + 150) + 0.001, "yanchor": "bottom"}
+    axis["colorbar"] |= {"yref": "paper", "y": (below + 42) / (above + below + 150), "yanchor": "bottom"}
     figure.update_layout(
         coloraxis=axis,
         margin={"t": look.TITLE_HEIGHT + 30, "b": 120, "l": 52},

@@ -152,7 +152,7 @@ def _strip(audit: Audit) -> list[dict[str, Any]]:
 
 def _beside(audit: Audit, value: Callable[[Audit], str | None]) -> list[tuple[str, str]]:
     """The same number of the twin with random weights and of the reference, where there are such."""
-    others = (("random", audit.twin), ("reference", audit.reference))
+    others = (("random weights", audit.twin), ("reference", audit.reference))
     return [(name, found) for name, other in others if other is not None and (found := value(other)) is not None]
 
 
@@ -179,6 +179,10 @@ def _layers_needed(audit: Audit) -> str:
     return median_of(audit.heads, "layers_to_concentrate").split(" (")[0]
 
 
+def _fastest(audit: Audit) -> str:
+    return number(float(audit.heads["layers_to_concentrate"].min()))
+
+
 def _median(column: str) -> Callable[[Audit], str | None]:
     return lambda audit: median_of(audit.heads, column) if column in audit.heads else None
 
@@ -196,6 +200,12 @@ def _key_numbers(audit: Audit) -> list[dict[str, Any]]:
         ("attention entropy", "median head: 0 looks at one token, 1 at all", _median("entropy")),
         ("share on special tokens", "median head's attention on [CLS] and the like", _median("special_share")),
     ]
+    if audit.measured is None:
+        asked += [
+            ("layers needed, fastest head", "alone and at zero temperature", _fastest),
+            ("longest step of a head", "‖V‖₂ of the median head, in token lengths a layer", _median("value_norm")),
+            ("offset of the scores", "median head: biases relative to B; 0 is the theory's", _median("offset")),
+        ]
     found = []
     for name, what, value in asked:
         own = value(audit)

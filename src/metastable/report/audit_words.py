@@ -75,9 +75,12 @@ def _texts(audit: Audit) -> list[tuple[str, str]]:
         return [("texts", "none: this audit is of the weights alone")]
     counts = audit.measured.counts
     kept = audit.measured.special == "include"
+    twin = None if audit.twin is None else audit.twin.measured
+    beside = [] if twin is None else [("texts measured with random weights", length(twin.counts.texts))]
     special = "belong to the cloud of tokens" if kept else "are attended to, but do not belong to the cloud of tokens"
     return [
         ("texts measured", length(counts.texts)),
+        *beside,
         ("tokens", f"{length(counts.tokens)}, of them {length(counts.special)} special"),
         ("cut to the model's limit", length(counts.cut)),
         ("skipped, no word in them", length(counts.skipped)),

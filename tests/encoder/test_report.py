@@ -1,0 +1,386 @@
+"""The audit's figures and page: numbers equal to those of the tables, words, escaping, what is missing."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from functools import cache
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from metastable import figures
+from metastable.encoder import comparing
+from metastable.encoder.audit import Audit, audit
+from metastable.encoder.folding import fold
+from metastable.encoder.loading import load, twin
+from metastable.encoder.weights import CHECKS, COLUMNS
+from metastable.errors import BadInput
+from metastable.figures import curves, heads
+from metastable.figures.look import caption, number
+from metastable.report import audit as page
+from tests.encoder import models
+
+TEXTS = [
+    "The ferry to the island leaves at noon.",
+    "Rain.",
+    "Although the committee had read both reports, nobody could say why the bridge over the river had been closed.",
+    "Dogs bark at night, and the neighbours complain about it every single morning of the week.",
+    "The train to the valley leaves at night, as it has done every night for the last forty years.",
+    "   ",
+]
+EVIL = "<img src=x onerror=alert(1)></script>"
+
+
+@cache
+def audited() -> Audit:
+    return audit(str(models.minilm()), TEXTS)
+
+
+@cache
+def by_weights() -> Audit:
+    return replace(audited(), measured=None, twin=replace(audited().twin, measured=None))
+
+
+class Reader(HTMLParser):
+    """Every element with its attributes, and the text of those with an id."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: dict[str, str] = {}
+        self._inside: list[tuple[str, str | None]] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in ("meta", "img", "br", "input"):
+            self._inside.append((tag, dict(attributes).get("id")))
+
+    def handle_endtag(self, tag):
+        while self._inside and self._inside.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data):
+        for _, name in self._inside:
+            if name:
+                self.text[name] = self.text.get(name, "") + data
+
+
+@cache
+def read(which=audited) -> Reader:
+    return Reader(page.render(which()))
+
+
+def data(reader: Reader) -> dict:
+    return json.loads(reader.text["audit-data"])
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_the_first_screen_says_what_the_verdict_says():
+    reader = read()
+    headline = audited().verdict.headline
+    assert words(reader.text["headline"]) == headline[0].upper() + headline[1:]
+    strip = words(reader.text["phases"])
+    for judgement in audited().verdict.layers:
+        mark = {"met": "✓", "missed": "✗", "not applicable": "–"}[judgement.prediction]
+        assert re.search(rf"(?<!\d){judgement.depth}\s{mark}", strip)
+        assert judgement.phase in strip
+
+
+def test_key_numbers_are_those_of_the_tables_with_the_twin_beside():
+    found = {n["name"]: n for n in page._key_numbers(audited())}
+    cosine = audited().layers["mean_cosine"]
+    assert found["mean cosine of tokens"]["value"] == f"{number(cosine[0])} → {number(cosine[6])}"
+    other = audited().twin.layers["mean_cosine"]
+    assert found["mean cosine of tokens"]["beside"] == [
+        ("random weights", f"{number(other[0])} → {number(other[6])}"),
+    ]
+    spent = np.nansum([audited().measured.layers["update_length"].mean()[layer] for layer in range(6)])
+    assert found["time spent"]["value"] == number(float(spent))
+    table = audited().weights.heads
+    concentrating = sum(p.startswith("concentrates") for p in table["prediction"])
+    assert found["heads that concentrate"]["value"] == f"{concentrating} of 72"
+    needed = [x for x in table["layers_to_concentrate"] if math.isfinite(x)]
+    assert found["layers needed"]["value"] == number(float(np.median(needed)))
+    html = page.render(audited())
+    for n in found.values():
+        assert f'<dd class="value">{n["value"]}</dd>' in html
+
+
+def test_the_table_of_layers_has_the_numbers_of_the_audit():
+    text = words(read().text["layers"])
+    for _, row in audited().layers.iterrows():
+        shown = f"{number(row['mean_cosine'])}{number(row['mean_cosine_low'])} to {number(row['mean_cosine_high'])}"
+        assert shown in text
+        assert number(row["effective_rank"]) in text
+    assert "random " + number(audited().twin.layers["mean_cosine"][3]) in text
+
+
+def test_every_head_has_its_numbers_checks_and_spectrum():
+    found = data(read())
+    assert len(found["heads"]) == 72
+    names = [column["name"] for column in found["columns"]]
+    for head, (_, row) in zip(found["heads"], audited().heads.iterrows(), strict=True):
+        assert (head["layer"], head["head"]) == (row["layer"], row["head"])
+        values = dict(zip(names, head["values"], strict=True))
+        for name in ("beta", "gap", "rate", "entropy", "approach", "alignment"):
+            assert values[name][0] == number(row[name])
+        low, high = number(row["entropy_low"]), number(row["entropy_high"])
+        assert values["entropy"][1] == f"{low} to {high}"
+        assert values["complex"] == ["yes" if row["complex"] else "no"]
+        assert head["checks"] == [row[column] for column in CHECKS.values()]
+
+
+@pytest.mark.parametrize("place", [(0, 2), (3, 6), (5, 11)])
+def test_the_spectrum_on_the_page_is_that_of_the_raw_weights(place):
+    """Dense eigenvalues of the d×d matrix M = V Bᵀ, against the dots and the marked dominant ones."""
+    layer, head = place
+    small, _ = fold(load(str(models.minilm())).anatomy.layers[layer], head).theory_head()
+    dense = np.linalg.eigvals((small.V @ small.B.T).double().numpy())
+    drawn = next(h for h in data(read())["heads"] if (h["layer"], h["head"]) == place)["spectrum"][0]
+    first = np.array(drawn["first"][0]) + 1j * np.array(drawn["first"][1])
+    leading = dense[np.argsort(-dense.real)][: len(first)]
+    assert sorted(first.real) == pytest.approx(sorted(leading.real), rel=1e-3)
+    assert sorted(first.imag) == pytest.approx(sorted(leading.imag), rel=1e-3, abs=1e-9)
+    every = np.concatenate([drawn["rest"][0], drawn["first"][0]])
+    assert len(every) == 32
+    assert sum(every) == pytest.approx(float(dense.real.sum()), rel=1e-2)
+    assert drawn["kernel"] == [[0.0], [0.0]]
+
+
+def test_every_column_has_a_heat_map_with_its_values():
+    found = data(read())
+    table = audited().heads
+    left_out = [c for c in table if c not in found["maps"]]
+    assert all(c in ("layer", "head", "unfolded") or c.endswith(("_low", "_high")) for c in left_out)
+    for name in ("beta", "entropy", "rate", "second"):
+        drawn = found["maps"][name]["data"][0]
+        for _, row in table.iterrows():
+            z = drawn["z"][row["layer"]][row["head"]]
+            value = row[name]
+            size = name in ("beta", "rate")
+            if size and value <= 0:
+                assert z is None
+            else:
+                assert z == pytest.approx(math.log10(value) if size else value, abs=1e-5)
+            assert drawn["customdata"][row["layer"]][row["head"]] == number(value)
+    choices = [a["value"] for tag, a in read().elements if tag == "option" and "value" in a]
+    assert choices == list(found["maps"])
+
+
+def test_what_has_no_place_on_the_scale_is_written_in_its_cell():
+    table = pd.DataFrame({"layer": [0, 0, 0, 1, 1, 1], "head": [0, 1, 2, 0, 1, 2]})
+    table["gap"] = [0.1, 10.0, 0.0, math.nan, math.inf, -0.5]
+    figure = figures.heat_map(table, "gap")
+    cells, signs = figure.data
+    assert [list(line) for line in cells.z] == [[-1.0, 1.0, None], [None, None, None]]
+    assert dict(zip(zip(signs.y, signs.x, strict=True), signs.text, strict=True)) == {
+        (0, 2): "0",
+        (1, 0): "–",
+        (1, 1): "∞",
+        (1, 2): "<0",
+    }
+    assert "White cells" in caption(figure)
+    table["gap"] = 1.0
+    assert len(figures.heat_map(table, "gap").data) == 1
+
+
+def test_words_get_discrete_colours_the_same_for_the_twin():
+    table = pd.DataFrame({"layer": [0, 0], "head": [0, 1], "terminal": ["narrows", "circles"]})
+    other = table.assign(terminal=["spreads", "narrows"])
+    figure = figures.heat_map(table, "terminal", other)
+    names = list(figure.layout.coloraxis.colorbar.ticktext)
+    own, twins = (trace.z[0] for trace in figure.data)
+    assert [names[int(i)] for i in own] == ["narrows", "circles"]
+    assert [names[int(i)] for i in twins] == ["spreads", "narrows"]
+    scale = figure.layout.coloraxis.colorscale
+    assert len({colour for _, colour in scale}) == 3
+
+
+def test_medians_leave_out_what_means_none():
+    table = pd.DataFrame({"rate": [0.0, 0.2, 0.4, math.inf], "alignment": [0.0, 0.2, math.nan, 0.4]})
+    assert heads.median_of(table, "rate") == "0.3 (2 of 4 heads)"
+    assert heads.median_of(table, "alignment") == "0.2 (3 of 4 heads)"
+    assert heads.median_of(pd.DataFrame({"rate": [0.0, 0.0]}), "rate") == "0"
+    assert heads.median_of(pd.DataFrame({"rate": [math.nan, 0.0]}), "rate") == "–"
+    assert heads.median_of(pd.DataFrame({"complex": [True, True, False]}), "complex") == "yes (67 %)"
+
+
+def test_dominant_eigenvalues_are_marked_and_the_kernel_where_it_dominates():
+    pair, real, below = (
+        np.array([1 + 2j, 1 - 2j, 0.5]),
+        np.array([0.3, 0.1, -4]),
+        np.array([-1.0, -0.5 + 1j, -0.5 - 1j]),
+    )
+    m, v = heads.spectrum_panels(pair, real, 10)
+    assert m["first"] == [[1.0, 1.0], [2.0, -2.0]]
+    assert "1 ± 2i" in m["heading"]
+    assert v["first"] == [[0.3], [0.0]]
+    m, v = heads.spectrum_panels(below, below, 10)
+    assert m["first"] == [[0.0], [0.0]]
+    assert m["kernel"] == [[], []]
+    whole = heads.spectrum_panels(below, below, 3)[0]
+    assert whole["first"] == [[-0.5, -0.5], [1.0, -1.0]]
+    figure = figures.eigenvalues(pair, real, EVIL, 10)
+    assert figure.layout.yaxis.scaleanchor == "x"
+    assert figure.layout.yaxis2.scaleanchor == "x2"
+    assert "<img" not in figure.layout.title.text
+    zero = heads.spectrum_panels(np.zeros(2), np.zeros(2), 2)[0]
+    assert zero["first"] == [[0.0, 0.0], [0.0, 0.0]]
+
+
+def test_depth_curves_show_interval_twin_reference_and_lengths():
+    shown = replace(audited(), reference=replace(audited(), name=EVIL))
+    figure = figures.depth_curves(shown, ["mean_cosine"])
+    lines = {trace.name: trace for trace in figure.data}
+    assert list(lines["this model"].y) == list(audited().layers["mean_cosine"])
+    assert list(lines["this model, low"].y) == list(audited().layers["mean_cosine_low"])
+    assert list(lines["random weights, same shape"].y) == list(audited().twin.layers["mean_cosine"])
+    assert not any("<img" in str(trace.to_plotly_json()) for trace in figure.data)
+    classes = [trace for trace in figure.data if trace.legendgroup == "lengths"]
+    parts = audited().measured.depths["mean_cosine"].by_length()
+    assert len(classes) == min(len(parts), curves.WIDTHS)
+    assert {tuple(trace.y) for trace in classes} <= {tuple(part.mean()) for part in parts.values()}
+    slope = audited().layers["mean_cosine_slope"].iloc[-1]
+    assert f"mean cosine {'+' if slope >= 0 else ''}{number(slope)} (depth 6)" in caption(figure)
+    assert "for each doubling of n" in lines["this model"].customdata[0]
+
+
+def test_lengths_count_every_text():
+    figure = figures.lengths(audited().measured)
+    assert sum(figure.data[0].y) == 5
+    assert figure.data[0].y[0] == 1, "Rain. is the shortest"
+    long = replace_lengths(audited().measured, dict.fromkeys(range(5, 505), 2))
+    assert len(figures.lengths(long).data[0].y) <= curves.BINS
+    assert sum(figures.lengths(long).data[0].y) == 1000
+
+
+def replace_lengths(measured, lengths):
+    copy = type(measured).from_dict(measured.to_dict())
+    copy.lengths.clear()
+    copy.lengths.update(lengths)
+    return copy
+
+
+def test_weights_alone_make_a_page_too():
+    reader = read(by_weights)
+    assert "need texts" in reader.text["phases"]
+    found = data(reader)
+    assert "entropy" not in found["maps"]
+    assert len(found["heads"]) == 72
+    html = page.render(by_weights())
+    assert "figure-depth" not in html
+    assert "figure-lengths" not in html
+    assert "this audit is of the weights alone" in html
+
+
+def test_markup_in_names_and_notes_stays_text():
+    evil = replace(
+        audited(),
+        name=EVIL,
+        family=EVIL,
+        notes=(EVIL,),
+        made={EVIL: EVIL},
+        reference=replace(audited(), name=EVIL),
+    )
+    reader = Reader(page.render(evil))
+    assert not any(tag == "img" for tag, _ in reader.elements)
+    assert not any(name.startswith("on") for _, attributes in reader.elements for name in attributes)
+    assert reader.text["model"] == EVIL
+    assert reader.text["notes"] == EVIL
+    assert len(data(reader)["heads"]) == 72
+    assert [tag for tag, _ in reader.elements].count("script") == [tag for tag, _ in read().elements].count("script")
+
+
+def test_embedded_json_cannot_leave_its_element():
+    value = {"a": "</script><!-- & \u2028 ]]>", "b": [1.5, None]}
+    text = str(page.embedded(value))
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == value
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        page.embedded({"x": math.nan})
+
+
+def test_nothing_is_fetched_and_the_page_is_light():
+    html = page.render(audited())
+    assert len(html.encode()) < 8e6
+    for tag, attributes in read().elements:
+        assert tag not in ("link", "iframe", "img")
+        assert not {"src", "srcset"} & set(attributes)
+
+
+def test_how_it_was_made_counts_texts_and_names_columns():
+    html = words(re.sub("<[^>]*>", " ", page.render(audited()).split("How this audit was made")[-1]))
+    assert "texts measured 5" in html
+    assert "skipped, no word in them 1" in html
+    assert audited().fingerprint in html
+    assert "do not belong to the cloud" in html
+    for name in (*COLUMNS, "entropy", "predicted_approach"):
+        assert f" {name} " in html, f"{name} is not explained"
+    unexplained = [c for c in audited().heads if heads.meaning(c) == (c.replace("_", " "), "")]
+    assert [c for c in unexplained if not c.endswith(("_low", "_high"))] == []
+
+
+def test_unusual_heads_are_told_and_linked():
+    reader = read()
+    links = [a["href"] for tag, a in reader.elements if tag == "a" and a.get("href", "").startswith("#layer")]
+    table = audited().verdict.unusual
+    assert links == [f"#layer-{r.layer}-head-{r.head}" for r in table.head(page.UNUSUAL).itertuples()]
+    assert len(links) > 0
+    places = {h["place"]: h["unusual"] for h in data(reader)["heads"]}
+    assert sum(map(len, places.values())) == len(table)
+
+
+def test_a_loop_is_drawn_with_its_trained_depth(loop):
+    figure = figures.loop_curves(loop)
+    lines = [trace for trace in figure.data if trace.name == "looped"]
+    assert len(lines) == 5
+    assert list(lines[0].y) == list(loop.curves["mean_cosine"])
+    assert len(figure.layout.shapes) == (5 if loop.trained_depth is not None else 0)
+    html = page.render(replace(audited(), loop=loop))
+    assert 'id="figure-loop"' in html
+    assert words(Reader(html).text["looped"])[1:] == f"{words(loop.sentence())[1:]}."
+
+
+@pytest.fixture(params=[None, 3])
+def loop(request):
+    from metastable.encoder.looping import loop
+
+    found = loop(load(str(models.minilm())), TEXTS[:3], 4, layer=1)
+    return replace(found, trained_depth=request.param)
+
+
+@cache
+def compared():
+    encoder = load(str(models.minilm()))
+    return comparing.compare(encoder.anatomy, twin(encoder, 0).anatomy)
+
+
+def test_a_comparison_is_drawn_and_written(tmp_path):
+    figure = figures.comparison(compared())
+    table = compared().heads
+    bars = {trace.name: trace for trace in figure.data if trace.type == "bar"}
+    assert list(bars["B"].x) == list(table["interaction_change"].head(heads.RANKED))
+    row = table.iloc[5]
+    z = next(trace for trace in figure.data if trace.type == "heatmap").z[row["layer"]][row["head"]]
+    assert z == pytest.approx(row["spectral_movement"], abs=1e-5)
+    written = page.write_comparison(compared(), (EVIL, "after"), tmp_path / "new" / "compare.html")
+    reader = Reader(written.read_text(encoding="utf-8"))
+    assert not any(tag == "img" for tag, _ in reader.elements)
+    assert words(reader.text["headline"]).startswith("72 of 72 heads moved")
+    assert number(row["spectral_movement"]) in reader.text["heads"]
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(BadInput, match="is a folder"):
+        page.write(audited(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert page.write(by_weights(), tmp_path / "a" / "report.html").stat().st_size > 1e6
