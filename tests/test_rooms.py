@@ -14,7 +14,7 @@ SOURCE = Path(metastable.__file__).parent
 ORDER = [
     *("errors", "arrays", "spectrum", "lipschitz", "verdict", "head", "theory", "cloud", "attention", "fields", "flow"),
     *("response", "merging", "transport", "phases", "plateau", "certificate", "observables", "store", "checkpoint"),
-    *("run", "progress", "simulation", "meanfield", "claims", "encoder"),
+    *("run", "progress", "simulation", "meanfield", "claims", "encoder", "monitor"),
     *("figures", "report", "configuration", "summary", "commands", "cli", "__main__"),
 ]
 # Doors to the right, opened only when called: a head knows its theory, a run its pictures.

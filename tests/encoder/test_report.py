@@ -384,3 +384,15 @@ def test_a_folder_is_no_file(tmp_path):
         page.write(audited(), tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert page.write(by_weights(), tmp_path / "a" / "report.html").stat().st_size > 1e6
+
+
+@pytest.mark.parametrize("case", ["modernbert-one", "albert", "deberta-v2", "vit"])
+def test_other_families_and_a_reference_of_another_shape(case):
+    small = audit(models.tiny(case))
+    reader = Reader(page.render(replace(small, reference=by_weights())))
+    assert len(data(reader)["heads"]) == len(small.heads)
+    for note in small.notes:
+        assert words(note) in words(reader.text["notes"])
+    turned = data(Reader(page.render(replace(by_weights(), reference=small))))
+    beta = next(column for column in turned["columns"] if column["name"] == "beta")
+    assert f"reference: {number(float(small.heads['beta'].median()))}" in beta["beside"]

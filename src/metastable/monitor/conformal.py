@@ -1,0 +1,269 @@
+"""Conformal p-values: how a text's score ranks among the scores of clean calibration texts.
+
+With calibration scores c_1 … c_m and a new score s, higher meaning more anomalous, the rank is
+j = 1 + #{i : c_i ≥ s}, from 1 (above all) to m + 1.
+
+**Marginal**: p = j/(m + 1). If s is exchangeable with the calibration scores, P(p ≤ t) ≤ t on average over calibration
+sets. For one given calibration set the share of clean texts with p ≤ t can be above t, and remains so for ever.
+
+**Calibration-conditional** (Bates, Candès, Lei, Romano, Sesia, "Testing for outliers with conformal p-values", Annals
+of Statistics 51, 2023): p = b_j with a ladder b_1 ≤ … ≤ b_{m+1} = 1 for which, with probability 1 − δ over calibration
+sets, P(p ≤ t | calibration) ≤ t for all t at once. See `ladder`.
+
+Several scores for one text (layers, detectors) become one by `Surprise`, fitted on texts that are *not* the
+calibration texts, then `worst` or `combine`, then a `Calibration` of the result. That last step makes the p-value
+valid whatever the dependence between the scores; nothing is assumed of the first ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from scipy.special import gammaln
+
+from metastable.arrays import real, whole
+from metastable.errors import BadInput
+
+SIMES = 0.9
+"""The share of δ that the generalised Simes inequality gets in `ladder`; the DKW inequality gets the rest."""
+
+TAIL = 0.1
+"""`Surprise` continues beyond the largest fitted score with the exponential tail of this upper share of the scores."""
+
+
+class Calibration:
+    """The scores of m clean texts, (m,), or of k scores for each text, (m, k); p-values of new scores against them.
+
+    New scores for (m,) may have any shape, and each is ranked alone; for (m, k) their last axis has length k, and each
+    column is ranked within its own. P-values have the shape of the new scores.
+
+    >>> calibration = Calibration(range(99))
+    >>> calibration.p_values([98.5, 90.5, -1.0]).tolist()
+    [0.01, 0.09, 1.0]
+    >>> calibration.conditional([98.5, 90.5, -1.0]).round(3).tolist()
+    [0.048, 0.154, 1.0]
+    """
+
+    def __init__(self, scores: Any) -> None:
+        found = numbers(scores, "the calibration scores")
+        if found.ndim not in (1, 2) or 0 in found.shape:
+            raise BadInput(f"the calibration scores have shape {found.shape}; give (texts,) or (texts, scores a text)")
+        self.scores = np.sort(found, axis=0)
+
+    @property
+    def texts(self) -> int:
+        """m."""
+        return len(self.scores)
+
+    def ranks(self, scores: Any) -> np.ndarray:
+        """j = 1 + #{i : c_i ≥ s}: 1 for a score above all calibration scores, m + 1 for one below all."""
+        return 1 + self.texts - self._places(scores, "left")
+
+    def p_values(self, scores: Any, rng: np.random.Generator | None = None) -> np.ndarray:
+        """Marginal p-values j/(m + 1); with `rng`, randomised ones: (#{c_i > s} + V (1 + #{c_i = s}))/(m + 1).
+
+        V is uniform on (0, 1]. Without `rng`, P(p ≤ t) ≤ t; with it, p is exactly uniform on (0, 1] for exchangeable
+        scores, ties or none.
+        """
+        j = self.ranks(scores)
+        if rng is None:
+            return np.asarray(j / (self.texts + 1))
+        above = self.texts - self._places(scores, "right")
+        return np.asarray((above + (1 - rng.random(j.shape)) * (j - above)) / (self.texts + 1))
+
+    def conditional(self, scores: Any, delta: float = 0.1) -> np.ndarray:
+        """Calibration-conditional p-values b_j, for all columns at once: each column's ladder gets δ/k."""
+        return self._ladder(delta)[self.ranks(scores) - 1]
+
+    def resolution(self, delta: float | None = None) -> float:
+        """The smallest p-value there is: 1/(m + 1) for marginal ones, b_1 for conditional ones at this δ."""
+        return 1 / (self.texts + 1) if delta is None else float(self._ladder(delta)[0])
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        return {"scores": self.scores}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Calibration:
+        return cls(_kept(arrays, "scores"))
+
+    def _ladder(self, delta: float) -> np.ndarray:
+        columns = 1 if self.scores.ndim == 1 else self.scores.shape[1]
+        return ladder(self.texts, share(delta, "delta") / columns)
+
+    def _places(self, scores: Any, side: Any) -> np.ndarray:
+        new = numbers(scores, "the scores", finite=False)
+        if self.scores.ndim == 1:
+            return np.searchsorted(self.scores, new, side=side)
+        return _by_column(new, self.scores, lambda column, own: np.searchsorted(own, column, side=side))
+
+
+def ladder(texts: int, delta: float) -> np.ndarray:
+    """b_1 ≤ … ≤ b_{m+1} = 1, shape (m + 1,), that makes ranks into calibration-conditional p-values.
+
+    b_j is the smaller of two bounds, one with δ₁ = 0.9 δ and one with δ₂ = 0.1 δ:
+
+        1 − (δ₁ · Π_{l<k} (m − j + 1 − l)/(m − l))^{1/k},  k = ⌊m/2⌋   (1 where a factor is ≤ 0)
+        (j − 1)/m + (log(1/δ₂)/(2m))^{1/2}
+
+    Why: let U_i = P(S ≥ c_i) be the clean tail probability of c_i, and u that of the new score. For continuous scores
+    the U_i are independent and uniform, and rank j says that j − 1 of them are ≤ u, so u ≤ U_(j). Where U_(j) ≤ b_j
+    for all j, u ≤ b_j = p, hence P(p ≤ t | calibration) ≤ P(u ≤ t) ≤ t for all t. It remains that
+    P(U_(j) ≤ b_j for all j) ≥ 1 − δ. The first bound is Sarkar's generalised Simes inequality for the m − j + 1-st
+    smallest of 1 − U_i, the second the one-sided Dvoretzky–Kiefer–Wolfowitz inequality with Massart's constant
+    (δ₂ ≤ ½); the union bound joins them. With ties, uniform U_i are drawn between P(S > c_i) and P(S ≥ c_i): those of
+    the j − 1 calibration scores ≥ s are ≤ u, the others ≥ u, and the same follows.
+
+    Simes is the sharper one for small p: b_1 ≈ 2 log(1/δ₁)/m, while DKW never gets below (log(1/δ₂)/(2m))^{1/2}; DKW
+    is the sharper one from the middle on, where Simes gives 1.
+    """
+    m = whole(texts, "the number of calibration texts", 1, "there must be at least one")
+    d = share(delta, "delta")
+    j = np.arange(1, m + 1)
+    dkw = (j - 1) / m + math.sqrt(-math.log((1 - SIMES) * d) / (2 * m))
+    steps = np.minimum(dkw, 1.0)
+    k = m // 2
+    if k:
+        left = np.maximum(m - j + 1 - k, 0)
+        log_product = gammaln(m - j + 2) - gammaln(left + 1) - gammaln(m + 1) + gammaln(m - k + 1)
+        simes = -np.expm1((math.log(SIMES * d) + log_product) / k)
+        steps = np.where(m - j + 1 >= k, np.minimum(simes, steps), steps)
+    return np.append(np.maximum.accumulate(steps), 1.0)
+
+
+def needed(alpha: float, delta: float | None = None) -> int:
+    """The least number m of calibration texts for which a p-value ≤ α exists: marginal, or conditional at this δ.
+
+    Marginal: m + 1 ≥ 1/α. Conditional: b_1 ≤ α, about 2 log(1/δ)/α.
+
+    >>> needed(0.01), needed(0.01, delta=0.1)
+    (99, 480)
+    """
+    a = share(alpha, "alpha")
+    if delta is None:
+        return max(1, math.ceil(1 / a - 1 - 1e-9))
+    d = share(delta, "delta")
+    high = 1
+    while _first_step(high, d) > a:
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _first_step(middle, d) <= a else (middle, high)
+    return high
+
+
+def _first_step(m: int, d: float) -> float:
+    """b_1 of `ladder`, never increasing in m."""
+    dkw = math.sqrt(-math.log((1 - SIMES) * d) / (2 * m))
+    return min(1.0, dkw, -math.expm1(math.log(SIMES * d) / (m // 2)) if m > 1 else 1.0)
+
+
+class Surprise:
+    """−log of an estimated tail probability, score by score: puts unlike scores on one scale before they are joined.
+
+    Fitted on the scores (n, k) of n clean texts. In each column, the i-th smallest score gets
+    −log((n + 1 − i)/(n + 1)), with straight lines between; above the largest, the line goes on with slope 1/(mean excess
+    of the upper tenth), an exponential tail, so that texts far outside stay ordered. It is a fixed increasing function:
+    a wrong tail costs power, never validity, provided that the fitted texts are not the calibration texts.
+    """
+
+    def __init__(self, scores: Any) -> None:
+        found = numbers(scores, "the fitted scores")
+        if found.ndim != 2 or 0 in found.shape:
+            raise BadInput(f"the fitted scores have shape {found.shape}; give (texts, scores a text)")
+        self.scores = np.sort(found, axis=0)
+
+    def __call__(self, scores: Any) -> np.ndarray:
+        """(…, k) scores to (…, k) surprises: 0 or more, increasing in the score."""
+        return _by_column(numbers(scores, "the scores", finite=False), self.scores, _surprise)
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        return {"scores": self.scores}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Surprise:
+        return cls(_kept(arrays, "scores"))
+
+
+def _surprise(new: np.ndarray, own: np.ndarray) -> np.ndarray:
+    n = len(own)
+    # Of equal scores the last counts: rank by #{> s}, so that the function is one of the score alone.
+    values, last = np.unique(own[::-1], return_index=True)
+    heights = np.log(n + 1) - np.log(1 + last)
+    start = own[int((1 - TAIL) * (n - 1))]
+    excess = float(np.mean(own[own >= start] - start))
+    # All upper scores alike: no tail to read off, and any slope keeps the order.
+    slope = 1 / excess if excess > 0 else 1.0
+    return np.interp(new, values, heights) + slope * np.maximum(new - own[-1], 0.0)
+
+
+def worst(surprises: Any) -> np.ndarray:
+    """(…, k) to (…,): the largest surprise, which is the least p-value.
+
+    A `Calibration` of `worst(surprises of the calibration texts)` gives, from `surprises` (…, k) of new texts, a
+    p-value for each layer that is corrected for all k of them (Westfall and Young's max-T, with calibration texts in
+    place of permutations), and their minimum is the p-value of `worst(surprises)`: exact for exchangeable texts, whatever
+    the dependence between layers. Bonferroni's k·min p loses most where layers agree; Šidák's 1 − (1 − min p)^k and
+    the harmonic mean need independence or large samples.
+    """
+    return np.asarray(numbers(surprises, "the surprises", finite=False).max(axis=-1))
+
+
+def combine(surprises: Any) -> np.ndarray:
+    """(…, k) to (…,): Fisher's −2 Σ log p, as a score.
+
+    For independent p-values it would be χ² with 2k degrees of freedom; detectors of one text are far from independent,
+    so it must be given its p-value by a `Calibration`.
+    """
+    return np.asarray(2 * numbers(surprises, "the surprises", finite=False).sum(axis=-1))
+
+
+def first_layer(p_by_layer: Any, alpha: float) -> int | None:
+    """The first layer with p ≤ α, or None. The p-values (k,) must be corrected for the number of layers: see `worst`.
+
+    >>> first_layer([0.4, 0.008, 0.001], alpha=0.01)
+    1
+    """
+    p = numbers(p_by_layer, "the p-values")
+    if p.ndim != 1:
+        raise BadInput(f"the p-values have shape {p.shape}; give those of one text, one for each layer")
+    fired = np.flatnonzero(p <= share(alpha, "alpha"))
+    return int(fired[0]) if len(fired) else None
+
+
+def numbers(values: Any, name: str, finite: bool = True) -> np.ndarray:
+    """A float64 array without NaN, and without infinities where `finite`."""
+    try:
+        found = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{name} are not an array of numbers: {str(error).splitlines()[0]}") from error
+    bad = ~np.isfinite(found) if finite else np.isnan(found)
+    if bad.any():
+        place = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise BadInput(f"{name} hold {found[place]} at {list(place)}; leave out the texts that have no score")
+    return found
+
+
+def share(value: Any, name: str) -> float:
+    """A number strictly between 0 and 1."""
+    rule = "it must be above 0 and below 1"
+    found = real(value, name, rule)
+    if not 0 < found < 1:
+        raise BadInput(f"{name} is {value!r}; {rule}")
+    return found
+
+
+def _by_column(new: np.ndarray, own: np.ndarray, rule: Any) -> np.ndarray:
+    k = own.shape[1]
+    if new.ndim == 0 or new.shape[-1] != k:
+        raise BadInput(f"the scores have shape {new.shape}; the last axis must hold the {k} scores of a text")
+    return np.stack([rule(new[..., i], own[:, i]) for i in range(k)], axis=-1)
+
+
+def _kept(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    if name not in arrays:
+        raise BadInput(f"the saved arrays hold {sorted(arrays)} and no {name!r}; save the baseline again")
+    return arrays[name]
