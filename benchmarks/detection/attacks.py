@@ -59,9 +59,7 @@ def along_a_direction(count: int, width: int, seed: int) -> Aim:
 def away(before: Tensor, seed: int) -> Aim:
     """1 − cos(embedding, embedding before), with a little of a random direction: the gradient is zero at the start."""
     nudge = along_a_direction(before.shape[0], before.shape[1], seed)
-    return lambda found, numbers: (
-        1 - (found * before[numbers]).sum(dim=-1) + 0.05 * nudge(found, numbers)
-    )
+    return lambda found, numbers: 1 - (found * before[numbers]).sum(dim=-1) + 0.05 * nudge(found, numbers)
 
 
 def against_a_probe(direction: Tensor, offset: float, before: Tensor) -> Aim:

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from features import Table, shrunk, whitening
+from features import shrunk, whitening
 
-TWO_SIDED = ("concentration", "attention entropy", "entropy of heads", "logit gap of heads", "adjacent cosine")
+TWO_SIDED = (
+    *("token count", "concentration", "adjacent cosine"),
+    *("attention entropy", "entropy of heads", "logit gap of heads"),
+)
 """Groups in which too little is as strange as too much; in the others only too much is."""
 
 
@@ -87,6 +90,13 @@ class Detector:
         """(texts,)"""
         return self.second(self._one(self.first(columns, lengths))[:, None], lengths)[:, 0]
 
+    def of_batches(self, columns: np.ndarray, lengths: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+        """Of batches, (draws,): the adjusted columns are averaged over a batch first, then made one number.
+
+        drawn : (draws, size), the texts of each batch.
+        """
+        return self._one(self.first(columns, lengths)[drawn].mean(axis=1))
+
 
 def p_values(scores: np.ndarray, clean: np.ndarray) -> np.ndarray:
     """Conformal: (1 + the number of clean scores at least as high)/(1 + all)."""
@@ -148,8 +158,3 @@ def aupr(clean: np.ndarray, shifted: np.ndarray, weight: np.ndarray) -> float:
     found = np.cumsum(is_shifted)
     precision = found / np.maximum(np.cumsum(mass), 1e-12)
     return float((precision * is_shifted).sum() / len(shifted))
-
-
-def z_table(detector_table: Table, adjustments: dict[str, Adjustment], lengths: np.ndarray) -> Table:
-    """Every group's adjusted columns."""
-    return {name: adjustments[name](columns, lengths) for name, columns in detector_table.items()}

@@ -26,8 +26,18 @@ Table = dict[str, np.ndarray]
 """By the name of a group, (texts, columns)."""
 
 
+SHRINKAGE = 0.01
+"""Least share of the identity in a covariance. Of tokens there are enough; but x̂ has no part along (1, …, 1)."""
+
+
+def blended(scatter: Tensor, share: float) -> Tensor:
+    """(1 − α) S + α (tr S/d) I."""
+    d = len(scatter)
+    return (1 - share) * scatter + share * (torch.trace(scatter) / d) * torch.eye(d, dtype=scatter.dtype)
+
+
 def shrunk(centred: Tensor) -> Tensor:
-    """Ledoit & Wolf (2004): (1 − α) S + α (tr S/d) I, α estimated; at least 0.01, since x̂ has no part along (1, …, 1).
+    """Ledoit & Wolf (2004): `blended` with α estimated, at least SHRINKAGE.
 
     centred : (samples, d), their mean taken off.
     """
@@ -35,9 +45,10 @@ def shrunk(centred: Tensor) -> Tensor:
     scatter = centred.T @ centred / samples
     level = torch.trace(scatter) / d
     spread = (scatter - level * torch.eye(d, dtype=scatter.dtype)).square().sum()
+    # One column has no spread, and nothing to be shrunk towards but itself.
+    spread = spread.clamp_min(1e-30)
     noise = (centred.square().sum(dim=1).square().mean() - scatter.square().sum()) / samples
-    share = float(min(max(float(noise / spread), 0.01), 1.0))
-    return (1 - share) * scatter + share * level * torch.eye(d, dtype=scatter.dtype)
+    return blended(scatter, min(max(float(noise / spread), SHRINKAGE), 1.0))
 
 
 def whitening(covariance: Tensor) -> Tensor:
@@ -56,19 +67,32 @@ class Gaussian:
     predictor: Tensor | None = None
 
     @classmethod
-    def of(cls, y: Tensor, x: Tensor | None = None) -> Gaussian:
-        """Fitted on rows y (samples, d), given rows x (samples, k) by a ridge regression if there are such."""
+    def of(cls, y: Tensor) -> Gaussian:
+        """Fitted on rows y (samples, d), for few of them: the share of the identity is estimated."""
         y = y.double()
+        mean = y.mean(dim=0)
+        white = whitening(shrunk(y - mean))
+        return cls(white.float(), (white @ mean).float())
+
+    @classmethod
+    def of_many(cls, y: Tensor, x: Tensor | None = None) -> Gaussian:
+        """Fitted on rows y (samples, d), given rows x (samples, k) by a ridge regression if there are such."""
+        mean_y = y.mean(dim=0)
+        y = y - mean_y
+        scatter = (y.T @ y).double() / len(y)
         if x is None:
-            mean = y.mean(dim=0)
-            white = whitening(shrunk(y - mean))
-            return cls(white.float(), (white @ mean).float())
-        x = x.double()
-        mean_x, mean_y = x.mean(dim=0), y.mean(dim=0)
-        cross = (x - mean_x).T @ (y - mean_y) / len(x)
-        a = torch.linalg.solve(shrunk(x - mean_x), cross).T
-        white = whitening(shrunk((y - mean_y) - (x - mean_x) @ a.T))
-        return cls(white.float(), (white @ (mean_y - a @ mean_x)).float(), (white @ a).float())
+            white = whitening(blended(scatter, SHRINKAGE))
+            return cls(white.float(), (white @ mean_y.double()).float())
+        mean_x = x.mean(dim=0)
+        x = x - mean_x
+        cross = (x.T @ y).double() / len(y)
+        a = torch.linalg.solve(blended((x.T @ x).double() / len(x), SHRINKAGE), cross).T
+        # The scatter of y − A x, from moments: A need not be the exact least-squares one.
+        part = a @ cross
+        rest = scatter - part - part.T + a @ ((x.T @ x).double() / len(x)) @ a.T
+        white = whitening(blended(rest, SHRINKAGE))
+        offset = white @ (mean_y.double() - a @ mean_x.double())
+        return cls(white.float(), offset.float(), (white @ a).float())
 
     def __call__(self, y: Tensor, x: Tensor | None = None) -> np.ndarray:
         """(samples,)"""
@@ -91,7 +115,7 @@ def over_texts(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
 def pooled(states: States, depth: int) -> Tensor:
     """The mean of x̂ over the tokens of each text, (texts, d)."""
     sums = np.add.reduceat(states.tokens[:, depth].astype(np.float32), states.starts[:-1], axis=0)
-    return torch.from_numpy(sums / states.lengths[:, None])
+    return torch.from_numpy(sums / states.lengths[:, None].astype(np.float32))
 
 
 def at(states: States, depth: int) -> Tensor:
@@ -115,14 +139,13 @@ class Features:
         counts = np.bincount(fit.ids, minlength=2**15).astype(np.float64)
         # One more than seen, as if every token of the vocabulary had come once.
         self.rarity = -np.log((counts + 1) / (counts.sum() + len(counts)))
-        self.token = [Gaussian.of(at(fit, depth)) for depth in self.depths]
-        self.step = [Gaussian.of(at(fit, depth), at(fit, depth - 1)) for depth in self.depths[1:]]
-        self.from_start = [Gaussian.of(at(fit, depth), at(fit, 0)) for depth in self.depths[1:]]
-        self.bases = [self._principal(at(fit, depth), RANK) for depth in self.depths]
+        self.token = [Gaussian.of_many(at(fit, depth)) for depth in self.depths]
+        self.step = [Gaussian.of_many(at(fit, depth), at(fit, depth - 1)) for depth in self.depths[1:]]
+        self.bases = [self.principal(at(fit, depth), RANK) for depth in self.depths]
         self.between = []
         for depth in self.depths:
             x = at(fit, depth) @ self.bases[depth]
-            self.between.append(Gaussian.of(x, neighbours(x, fit.starts)))
+            self.between.append(Gaussian.of_many(x, neighbours(x, fit.starts)))
         pools = [pooled(fit, depth) for depth in self.depths]
         self.pool = [Gaussian.of(x) for x in pools]
         self.layer_mean = Gaussian.of(torch.stack(pools).mean(dim=0))
@@ -130,14 +153,13 @@ class Features:
         self.known = torch.from_numpy(fit.embeddings)
         self.subspaces: dict[str, list[tuple[Tensor, Gaussian]]] = {}
         for name, bases in (subspaces or {}).items():
-            self.subspaces[name] = [(b, Gaussian.of(at(fit, depth) @ b)) for depth, b in enumerate(bases)]
+            self.subspaces[name] = [(b, Gaussian.of_many(at(fit, depth) @ b)) for depth, b in enumerate(bases)]
 
     @staticmethod
-    def _principal(x: Tensor, rank: int) -> Tensor:
+    def principal(x: Tensor, rank: int) -> Tensor:
         """The first principal directions, (d, rank)."""
-        x = x.double()
         x = x - x.mean(dim=0)
-        return torch.linalg.eigh(x.T @ x).eigenvectors[:, -rank:].float()
+        return torch.linalg.eigh((x.T @ x).double()).eigenvectors[:, -rank:].float()
 
     def groups(self, states: States) -> Table:
         """Every group's columns."""
@@ -151,7 +173,6 @@ class Features:
             "adjacent cosine": lambda: self._adjacent(states),
             "token Mahalanobis": lambda: self._tokens(states),
             "step Mahalanobis": lambda: self._steps(states),
-            "start Mahalanobis": lambda: self._from_start(states),
             "neighbour Mahalanobis": lambda: self._between(states),
             "pooled Mahalanobis": lambda: self._pooled(states),
             "layer-mean Mahalanobis": lambda: self._layer_mean(states),
@@ -189,14 +210,6 @@ class Features:
     def _steps(self, states: States) -> np.ndarray:
         columns = [
             over_texts(self.step[depth - 1](at(states, depth), at(states, depth - 1)), states.starts)
-            for depth in self.depths[1:]
-        ]
-        return np.concatenate(columns, axis=1)
-
-    def _from_start(self, states: States) -> np.ndarray:
-        start = at(states, 0)
-        columns = [
-            over_texts(self.from_start[depth - 1](at(states, depth), start), states.starts)
             for depth in self.depths[1:]
         ]
         return np.concatenate(columns, axis=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -18,8 +19,9 @@ __all__ = ["ENGINES", "Prepared", "argmax_mean", "attend", "certified", "choose"
 FEW_PAIRS = 40_000
 """Below this many (query, token) pairs `flash` costs more than `dense`: see benchmarks/crossover.py."""
 
-TREE_FROM = {2: 1_000, 3: 2_000}
-"""By dimension, the N·n/(N + n) from which `tree` costs less than `flash`: see benchmarks/crossover.py."""
+TREE_FROM = {2: (1_000, 1e-9), 3: (2_000, 1e-9), 4: (10_000, 1e-4)}
+"""By dimension, the N·n/(N + n) from which `tree` costs less than `flash`, and down to which tolerance: see
+benchmarks/crossover.py."""
 
 TREE_TOLERANCE = 1e-6
 LEAST_TOLERANCE = 1e-12
@@ -38,7 +40,7 @@ def choose(engine: str, log_weights: Tensor, d: int, queries: int, tol: float) -
 
     The tree costs about a(N + n) and flash b·N·n, so the tree is quicker from N·n/(N + n) = a/b on. That number was
     measured (benchmarks/crossover.py) for the uniform and clustered clouds, β and tolerances that suit the tree least;
-    it is on the CPU alone, and in four dimensions and more flash is not slower at sizes that one would wait for.
+    it is on the CPU alone. In five dimensions the tree is quicker for clustered clouds only: "auto" does not take it.
     """
     known = ("auto", *ENGINES, "tree")
     if not isinstance(engine, str) or engine not in known:
@@ -46,9 +48,10 @@ def choose(engine: str, log_weights: Tensor, d: int, queries: int, tol: float) -
     if engine != "auto":
         return engine
     n = len(log_weights)
-    if log_weights.device.type == "cpu" and d in TREE_FROM and 1e-9 <= real(tol, "tol", "it is a tolerance") < 1:
+    size, finest = TREE_FROM.get(d, (math.inf, math.inf))
+    if log_weights.device.type == "cpu" and finest <= real(tol, "tol", "it is a tolerance") < 1:
         single = 2 if log_weights.dtype == torch.float32 else 1
-        if n * queries > single * TREE_FROM[d] * (n + queries):
+        if n * queries > single * size * (n + queries):
             return "tree"
     return "flash" if queries * n > FEW_PAIRS else "dense"
 

@@ -1,1 +1,1 @@
-"""Watching a trained encoder: p-values of single texts, alarms on streams. A higher score is more anomalous, everywhere."""
+"""Watching a trained encoder: p-values of texts, alarms on streams. Higher scores are more anomalous, everywhere."""

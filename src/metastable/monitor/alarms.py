@@ -1,19 +1,20 @@
 """Alarms on a stream of p-values that were all computed against one fixed calibration set of m texts.
 
-**The trouble.** Given the calibration set, the conformal p-values of clean texts are independent but not uniform: rank j
-comes with probability Δ_j, the gap between neighbouring clean tail probabilities, and not with 1/(m + 1). Bets that are
-fair for uniform p-values can have a positive expected gain against a given calibration set, and over a long clean
+**The trouble.** Given the calibration set, the conformal p-values of clean texts are independent but not uniform: rank
+j comes with probability Δ_j, the gap between neighbouring clean tail probabilities, and not with 1/(m + 1). Bets that
+are fair for uniform p-values can have a positive expected gain against a given calibration set, and over a long clean
 stream they become rich. What is known, whatever the law of the scores, is the law of the gaps: for continuous scores
 (Δ_1 … Δ_{m+1}) is uniform on the simplex. With ties, ranks are larger, and everything below still holds.
 
-**The bets.** A bettor κ in (0, 1) has the payoff κ p^{κ−1} on p-values, averaged over the m + 1 steps of the rank:
+**The bets.** A bettor κ in (0, 1) has the payoff κ p^{κ−1} on p-values, averaged over each of the m + 1 ranks:
 
-    f_j = (m + 1) ((j/(m + 1))^κ − ((j − 1)/(m + 1))^κ),      Σ_j f_j/(m + 1) = 1,  f decreasing.
+    f_j = (m + 1) ((j/(m + 1))^κ − ((j − 1)/(m + 1))^κ),      Σ_j f_j/(m + 1) = 1,  f decreasing
 
-Its expected payoff on clean text, given the calibration set, is Σ f_j Δ_j. With a price q_κ such that
-P(Σ f_j Δ_j > q_κ) ≤ δ/K for each of the K bettors (`price`), e_j = f_j/q_κ satisfies E[e | calibration] ≤ 1 for all
-bettors at once with probability 1 − δ over calibration sets. This asks for one number a bettor, and not for all p-values
-to be super-uniform at once, and so loses far less than betting on calibration-conditional p-values.
+(beyond rank 200, averaged over ranks within 1 %: `steps`). Its expected payoff on clean text, given the calibration
+set, is Σ f_j Δ_j. With a price q_κ such that P(Σ f_j Δ_j > q_κ) ≤ δ/K for each of the K bettors (`price`),
+e_j = f_j/q_κ satisfies E[e | calibration] ≤ 1 for all bettors at once with probability 1 − δ over calibration sets.
+This asks for one number a bettor, and not for all p-values to be super-uniform at once, and so loses less than the
+same bets on calibration-conditional p-values.
 
 **What is promised** holds for clean texts that are independent draws from the law of the calibration texts. Texts in
 long runs of one topic, or sentences of one document in their order, are not: then it does not hold.
@@ -37,11 +38,16 @@ BETTORS = (0.1, 0.3, 0.5, 0.7, 0.85, 0.95)
 """κ of each bettor: small for few texts far outside, near 1 for a slight shift of many."""
 
 PATIENCE = 100
-"""Texts. Over this time half of the capital that is not at work from the start is laid out; see `Alarm`."""
+"""Texts: the time scale on which capital that is not at work from the start begins to bet; see `Alarm`."""
+
+DAMAGED = "the saved alarm is damaged; start a new one"
+
+BATCH = 4096
+"""Texts taken at once: bounds memory, and the work done twice after an alarm that is reset."""
 
 
 def steps(texts: int) -> np.ndarray:
-    """0 = a_0 < a_1 < … = m + 1: ranks a_{b−1} < j ≤ a_b are one to the bettors, single ones up to 200, then within 1 %."""
+    """0 = a_0 < a_1 < … = m + 1: ranks a_{b−1} < j ≤ a_b pay alike. One rank a step up to 200, then within 1 %."""
     edges = [0]
     while edges[-1] <= texts:
         edges.append(min(edges[-1] + max(1, edges[-1] // 100), texts + 1))
@@ -70,7 +76,7 @@ def price(values: np.ndarray, sizes: np.ndarray, delta: float) -> float:
         q = Σ n_b v_b w_b/Σ n_b w_b,   w_b = 1/(1 − θ v_b),
 
     which leaves one equation in θ. Along the line through that λ the integrand neither oscillates nor cancels. Where
-    it decays too slowly to be summed up (a handful of texts), the q of Chernoff's bound is returned: larger, hence safe.
+    it decays too slowly to be summed up (a handful of texts, a very large δ), the q returned is larger, hence safe.
     """
     top, target = float(values.max()), math.log(delta)
 
@@ -83,11 +89,8 @@ def price(values: np.ndarray, sizes: np.ndarray, delta: float) -> float:
     high = x = brentq(excess, 0.0, 30.0, args=(False,), xtol=1e-9)
     while excess(x, exact=True) <= 0:
         high, x = x, 0.8 * x
-    if excess(x, exact=True) > 0:
-        x = brentq(excess, x, high, args=(True,), xtol=1e-9)
-    else:
-        x = high
-    return _log_tail(x, values, sizes, exact=False)[0]
+    best = brentq(excess, x, high, args=(True,), xtol=1e-9) if excess(x, exact=True) > 0 else high
+    return _log_tail(best, values, sizes, exact=False)[0]
 
 
 def _log_tail(x: float, values: np.ndarray, sizes: np.ndarray, exact: bool) -> tuple[float, float]:
@@ -128,7 +131,14 @@ def _log_payoffs(texts: int, delta: float) -> np.ndarray:
 
 
 class _Bets:
-    """The capital of each bettor, in logarithms, and the reading of p-values. `texts` may be inf: see `Alarm`."""
+    """The capital of each bettor, in logarithms, and the reading of p-values. `texts` may be inf: see `Alarm`.
+
+    With L_t = Σ_{i≤t} log e(p_i) and w_s the capital that starts with text s, log capital is L_t + D_t with
+    D_t = log(e^{D_{t−1}} + w_t e^{−L_{t−1}}). Both sums run in the order of the texts, so that how a stream is cut into
+    batches changes no bit of the result.
+    """
+
+    schema: str
 
     def __init__(self, texts: float, delta: float) -> None:
         rule = "it must be the number of calibration texts, or inf for p-values that are valid given these"
@@ -136,46 +146,69 @@ class _Bets:
         self.delta = delta
         self.count = 0
         self.raised_at: int | None = None
-        self._capital = np.full(len(BETTORS), -math.inf)
+        self._sum = np.zeros(len(BETTORS))
+        self._scaled = np.full(len(BETTORS), -math.inf)
 
     def update(self, p: Any) -> bool:
         """Take one p-value, or several in their order; is the alarm raised? A p-value out of (0, 1] changes nothing."""
         found = np.atleast_1d(numbers(p, "the p-values"))
-        if found.ndim != 1 or ((found <= 0) | (found > 1)).any():
-            raise BadInput(f"the p-values are {_shown(found)}; give numbers above 0 and at most 1, in one row")
-        for row in self._rows(found):
-            self.count += 1
-            self._take(row)
+        if found.ndim != 1:
+            raise BadInput(f"the p-values have shape {found.shape}; give one p-value a text, in one row")
+        if ((found <= 0) | (found > 1)).any():
+            worst = found[(found <= 0) | (found > 1)][0]
+            raise BadInput(f"a p-value is {worst}; p-values are above 0 and at most 1")
+        for first in range(0, len(found), BATCH):
+            self._take(self._log_e(found[first : first + BATCH]))
         return self.raised_at is not None
 
     def _take(self, log_e: np.ndarray) -> None:
         raise NotImplementedError
 
-    def _rows(self, p: np.ndarray) -> np.ndarray:
+    def _log_e(self, p: np.ndarray) -> np.ndarray:
         """log e of each p-value and bettor, (n, K)."""
         if self.texts == math.inf:
             kappa = np.array(BETTORS)
             return np.log(kappa) + (kappa - 1) * np.log(p)[:, None]
-        # p = j/(m + 1) up to rounding; a randomised p-value belongs to the step that it lies on.
+        # p = j/(m + 1) up to rounding; a randomised p-value belongs to the rank that it was drawn for.
         ranks = np.ceil(p * (self.texts + 1) - 1e-6).astype(np.int64)
-        return _log_payoffs(int(self.texts), self.delta)[np.clip(ranks, 1, int(self.texts) + 1) - 1]
+        return _log_payoffs(int(self.texts), self.delta)[np.maximum(ranks, 1) - 1]
+
+    def _grown(self, log_e: np.ndarray, log_started: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """L_t and D_t over n texts, each (n, K), when capital e^log_started (n,) starts with each."""
+        sums = np.add.accumulate(np.vstack([self._sum, log_e]))
+        scaled = np.logaddexp.accumulate(np.vstack([self._scaled, log_started[:, None] - sums[:-1]]))
+        return sums[1:], scaled[1:]
 
     def _kept(self) -> dict[str, Any]:
         return {
+            "schema": self.schema,
             "texts": None if self.texts == math.inf else self.texts,
             "delta": self.delta,
             "bettors": list(BETTORS),
             "count": self.count,
             "raised_at": self.raised_at,
-            "capital": [None if c == -math.inf else float(c) for c in self._capital],
+            "sum": self._sum.tolist(),
+            "scaled": [None if d == -math.inf else d for d in self._scaled.tolist()],
         }
 
+    @classmethod
+    def _saved_texts(cls, state: Mapping[str, Any]) -> float:
+        if state["schema"] != cls.schema:
+            raise BadInput(f"the saved alarm has the schema {state['schema']!r}, not {cls.schema!r}; start a new one")
+        return math.inf if state["texts"] is None else state["texts"]
+
     def _restore(self, state: Mapping[str, Any]) -> None:
-        if state["bettors"] != list(BETTORS) or len(state["capital"]) != len(BETTORS):
+        if state["bettors"] != list(BETTORS):
             raise BadInput(f"the saved alarm has the bettors {state['bettors']}, not {list(BETTORS)}; start a new one")
-        self.count = whole(state["count"], "count", 0, "a saved alarm counts its texts")
-        self.raised_at = state["raised_at"]
-        self._capital = np.array([-math.inf if c is None else float(c) for c in state["capital"]])
+        self.count = whole(state["count"], "count", 0, DAMAGED)
+        at = state["raised_at"]
+        self.raised_at = None if at is None else whole(at, "raised_at", 1, DAMAGED)
+        self._sum = numbers(state["sum"], "the saved sums")
+        self._scaled = numbers([-math.inf if d is None else d for d in state["scaled"]], "the saved capital", False)
+        if not self._sum.shape == self._scaled.shape == (len(BETTORS),):
+            raise BadInput(
+                f"the saved alarm holds {len(state['sum'])} sums for {len(BETTORS)} bettors; start a new one"
+            )
 
 
 class Alarm(_Bets):
@@ -183,8 +216,8 @@ class Alarm(_Bets):
 
         E_t = Σ_κ Σ_{s ≤ t} (w_s/K) Π_{i=s}^{t} e_κ(p_i) + C_t,      raised when E_t ≥ 1/(α − δ)
 
-    Capital w_s starts to bet with text s, and C_t = 1 − Σ_{s≤t} w_s has not started: C_0 = ½, so that half of all
-    capital is at work from the first text on, and C_t = ½/(1 + log(1 + t/100)) falls so slowly that a change after
+    Capital w_s starts to bet with text s, and C_t = 1 − Σ_{s≤t} w_s = ½/(1 + log(1 + t/100)) has not started by text
+    t. So half of all capital bets from the first text on, and the other half starts so slowly that a change after
     thousands of clean texts still meets capital that has not been lost on these. Given a calibration set with
     E[e | calibration] ≤ 1, E_t is a supermartingale that starts from 1, and by Ville's inequality it ever reaches
     1/(α − δ) with probability at most α − δ; other calibration sets have probability at most δ. Both make α.
@@ -199,9 +232,11 @@ class Alarm(_Bets):
     stays raised.
 
     >>> alarm = Alarm(texts=1000, alpha=0.01)
-    >>> alarm.update([0.3, 0.9, 0.5, 0.7]), alarm.update([0.001, 0.002, 0.001, 0.001]), alarm.raised_at
-    (False, True, 7)
+    >>> alarm.update([0.3, 0.9, 0.5, 0.7]), alarm.update([0.001, 0.004, 0.002, 0.001, 0.001]), alarm.raised_at
+    (False, True, 9)
     """
+
+    schema = "metastable.alarm/1"
 
     def __init__(self, texts: float, alpha: float = 0.01, delta: float | None = None) -> None:
         self.alpha = share(alpha, "alpha")
@@ -209,7 +244,7 @@ class Alarm(_Bets):
         if part >= self.alpha:
             raise BadInput(f"delta is {delta!r}; it is a part of alpha and must be below {self.alpha}")
         super().__init__(texts, part)
-        self._capital = np.full(len(BETTORS), math.log(0.5 / len(BETTORS)))
+        self._scaled = np.full(len(BETTORS), math.log(0.5 / len(BETTORS)))
         self.log_e = self.peak = 0.0
 
     @property
@@ -218,26 +253,29 @@ class Alarm(_Bets):
         return -math.log(self.alpha - self.delta)
 
     def _take(self, log_e: np.ndarray) -> None:
-        before, now = (math.log1p(t / PATIENCE) for t in (self.count - 1, self.count))
-        started = math.log1p(1 / (PATIENCE + self.count - 1)) / ((1 + before) * (1 + now))
-        self._capital = log_e + np.logaddexp(self._capital, math.log(0.5 * started / len(BETTORS)))
-        at_rest = math.log(0.5 / (1 + now))
-        self.log_e = float(np.logaddexp(np.logaddexp.reduce(self._capital), at_rest))
-        self.peak = max(self.peak, self.log_e)
-        if self.raised_at is None and self.log_e >= self.threshold:
-            self.raised_at = self.count
+        t = self.count + np.arange(len(log_e) + 1)
+        spent = 1 + np.log1p(t / PATIENCE)
+        # C_{t−1} − C_t without cancellation.
+        started = 0.5 * np.log1p(1 / (PATIENCE + t[:-1])) / (spent[:-1] * spent[1:])
+        sums, scaled = self._grown(log_e, np.log(started / len(BETTORS)))
+        total = np.logaddexp(np.logaddexp.reduce(sums + scaled, axis=1), np.log(0.5 / spent[1:]))
+        over = np.flatnonzero(total >= self.threshold)
+        if self.raised_at is None and len(over):
+            self.raised_at = self.count + 1 + int(over[0])
+        self.count += len(log_e)
+        self._sum, self._scaled = sums[-1], scaled[-1]
+        self.log_e, self.peak = float(total[-1]), max(self.peak, float(total.max()))
 
     def to_dict(self) -> dict[str, Any]:
         """The whole state, for JSON. An alarm made of it by `from_dict` goes on as if it had never stopped."""
-        own = {"schema": "metastable.alarm/1", "alpha": self.alpha, "log_e": self.log_e, "peak": self.peak}
-        return own | self._kept()
+        return self._kept() | {"alpha": self.alpha, "log_e": self.log_e, "peak": self.peak}
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Alarm:
         try:
-            alarm = cls(_texts(state), state["alpha"], state["delta"])
+            alarm = cls(cls._saved_texts(state), state["alpha"], state["delta"])
             alarm._restore(state)
-            alarm.log_e, alarm.peak = float(state["log_e"]), float(state["peak"])
+            alarm.log_e, alarm.peak = (real(state[k], k, DAMAGED, -math.inf) for k in ("log_e", "peak"))
         except (KeyError, TypeError, ValueError) as error:
             raise _damaged(error) from error
         return alarm
@@ -255,8 +293,10 @@ class ChangeAlarm(_Bets):
     stream that never ends raises false alarms for ever, at about that rate. In return the delay after a change does not
     grow with the time of the change. `raised_at` is the last alarm, `alarms` their number.
 
-    `update` says whether the *last* p-value taken, or any of the several, raised an alarm.
+    `update` says whether any of the p-values just given raised an alarm.
     """
+
+    schema = "metastable.change-alarm/1"
 
     def __init__(self, texts: float, run_length: float = 10_000, delta: float = 0.05) -> None:
         super().__init__(texts, share(delta, "delta"))
@@ -268,7 +308,7 @@ class ChangeAlarm(_Bets):
     @property
     def log_e(self) -> float:
         """log R_t: what has to reach log `run_length`. −inf before the first text and just after an alarm."""
-        return float(np.logaddexp.reduce(self._capital)) - math.log(len(BETTORS))
+        return float(np.logaddexp.reduce(self._sum + self._scaled)) - math.log(len(BETTORS))
 
     def update(self, p: Any) -> bool:
         before = self.alarms
@@ -276,29 +316,31 @@ class ChangeAlarm(_Bets):
         return self.alarms > before
 
     def _take(self, log_e: np.ndarray) -> None:
-        self._capital = log_e + np.logaddexp(self._capital, 0.0)
-        if self.log_e >= math.log(self.run_length):
-            self.alarms, self.raised_at = self.alarms + 1, self.count
-            self._capital = np.full(len(BETTORS), -math.inf)
+        while len(log_e):
+            sums, scaled = self._grown(log_e, np.zeros(len(log_e)))
+            total = np.logaddexp.reduce(sums + scaled, axis=1) - math.log(len(BETTORS))
+            over = np.flatnonzero(total >= math.log(self.run_length))
+            taken = int(over[0]) + 1 if len(over) else len(log_e)
+            self.count += taken
+            self._sum, self._scaled = sums[taken - 1], scaled[taken - 1]
+            if len(over):
+                self.alarms, self.raised_at = self.alarms + 1, self.count
+                self._sum, self._scaled = np.zeros(len(BETTORS)), np.full(len(BETTORS), -math.inf)
+            log_e = log_e[taken:]
 
     def to_dict(self) -> dict[str, Any]:
         """The whole state, for JSON; see `Alarm.to_dict`."""
-        own = {"schema": "metastable.change-alarm/1", "run_length": self.run_length, "alarms": self.alarms}
-        return own | self._kept()
+        return self._kept() | {"run_length": self.run_length, "alarms": self.alarms}
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> ChangeAlarm:
         try:
-            alarm = cls(_texts(state), state["run_length"], state["delta"])
+            alarm = cls(cls._saved_texts(state), state["run_length"], state["delta"])
             alarm._restore(state)
-            alarm.alarms = whole(state["alarms"], "alarms", 0, "a saved alarm counts its alarms")
+            alarm.alarms = whole(state["alarms"], "alarms", 0, DAMAGED)
         except (KeyError, TypeError, ValueError) as error:
             raise _damaged(error) from error
         return alarm
-
-
-def _texts(state: Mapping[str, Any]) -> float:
-    return math.inf if state["texts"] is None else state["texts"]
 
 
 def _damaged(error: Exception) -> BadInput:
@@ -306,8 +348,3 @@ def _damaged(error: Exception) -> BadInput:
         return error
     what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
     return BadInput(f"the saved alarm cannot be read ({what}); start a new one")
-
-
-def _shown(found: np.ndarray) -> str:
-    bad = found[(found <= 0) | (found > 1)]
-    return f"of shape {found.shape}" if found.ndim != 1 else f"{bad[0]!s} in one place"

@@ -165,9 +165,10 @@ class Surprise:
     """−log of an estimated tail probability, score by score: puts unlike scores on one scale before they are joined.
 
     Fitted on the scores (n, k) of n clean texts. In each column, the i-th smallest score gets
-    −log((n + 1 − i)/(n + 1)), with straight lines between; above the largest, the line goes on with slope 1/(mean excess
-    of the upper tenth), an exponential tail, so that texts far outside stay ordered. It is a fixed increasing function:
-    a wrong tail costs power, never validity, provided that the fitted texts are not the calibration texts.
+    −log((n + 1 − i)/(n + 1)), with straight lines between; above the largest, the line goes on with slope
+    1/(mean excess of the upper tenth), an exponential tail, so that texts far outside stay ordered. It is a fixed
+    increasing function: a wrong tail costs power, never validity, provided that the fitted texts are not the
+    calibration texts.
     """
 
     def __init__(self, scores: Any) -> None:
@@ -205,9 +206,9 @@ def worst(surprises: Any) -> np.ndarray:
 
     A `Calibration` of `worst(surprises of the calibration texts)` gives, from `surprises` (…, k) of new texts, a
     p-value for each layer that is corrected for all k of them (Westfall and Young's max-T, with calibration texts in
-    place of permutations), and their minimum is the p-value of `worst(surprises)`: exact for exchangeable texts, whatever
-    the dependence between layers. Bonferroni's k·min p loses most where layers agree; Šidák's 1 − (1 − min p)^k and
-    the harmonic mean need independence or large samples.
+    place of permutations), and their minimum is the p-value of `worst(surprises)`: exact for exchangeable texts,
+    whatever the dependence between layers. Bonferroni's k·min p loses most where layers agree; Šidák's
+    1 − (1 − min p)^k and the harmonic mean need independence or large samples.
     """
     return np.asarray(numbers(surprises, "the surprises", finite=False).max(axis=-1))
 

@@ -1,0 +1,257 @@
+"""Conformal p-values: literal counts, exact laws, and guarantees measured over many calibration sets."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binom, chi2, kstest
+
+from metastable.errors import BadInput
+from metastable.monitor.conformal import Calibration, Surprise, combine, first_layer, ladder, needed, worst
+
+few = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=12)
+
+
+@given(few, few, st.integers(0, 100))
+def test_p_values_are_counted_ties_and_all(own, new, seed):
+    calibration, m = Calibration(own), len(own)
+    p = calibration.p_values(new)
+    drawn = calibration.p_values(new, np.random.default_rng(seed))
+    for s, found, randomised in zip(new, p, drawn, strict=True):
+        assert found == (1 + sum(c >= s for c in own)) / (m + 1)
+        assert sum(c > s for c in own) / (m + 1) < randomised <= found
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=9), few)
+def test_columns_are_ranked_alone(rows, new):
+    own = np.array(rows)
+    scores = np.stack([new, new[::-1]], axis=1)
+    found = Calibration(own).p_values(scores)
+    for k in range(2):
+        assert found[:, k].tolist() == Calibration(own[:, k]).p_values(scores[:, k]).tolist()
+    by_k = ladder(len(own), 0.1 / 2)
+    assert (Calibration(own).conditional(scores) == by_k[Calibration(own).ranks(scores) - 1]).all()
+
+
+def test_one_column_ranks_any_shape():
+    calibration = Calibration([1.0, 2.0, 3.0])
+    assert calibration.p_values([[0.0, 1.5], [2.0, math.inf]]).tolist() == [[1.0, 0.75], [0.75, 0.25]]
+    assert calibration.p_values(2.5).shape == ()
+
+
+def simulated(draw, sets, m, randomise):
+    rng = np.random.default_rng(8)
+    scores = draw(rng, (sets, m + 1))
+    return np.array([float(Calibration(s[1:]).p_values(s[0], rng if randomise else None)) for s in scores])
+
+
+@pytest.mark.parametrize("draw", [lambda g, s: g.normal(size=s), lambda g, s: g.integers(0, 4, size=s)])
+def test_randomised_p_values_are_exactly_uniform(draw):
+    assert kstest(simulated(draw, 20_000, 9, randomise=True), "uniform").pvalue > 0.01
+
+
+def test_without_randomisation_ties_make_p_values_larger_than_uniform():
+    p = simulated(lambda g, s: g.integers(0, 4, size=s), 20_000, 9, randomise=False)
+    assert kstest(p, "uniform").pvalue < 1e-6
+    assert kstest(p, "uniform", alternative="greater").statistic < 0.02
+
+
+def violated(m, sets, p_of, draw=None, tail=None):
+    """The share of calibration sets with P(p ≤ t | set) > t for some t, for scores with P(S > s) = tail(s)."""
+    rng = np.random.default_rng(3)
+    draw, tail = draw or (lambda: rng.random(m)), tail or (lambda s: 1 - s)
+    bad = 0
+    for _ in range(sets):
+        scores = draw()
+        # Every score above c is at least as extreme as one just above c, and its p-value at most that one's.
+        bad += bool((tail(scores) > p_of(Calibration(scores), np.nextafter(scores, np.inf)) + 1e-12).any())
+    return bad
+
+
+@pytest.mark.parametrize("m", [20, 200, 1000])
+@pytest.mark.parametrize("delta", [0.05, 0.3])
+def test_conditional_p_values_keep_their_promise_and_little_more(m, delta):
+    bad = violated(m, 1000, lambda c, s: c.conditional(s, delta))
+    assert bad <= binom.ppf(0.999, 1000, delta)
+    # Simes is an equality for independent scores, so 0.9 δ of the sets must break the ladder.
+    assert bad >= binom.ppf(0.001, 1000, 0.9 * delta)
+
+
+def test_conditional_p_values_with_ties():
+    rng = np.random.default_rng(4)
+    bad = violated(50, 1000, lambda c, s: c.conditional(s), lambda: rng.integers(0, 5, 50) / 1.0, lambda s: 0.8 - s / 5)
+    assert bad <= binom.ppf(0.999, 1000, 0.1)
+
+
+def test_marginal_p_values_do_not_keep_that_promise():
+    assert violated(200, 300, lambda c, s: c.p_values(s)) > 200
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 10, 41])
+def test_the_ladder_is_its_formula(m):
+    delta, k = 0.1, m // 2
+    for j, found in enumerate(ladder(m, delta)[:-1], start=1):
+        bounds = [1.0, (j - 1) / m + math.sqrt(math.log(1 / (0.1 * delta)) / (2 * m))]
+        if k and m - j + 1 >= k:
+            product = math.prod(Fraction(m - j + 1 - i, m - i) for i in range(k))
+            bounds.append(1 - (0.9 * delta * float(product)) ** (1 / k))
+        assert found == pytest.approx(min(bounds), abs=1e-12)
+
+
+@given(st.integers(1, 3000), st.floats(1e-6, 0.5))
+@settings(max_examples=50)
+def test_the_ladder_rises_to_1_above_the_marginal_p_values(m, delta):
+    b = ladder(m, delta)
+    assert b.shape == (m + 1,)
+    assert b[-1] == 1
+    assert (np.diff(b) >= 0).all()
+    assert (b[:-1] > np.arange(1, m + 1) / (m + 1) - 1e-12).all()
+
+
+def test_simes_is_sharper_for_small_p_than_dkw_alone():
+    assert ladder(1000, 0.1)[0] == pytest.approx(1 - 0.09 ** (1 / 500), rel=1e-9)
+    assert ladder(1000, 0.1)[0] < math.sqrt(math.log(10) / 2000) / 7
+
+
+@pytest.mark.parametrize(("alpha", "delta"), [(0.01, 0.1), (0.05, 0.01), (0.2, 0.1), (0.6, 0.2)])
+def test_needed_is_the_least_number(alpha, delta):
+    m = needed(alpha, delta)
+    assert Calibration(np.arange(m)).resolution(delta) <= alpha
+    assert all(ladder(fewer, delta)[0] > alpha for fewer in range(max(1, m - 30), m))
+    assert ladder(m, delta)[0] == Calibration(np.arange(m)).conditional([1e9], delta)[0]
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.1, 0.01, 0.003])
+def test_needed_for_marginal_p_values(alpha):
+    m = needed(alpha)
+    assert Calibration(np.arange(m)).resolution() <= alpha + 1e-12
+    assert m == 1 or 1 / m > alpha
+
+
+def layered(rng, n, k=6, common=0.97):
+    """Scores of k layers that share most of their noise, on unlike scales."""
+    shared = rng.normal(size=(n, 1))
+    z = math.sqrt(common) * shared + math.sqrt(1 - common) * rng.normal(size=(n, k))
+    return np.exp(z * np.linspace(0.2, 2, k))
+
+
+def shares(join, sets=4000, level=0.05, fit=40, m=99):
+    """How often each rule's p-value for a clean text is at most `level`: conformal, and its classical form."""
+    rng = np.random.default_rng(11)
+    hits = np.zeros(2)
+    for _ in range(sets):
+        scores = layered(rng, fit + m + 1)
+        surprise = Surprise(scores[:fit])
+        found = surprise(scores[fit:])
+        p = Calibration(join(found[:-1])).p_values(join(found[-1]))
+        own = Calibration(scores[fit:-1]).p_values(scores[-1])
+        k = scores.shape[1]
+        classical = chi2.sf(-2 * np.log(own).sum(), 2 * k) if join is combine else k * own.min()
+        hits += [p <= level + 1e-12, classical <= level]
+    return hits, sets, level
+
+
+def test_combined_detectors_are_exact_under_strong_dependence_and_raw_fisher_is_not():
+    (exact, raw), sets, level = shares(combine)
+    assert binom.ppf(0.001, sets, level) <= exact <= binom.ppf(0.999, sets, level)
+    assert raw > 2 * level * sets
+
+
+def test_the_worst_layer_is_exact_under_strong_dependence_and_bonferroni_wastes_it():
+    (exact, bonferroni), sets, level = shares(worst)
+    assert binom.ppf(0.001, sets, level) <= exact <= binom.ppf(0.999, sets, level)
+    assert bonferroni < level * sets / 2
+
+
+def test_fitting_on_the_calibration_texts_is_not_exact():
+    """The reason for the split: a surprise that has seen the calibration texts and not the new one is unfair."""
+    rng = np.random.default_rng(12)
+    hits = 0
+    for _ in range(2000):
+        scores = rng.normal(size=(20, 12))
+        found = Surprise(scores[:-1])(scores)
+        hits += float(Calibration(worst(found[:-1])).p_values(worst(found[-1]))) <= 0.05 + 1e-12
+    assert hits > binom.ppf(0.999, 2000, 0.05)
+
+
+def test_the_least_corrected_p_value_over_layers_is_that_of_the_worst():
+    rng = np.random.default_rng(1)
+    scores = layered(rng, 500)
+    surprise = Surprise(scores[:200])
+    calibration = Calibration(worst(surprise(scores[200:400])))
+    found = surprise(scores[400:] * np.array([1, 1, 4, 1, 1, 1]))
+    by_layer = calibration.p_values(found)
+    overall = calibration.p_values(worst(found))
+    assert by_layer.shape == (100, 6)
+    assert (by_layer.min(axis=1) == overall).all()
+    fired = [first_layer(p, 0.05) for p in by_layer]
+    assert [layer is not None for layer in fired] == (overall <= 0.05).tolist()
+    assert sum(layer == 2 for layer in fired) > 20
+
+
+def test_first_layer():
+    assert first_layer([0.5, 0.01, 0.001], 0.01) == 1
+    assert first_layer([0.5, 0.01, 0.001], 0.005) == 2
+    assert first_layer([0.5, 0.01], 0.005) is None
+
+
+def test_surprise_is_minus_log_p_at_the_fitted_scores():
+    scores = np.random.default_rng(2).normal(size=(50, 1))
+    expected = [-math.log((1 + (scores > s).sum()) / 51) for s in scores]
+    assert Surprise(scores)(scores)[:, 0] == pytest.approx(expected)
+
+
+def test_surprise_beyond_the_largest_score_follows_an_exponential_tail():
+    scores = np.random.default_rng(2).exponential(3.0, size=(20_000, 1))
+    found = Surprise(scores)([[60.0], [90.0]])[:, 0]
+    # For an exponential law of mean 3 it is s/3.
+    assert found == pytest.approx([20, 30], rel=0.1)
+
+
+@given(st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=20), st.lists(st.floats(-9, 9), min_size=2))
+def test_surprise_never_falls_as_the_score_rises(own, new):
+    surprise = Surprise(np.array(own)[:, None])
+    found = surprise(np.sort(new)[:, None])[:, 0]
+    assert (np.diff(found) >= 0).all()
+    assert (found >= 0).all()
+    far = surprise([[max(own) + 1], [max(own) + 2]])[:, 0]
+    assert far[1] > far[0] > surprise([[max(own)]])[0, 0] - 1e-12
+
+
+def test_saved_arrays_give_the_same():
+    rng = np.random.default_rng(5)
+    scores, new = rng.normal(size=(30, 3)), rng.normal(size=(8, 3))
+    for made in (Calibration(scores), Surprise(scores)):
+        arrays = made.to_arrays()
+        assert all(isinstance(a, np.ndarray) for a in arrays.values())
+        again = type(made).from_arrays(arrays)
+        assert all((a == b).all() for a, b in zip(arrays.values(), again.to_arrays().values(), strict=True))
+    assert (Calibration.from_arrays(Calibration(scores).to_arrays()).ranks(new) == Calibration(scores).ranks(new)).all()
+    assert (Surprise.from_arrays(Surprise(scores).to_arrays())(new) == Surprise(scores)(new)).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: Calibration([]), r"shape \(0,\)"),
+        (lambda: Calibration([1.0, math.nan]), r"hold nan at \[1\]"),
+        (lambda: Calibration([1.0, math.inf]), r"hold inf at \[1\]"),
+        (lambda: Calibration(["a"]), "not an array of numbers"),
+        (lambda: Calibration([1.0]).p_values([math.nan]), r"hold nan at \[0\]"),
+        (lambda: Calibration([[1.0, 2.0]]).p_values([1.0]), "the 2 scores of a text"),
+        (lambda: Calibration([1.0]).conditional([1.0], delta=0.0), "delta is 0.0"),
+        (lambda: Surprise([1.0]), r"shape \(1,\)"),
+        (lambda: Surprise([[1.0]])([[1.0, 2.0]]), "the 1 scores of a text"),
+        (lambda: needed(1.5), "alpha is 1.5"),
+        (lambda: needed(0.1, delta="x"), "delta is 'x'"),
+        (lambda: first_layer([[0.1]], 0.1), "one text"),
+        (lambda: Calibration.from_arrays({"other": np.zeros(2)}), "no 'scores'"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(call, words):
+    with pytest.raises(BadInput, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
