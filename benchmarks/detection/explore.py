@@ -20,7 +20,7 @@ import numpy as np
 import shifts
 import torch
 from corpora import PACKAGES
-from detectors import Detector, aupr, auroc, fisher, fpr_at, weights
+from detectors import Detector, aupr, auroc, fisher, fpr_at, soft_maximum, weights
 from features import Table
 from tables import Tables
 
@@ -32,10 +32,30 @@ BATCH, DRAWS, RESAMPLES = 8, 400, 200
 WITHOUT_LENGTH = ("concentration", "token Mahalanobis", "pooled k-NN", "layer-mean Mahalanobis")
 """Groups also shown without any adjustment."""
 
+FOUR = "token Mahalanobis, depths 0 2 4 6"
+DERIVED: dict[str, tuple[str, tuple[int, ...]]] = {
+    FOUR: ("token Mahalanobis", (0, 1, 4, 5, 8, 9, 12, 13)),
+    "place surprise, depth 2": ("place surprise", (0, 1)),
+}
+"""Some columns of a group only."""
+
 COMBINATIONS: dict[str, tuple[str, ...]] = {
-    "Fisher: token + k-NN": ("token Mahalanobis", "pooled k-NN"),
+    "**default**: four depths + place": (FOUR, "place surprise"),
+    "**light**: pooled + place at 2": ("pooled Mahalanobis", "place surprise, depth 2"),
+    "token + place": ("token Mahalanobis", "place surprise"),
+    "token + k-NN + place": ("token Mahalanobis", "pooled k-NN", "place surprise"),
+    "token + place + concentration": ("token Mahalanobis", "place surprise", "concentration"),
+    "token + k-NN": ("token Mahalanobis", "pooled k-NN"),
+    "pooled + concentration": ("pooled Mahalanobis", "concentration"),
 }
 """Fisher combinations, by name."""
+
+SOFT_MAXIMA: dict[str, tuple[str, ...]] = {
+    "soft maximum: four depths, place": (FOUR, "place surprise"),
+    "soft maximum: four depths, k-NN, place": (FOUR, "pooled k-NN", "place surprise"),
+    "soft maximum: four depths, k-NN, pooled, place": (FOUR, "pooled k-NN", "pooled Mahalanobis", "place surprise"),
+}
+"""Combinations by `soft_maximum`, by name: one member that finds nothing does not hide what another finds."""
 
 
 def dealt(documents: list[str], seed: int) -> dict[str, np.ndarray]:
@@ -52,11 +72,17 @@ def rows(table: Table, chosen: np.ndarray) -> Table:
     return {name: columns[chosen] for name, columns in table.items()}
 
 
+def derived(table: Table) -> Table:
+    """The table with the groups of DERIVED."""
+    return table | {name: table[group][:, list(columns)] for name, (group, columns) in DERIVED.items()}
+
+
 class Bench:
     """All detectors of one seed."""
 
     def __init__(self, clean: Table, documents: list[str], seed: int) -> None:
         self.seed = seed
+        clean = derived(clean)
         self.parts = {part: rows(clean, chosen) for part, chosen in dealt(documents, seed).items()}
         adjust = self.parts["adjust"]
         self.detectors = {
@@ -89,7 +115,7 @@ class Bench:
 
     def judge(self, part: str, table: Table) -> dict[str, dict[str, float]]:
         """Every detector's numbers on one shift against the clean texts of `part`, all in percent."""
-        clean = self.parts[part]
+        clean, table = self.parts[part], derived(table)
         weight, usable = weights(clean["lengths"], table["lengths"])
         of_clean, of_shifted = self.scores(clean), self.scores(table)
         lengths = np.where(usable, 1.0, 0.0)
@@ -117,6 +143,8 @@ class Bench:
 def _with_combinations(scores: dict[str, np.ndarray], clean: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     for name, members in COMBINATIONS.items():
         scores = scores | {name: fisher({m: scores[m] for m in members}, {m: clean[m] for m in members})}
+    for name, members in SOFT_MAXIMA.items():
+        scores = scores | {name: soft_maximum({m: scores[m] for m in members}, {m: clean[m] for m in members})}
     return scores
 
 
@@ -167,28 +195,31 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     tables = Tables(load(chosen.model), chosen.domain)
-    results = {"development": explore(tables, "dev", shifts.DEVELOPMENT, chosen.seeds)}
+    results = {"development": explore(tables, "dev", shifts.of(chosen.domain, shifts.DEVELOPMENT), chosen.seeds)}
     if chosen.held_out:
-        results["held-out"] = explore(tables, "test", shifts.HELD_OUT, chosen.seeds)
-    for group, names in (("development", shifts.DEVELOPMENT), ("held-out", shifts.HELD_OUT)):
+        results["held-out"] = explore(tables, "test", shifts.of(chosen.domain, shifts.HELD_OUT), chosen.seeds)
+    for group, found in results.items():
         for key, title in (("matched", "AUROC, length-matched"), ("batch", f"AUROC, batches of {BATCH}")):
-            if group in results:
-                print(f"\n### {group}: {title}\n\n{markdown(results[group], names, key)}")
+            print(f"\n### {chosen.domain}, {group}: {title}\n\n{markdown(found, tuple(found), key)}")
     if chosen.held_out:
         _write(chosen, results)
 
 
 def _write(chosen: argparse.Namespace, results: dict[str, Any]) -> None:
+    suffix = "" if chosen.domain == "editorials" else f"_{chosen.domain}"
     record = {
         "benchmark": "detection_explore",
         "model": chosen.model,
         "domain": chosen.domain,
         "seeds": chosen.seeds,
-        "packages": {p.name: {"version": p.version, "licence": p.licence, "sha256": p.sha256} for p in PACKAGES.values()},
+        "packages": {
+            p.name: {"version": p.version, "licence": p.licence, "sha256": p.sha256} for p in PACKAGES.values()
+        },
         "combinations": COMBINATIONS,
+        "soft_maxima": SOFT_MAXIMA,
         "results": results,
     }
-    path = Path(__file__).parents[1] / "results" / "detection_explore.json"
+    path = Path(__file__).parents[1] / "results" / f"detection_explore{suffix}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 

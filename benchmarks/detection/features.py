@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -19,8 +20,8 @@ WORST = 3
 NEAREST = 10
 """Neighbours in k-NN."""
 
-RANK = 64
-"""Dimensions in which a token is predicted from its neighbours in the text."""
+RANK, PLACED = 64, (2, 3)
+"""Dimensions in which a token is predicted from what stands around it, and the depths where it is."""
 
 Table = dict[str, np.ndarray]
 """By the name of a group, (texts, columns)."""
@@ -122,75 +123,119 @@ def at(states: States, depth: int) -> Tensor:
     return torch.from_numpy(states.tokens[:, depth].astype(np.float32))
 
 
-def neighbours(x: Tensor, starts: np.ndarray) -> Tensor:
-    """Each token's left and right neighbour side by side, 0 where there is none, (T, 2k)."""
-    left, right = torch.zeros_like(x), torch.zeros_like(x)
-    left[1:], right[:-1] = x[:-1], x[1:]
-    left[torch.from_numpy(starts[:-1])] = 0
-    right[torch.from_numpy(starts[1:] - 1)] = 0
-    return torch.cat([left, right], dim=1)
+def surroundings(y: Tensor, starts: np.ndarray) -> Tensor:
+    """What stands around each token: the two before it, the two after it (0 beyond the ends), the mean of all others.
+
+    y : (T, k), the tokens of all texts one after another; the result is (T, 5k).
+    """
+    lengths = np.diff(starts)
+    text = np.repeat(np.arange(len(lengths)), lengths)
+    parts = []
+    for step in (-2, -1, 1, 2):
+        place = np.arange(len(y)) + step
+        inside = (place >= 0) & (place < len(y))
+        inside[inside] &= text[place[inside]] == text[inside]
+        there = torch.from_numpy(np.flatnonzero(inside))
+        part = torch.zeros_like(y)
+        part[there] = y[there + step]
+        parts.append(part)
+    of_text = torch.from_numpy(text)
+    sums = torch.zeros(len(lengths), y.shape[1]).index_add_(0, of_text, y)
+    others = torch.from_numpy(lengths - 1).clamp_min(1).float()[of_text].unsqueeze(1)
+    return torch.cat([*parts, (sums[of_text] - y) / others], dim=1)
+
+
+@dataclass(frozen=True)
+class Surprise:
+    """How much stranger a token is in its place than anywhere: minus the pointwise mutual information, to a constant.
+
+    With y = Pᵀ(x̂ − μ) of k principal directions and c what stands around it (`surroundings`), both Gaussian:
+    s = (|W_c(y − A c)|² − |W y|²)/k. Words that are rare everywhere give nothing; words out of place do.
+    """
+
+    basis: Tensor
+    mean: Tensor
+    alone: Gaussian
+    placed: Gaussian
+
+    @classmethod
+    def of(cls, x: Tensor, starts: np.ndarray, rank: int = RANK) -> Surprise:
+        basis, mean = principal(x, rank), x.mean(dim=0)
+        y = (x - mean) @ basis
+        return cls(basis, mean, Gaussian.of_many(y), Gaussian.of_many(y, surroundings(y, starts)))
+
+    def __call__(self, x: Tensor, starts: np.ndarray) -> np.ndarray:
+        y = (x - self.mean) @ self.basis
+        return self.placed(y, surroundings(y, starts)) - self.alone(y)
+
+
+def principal(x: Tensor, rank: int) -> Tensor:
+    """The first principal directions of rows x, (d, rank)."""
+    x = x - x.mean(dim=0)
+    return torch.linalg.eigh((x.T @ x).double()).eigenvectors[:, -rank:].float()
 
 
 class Features:
-    """All features of the exploration, fitted on a split of clean texts."""
+    """All features of the exploration, fitted on a split of clean texts; each part at its first use."""
 
-    def __init__(self, fit: States, subspaces: dict[str, list[Tensor]] | None = None) -> None:
+    def __init__(self, fit: States, subspaces: Callable[[], dict[str, list[Tensor]]]) -> None:
+        self.fit = fit
         self.depths = range(fit.tokens.shape[1])
-        counts = np.bincount(fit.ids, minlength=2**15).astype(np.float64)
-        # One more than seen, as if every token of the vocabulary had come once.
-        self.rarity = -np.log((counts + 1) / (counts.sum() + len(counts)))
-        self.token = [Gaussian.of_many(at(fit, depth)) for depth in self.depths]
-        self.step = [Gaussian.of_many(at(fit, depth), at(fit, depth - 1)) for depth in self.depths[1:]]
-        self.bases = [self.principal(at(fit, depth), RANK) for depth in self.depths]
-        self.between = []
-        for depth in self.depths:
-            x = at(fit, depth) @ self.bases[depth]
-            self.between.append(Gaussian.of_many(x, neighbours(x, fit.starts)))
-        pools = [pooled(fit, depth) for depth in self.depths]
-        self.pool = [Gaussian.of(x) for x in pools]
-        self.layer_mean = Gaussian.of(torch.stack(pools).mean(dim=0))
-        self.embedding = Gaussian.of(torch.from_numpy(fit.embeddings))
-        self.known = torch.from_numpy(fit.embeddings)
-        self.subspaces: dict[str, list[tuple[Tensor, Gaussian]]] = {}
-        for name, bases in (subspaces or {}).items():
-            self.subspaces[name] = [(b, Gaussian.of_many(at(fit, depth) @ b)) for depth, b in enumerate(bases)]
+        self._subspaces = subspaces
 
-    @staticmethod
-    def principal(x: Tensor, rank: int) -> Tensor:
-        """The first principal directions, (d, rank)."""
-        x = x - x.mean(dim=0)
-        return torch.linalg.eigh((x.T @ x).double()).eigenvectors[:, -rank:].float()
+    @cached_property
+    def rarity(self) -> np.ndarray:
+        """−log of each token's share; one more than seen, as if every token of the vocabulary had come once."""
+        counts = np.bincount(self.fit.ids, minlength=2**15).astype(np.float64)
+        found: np.ndarray = -np.log((counts + 1) / (counts.sum() + len(counts)))
+        return found
 
-    def groups(self, states: States) -> Table:
-        """Every group's columns."""
-        found: dict[str, Callable[[], np.ndarray]] = {
-            "token count": lambda: np.log(states.lengths)[:, None].astype(np.float64),
-            "unigram rarity": lambda: over_texts(self.rarity[states.ids], states.starts),
-            "concentration": lambda: self._concentration(states),
-            "attention entropy": lambda: states.heads[:, 0].mean(axis=-1),
-            "entropy of heads": lambda: states.heads[:, 0].reshape(len(states), -1),
-            "logit gap of heads": lambda: states.heads[:, 1].reshape(len(states), -1),
-            "adjacent cosine": lambda: self._adjacent(states),
-            "token Mahalanobis": lambda: self._tokens(states),
-            "step Mahalanobis": lambda: self._steps(states),
-            "neighbour Mahalanobis": lambda: self._between(states),
-            "pooled Mahalanobis": lambda: self._pooled(states),
-            "layer-mean Mahalanobis": lambda: self._layer_mean(states),
-            "embedding Mahalanobis": lambda: self.embedding(torch.from_numpy(states.embeddings))[:, None],
-            "pooled k-NN": lambda: self._nearest(states),
+    @cached_property
+    def token(self) -> list[Gaussian]:
+        return [Gaussian.of_many(at(self.fit, depth)) for depth in self.depths]
+
+    @cached_property
+    def step(self) -> list[Gaussian]:
+        return [Gaussian.of_many(at(self.fit, depth), at(self.fit, depth - 1)) for depth in self.depths[1:]]
+
+    @cached_property
+    def surprise(self) -> list[Surprise]:
+        return [Surprise.of(at(self.fit, depth), self.fit.starts) for depth in PLACED]
+
+    @cached_property
+    def pool(self) -> list[Gaussian]:
+        return [Gaussian.of(pooled(self.fit, depth)) for depth in self.depths]
+
+    @cached_property
+    def layer_mean(self) -> Gaussian:
+        return Gaussian.of(torch.stack([pooled(self.fit, depth) for depth in self.depths]).mean(dim=0))
+
+    @cached_property
+    def embedding(self) -> Gaussian:
+        return Gaussian.of(torch.from_numpy(self.fit.embeddings))
+
+    @cached_property
+    def subspaces(self) -> dict[str, list[tuple[Tensor, Gaussian]]]:
+        return {
+            name: [(b, Gaussian.of_many(at(self.fit, depth) @ b)) for depth, b in enumerate(bases)]
+            for name, bases in self._subspaces().items()
         }
-        table = {name: make() for name, make in found.items()}
-        for name, parts in self.subspaces.items():
-            columns = [over_texts(g(at(states, depth) @ b), states.starts) for depth, (b, g) in enumerate(parts)]
-            table[f"token Mahalanobis in {name}"] = np.concatenate(columns, axis=1)
-        return table
 
-    def _concentration(self, states: States) -> np.ndarray:
+    def group(self, name: str, states: States) -> np.ndarray:
+        """The columns of a group, (texts, columns)."""
+        return GROUPS[name](self, states)
+
+    def count(self, states: States) -> np.ndarray:
+        return np.log(states.lengths)[:, None].astype(np.float64)
+
+    def unigram(self, states: States) -> np.ndarray:
+        return over_texts(self.rarity[states.ids], states.starts)
+
+    def concentration(self, states: States) -> np.ndarray:
         gap = states.heads[:, 1].mean(axis=-1)
-        parts = [states.clouds.reshape(len(states), -1), states.layers[:, 0], gap]
-        return np.concatenate(parts, axis=1)
+        return np.concatenate([states.clouds.reshape(len(states), -1), states.layers[:, 0], gap], axis=1)
 
-    def _adjacent(self, states: States) -> np.ndarray:
+    def adjacent(self, states: States) -> np.ndarray:
         """Mean of ⟨x̂_i, x̂_{i+1}⟩ less the mean of ⟨x̂_i, x̂_j⟩ over all pairs, at each depth."""
         columns = []
         inner = np.ones(len(states.ids), dtype=bool)
@@ -203,32 +248,64 @@ class Features:
             columns.append(sums / np.maximum(states.lengths - 1, 1) - states.clouds[:, 0, depth])
         return np.stack(columns, axis=1)
 
-    def _tokens(self, states: States) -> np.ndarray:
+    def tokens(self, states: States) -> np.ndarray:
         columns = [over_texts(self.token[depth](at(states, depth)), states.starts) for depth in self.depths]
         return np.concatenate(columns, axis=1)
 
-    def _steps(self, states: States) -> np.ndarray:
+    def steps(self, states: States) -> np.ndarray:
         columns = [
             over_texts(self.step[depth - 1](at(states, depth), at(states, depth - 1)), states.starts)
             for depth in self.depths[1:]
         ]
         return np.concatenate(columns, axis=1)
 
-    def _between(self, states: States) -> np.ndarray:
-        columns = []
-        for depth in self.depths:
-            x = at(states, depth) @ self.bases[depth]
-            columns.append(over_texts(self.between[depth](x, neighbours(x, states.starts)), states.starts))
+    def surprises(self, states: States) -> np.ndarray:
+        columns = [
+            over_texts(found(at(states, depth), states.starts), states.starts)
+            for depth, found in zip(PLACED, self.surprise, strict=True)
+        ]
         return np.concatenate(columns, axis=1)
 
-    def _pooled(self, states: States) -> np.ndarray:
+    def pools(self, states: States) -> np.ndarray:
         return np.stack([self.pool[depth](pooled(states, depth)) for depth in self.depths], axis=1)
 
-    def _layer_mean(self, states: States) -> np.ndarray:
+    def layer_means(self, states: States) -> np.ndarray:
         mean = torch.stack([pooled(states, depth) for depth in self.depths]).mean(dim=0)
         return self.layer_mean(mean)[:, None]
 
-    def _nearest(self, states: States) -> np.ndarray:
+    def embeddings(self, states: States) -> np.ndarray:
+        return self.embedding(torch.from_numpy(states.embeddings))[:, None]
+
+    def nearest(self, states: States) -> np.ndarray:
         """1 − the mean cosine to the nearest texts of the fit split."""
-        cosines = torch.from_numpy(states.embeddings) @ self.known.T
-        return 1 - cosines.topk(NEAREST, dim=1).values.mean(dim=1).double().numpy()[:, None]
+        cosines = torch.from_numpy(states.embeddings) @ torch.from_numpy(self.fit.embeddings).T
+        found: np.ndarray = 1 - cosines.topk(NEAREST, dim=1).values.mean(dim=1).double().numpy()[:, None]
+        return found
+
+    def inside(self, name: str, states: States) -> np.ndarray:
+        """Token Mahalanobis within subspaces of the layers' inputs."""
+        parts = self.subspaces[name]
+        columns = [over_texts(g(at(states, depth) @ b), states.starts) for depth, (b, g) in enumerate(parts)]
+        return np.concatenate(columns, axis=1)
+
+
+GROUPS: dict[str, Callable[[Features, States], np.ndarray]] = {
+    "token count": Features.count,
+    "unigram rarity": Features.unigram,
+    "concentration": Features.concentration,
+    "attention entropy": lambda _, states: states.heads[:, 0].mean(axis=-1),
+    "entropy of heads": lambda _, states: states.heads[:, 0].reshape(len(states), -1),
+    "logit gap of heads": lambda _, states: states.heads[:, 1].reshape(len(states), -1),
+    "adjacent cosine": Features.adjacent,
+    "token Mahalanobis": Features.tokens,
+    "step Mahalanobis": Features.steps,
+    "place surprise": Features.surprises,
+    "pooled Mahalanobis": Features.pools,
+    "layer-mean Mahalanobis": Features.layer_means,
+    "embedding Mahalanobis": Features.embeddings,
+    "pooled k-NN": Features.nearest,
+    "token Mahalanobis in E": lambda features, states: features.inside("E", states),
+    "token Mahalanobis in random": lambda features, states: features.inside("random", states),
+    "token Mahalanobis in PCA": lambda features, states: features.inside("PCA", states),
+}
+"""What there is to detect with, by name."""

@@ -19,7 +19,7 @@ from metastable.encoder.loading import Encoder
 from metastable.encoder.measuring import Meter
 from metastable.encoder.measuring_tokens import Tokens, evaluating, watching
 from metastable.encoder.statistics import CLOUD, cloud
-from metastable.encoder.texts import batches
+from metastable.encoder.texts import Batch, batches
 
 HEADS = ("entropy", "logit_gap", "special_share", "share_in_E", "maximiser_angle", "update_length")
 LAYERS = ("update_length", "residual")
@@ -83,42 +83,51 @@ def states(encoder: Encoder, texts: Sequence[str]) -> States:
         return States(**{name: saved[name] for name in saved.files})
 
 
+class _Reader:
+    """Takes everything from one batch as it passes through the depths."""
+
+    def __init__(self, meter: Meter, batch: Batch) -> None:
+        self.meter, self.batch = meter, batch
+        self.chosen = batch.mask & ~batch.special
+        self.betas = [*meter.betas, meter.betas[-1]]
+        self.units: list[np.ndarray] = []
+        self.clouds: list[np.ndarray] = []
+        self.layers: list[np.ndarray] = []
+        self.heads: list[np.ndarray] = []
+        self.before: Tokens | None = None
+
+    def visit(self, depth: int, tokens: Tokens) -> None:
+        self.units.append(tokens.unit.half().numpy())
+        self.clouds.append(_columns(cloud(tokens.unit, self.chosen, self.betas[depth]), CLOUD))
+        if self.before is not None:
+            lens = self.meter.lenses[depth - 1]
+            layer, heads = lens.measure(self.before, tokens, self.batch.mask, self.batch.special, self.chosen)
+            self.layers.append(_columns(layer, LAYERS))
+            self.heads.append(_columns(heads, HEADS))
+        self.before = tokens
+
+
+def _columns(found: dict[str, torch.Tensor], names: tuple[str, ...]) -> np.ndarray:
+    return np.stack([found[name].double().numpy() for name in names], axis=1)
+
+
 def _measured(encoder: Encoder, texts: list[str]) -> States:
     meter = Meter(encoder)
     rows: dict[int, list[np.ndarray]] = {}
-    betas = [*meter.betas, meter.betas[-1]]
     for batch in batches(encoder.reads_text(), texts, meter.limit, 32):
-        chosen = batch.mask & ~batch.special
-        units: list[np.ndarray] = []
-        clouds: list[np.ndarray] = []
-        layers: list[np.ndarray] = []
-        heads: list[np.ndarray] = []
-        before: list[Tokens] = []
-
-        def visit(depth: int, tokens: Tokens) -> None:
-            units.append(tokens.unit.half().numpy())
-            found = cloud(tokens.unit, chosen, betas[depth])
-            clouds.append(np.stack([found[name].double().numpy() for name in CLOUD], axis=1))
-            if before:
-                of_layer, of_heads = meter.lenses[depth - 1].measure(
-                    before[0], tokens, batch.mask, batch.special, chosen
-                )
-                layers.append(np.stack([of_layer[name].double().numpy() for name in LAYERS], axis=1))
-                heads.append(np.stack([of_heads[name].double().numpy() for name in HEADS], axis=1))
-            before[:] = [tokens]
-
-        with evaluating(encoder.model), watching(encoder.anatomy, batch.mask, visit):
+        reader = _Reader(meter, batch)
+        with evaluating(encoder.model), watching(encoder.anatomy, batch.mask, reader.visit):
             hidden = encoder.model(**batch.inputs).last_hidden_state
             embedded = attacks.embeddings(hidden, batch.mask).numpy()
         for place, number in enumerate(batch.numbers.tolist()):
-            keep = chosen[place].numpy()
+            keep = reader.chosen[place].numpy()
             rows[number] = [
-                np.stack([unit[place][keep] for unit in units], axis=1),
+                np.stack([unit[place][keep] for unit in reader.units], axis=1),
                 batch.inputs["input_ids"][place].numpy()[keep],
                 embedded[place],
-                np.stack([part[place] for part in clouds], axis=-1),
-                np.stack([part[place] for part in layers], axis=-1),
-                np.stack([part[place] for part in heads], axis=1),
+                np.stack([part[place] for part in reader.clouds], axis=-1),
+                np.stack([part[place] for part in reader.layers], axis=-1),
+                np.stack([part[place] for part in reader.heads], axis=1),
             ]
     kept = [rows[number] for number in sorted(rows)]
     lengths = [len(row[1]) for row in kept]

@@ -9,7 +9,7 @@ import numpy as np
 import shifts
 import torch
 from corpora import CACHE
-from features import Features, Table
+from features import GROUPS, Features, Table, principal
 from states import States, states
 from torch import Tensor
 
@@ -46,7 +46,7 @@ def subspaces(encoder: Encoder, fit: States) -> dict[str, list[Tensor]]:
         found["E"].append(e)
         found["random"].append(torch.linalg.qr(torch.randn(len(e), rank, generator=chance)).Q)
         x = torch.from_numpy(fit.tokens[:, depth].astype(np.float32))
-        found["PCA"].append(Features.principal(x, rank))
+        found["PCA"].append(principal(x, rank))
     return found
 
 
@@ -70,14 +70,19 @@ class Tables:
     def _table(self, texts: list[str], whole: bool = False) -> Table:
         key = hashlib.sha256("\n".join([self.encoder.fingerprint, self.domain, *texts]).encode()).hexdigest()[:16]
         path = CACHE / f"table-{key}.npz"
-        if not path.is_file():
+        table: Table = {}
+        if path.is_file():
+            with np.load(path) as saved:
+                table = {name: saved[name] for name in saved.files}
+        absent = [name for name in GROUPS if name not in table]
+        if absent:
             own = self._states().take(self.rest) if whole else states(self.encoder, texts)
             if self._features is None:
                 fit = self._states().take(self.fit)
-                self._features = Features(fit, subspaces(self.encoder, fit))
-            np.savez(path, lengths=own.lengths, **self._features.groups(own))
-        with np.load(path) as saved:
-            return {name: saved[name] for name in saved.files}
+                self._features = Features(fit, lambda: subspaces(self.encoder, fit))
+            table |= {"lengths": own.lengths} | {name: self._features.group(name, own) for name in absent}
+            np.savez(path, allow_pickle=False, **table)
+        return {name: table[name] for name in ("lengths", *GROUPS)}
 
     def _states(self) -> States:
         if self._clean is None:

@@ -20,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-EXIT_FINDING, EXIT_BAD_INPUT = 1, 2
+EXIT_FINDING, EXIT_BAD_INPUT, EXIT_INTERNAL = 1, 2, 70
 
 
 @app.callback(invoke_without_command=True)
@@ -157,7 +157,7 @@ def audit(
     Without --texts the weights alone are read. --fail-on compares columns of heads.csv, or of layers.csv, with numbers,
     words in quotes, true and false: < <= > >= == != and or not ( ).
     """
-    with _one_line_errors(debug):
+    with _one_line_errors(debug, resumes=False):
         from metastable import commands
 
         found = commands.audit(
@@ -183,7 +183,7 @@ def compare(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Compare two checkpoints of an encoder: which heads moved, in weights, spectrum and behaviour, ranked."""
-    with _one_line_errors(debug):
+    with _one_line_errors(debug, resumes=False):
         from metastable import commands
 
         found = commands.compare(before, after, texts, out, allow_pickle)
@@ -205,12 +205,12 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
 
 
 @contextmanager
-def _one_line_errors(debug: bool) -> Iterator[None]:
+def _one_line_errors(debug: bool, resumes: bool = True) -> Iterator[None]:
     """Turn an error into one line on standard error and an exit code."""
     try:
         yield
     except KeyboardInterrupt:
-        _complain("interrupted; the same command goes on from what was kept")
+        _complain("interrupted; the same command goes on from what was kept" if resumes else "interrupted")
         raise typer.Exit(130) from None
     except Exception as error:
         message = str(error)
@@ -219,9 +219,11 @@ def _one_line_errors(debug: bool) -> Iterator[None]:
         elif isinstance(error, (ValueError, OSError)):
             code = EXIT_BAD_INPUT
         elif isinstance(error, MemoryError) or "allocate" in message:
-            code, message = EXIT_BAD_INPUT, "not enough memory for this many tokens; take a smaller n"
+            less = "take a smaller n" if resumes else "take fewer texts at a time (--batch-size)"
+            code, message = EXIT_BAD_INPUT, f"not enough memory for this many tokens; {less}"
         else:
-            raise
+            kind = type(error).__name__
+            code, message = EXIT_INTERNAL, f"unexpected {kind}: {message}; --debug shows where, please report it"
         if debug:
             raise
         _complain(message)

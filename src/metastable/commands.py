@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -142,7 +143,7 @@ def audit(
     _own_folder(out, "audit.json")
     if fail_on is not None:
         parse(fail_on)  # a slip of the pen is found before the model is loaded
-    if texts is not None and texts != "-" and not Path(texts).is_file():
+    if texts is not None and texts != "-" and (not Path(texts).exists() or Path(texts).is_dir()):
         raise BadInput(f"--texts {texts} is no file; give a file with one text a line, or - for standard input")
     with Texts() as bar:
         found = room.audit(
@@ -155,13 +156,17 @@ def audit(
 
 
 def compare(a: str, b: str, texts: str | None, out: Path, allow_pickle: bool) -> dict[str, Any]:
-    """Compare two checkpoints into the folder `out`: compare.html, moved.csv."""
+    """Compare two checkpoints into the folder `out`: report.html, moved.csv."""
     from metastable.encoder import audit as room
+    from metastable.encoder.texts import read_texts
     from metastable.report.audit import write_comparison
 
     _own_folder(out, "moved.csv")
+    read = None if texts is None else list(read_texts(texts))  # once: standard input comes but once
     with Texts() as bar:
-        before, after = (room.audit(model, texts, allow_pickle=allow_pickle, progress=bar) for model in (a, b))
+        before, after = (
+            room.audit(model, read, allow_pickle=allow_pickle, beside_random=False, progress=bar) for model in (a, b)
+        )
     found = room.compare(before, after)
     out.mkdir(parents=True, exist_ok=True)
     store.write_text(out / "moved.csv", found.heads.to_csv(index=False))
@@ -175,3 +180,6 @@ def _own_folder(out: Path, mark: str) -> None:
         raise BadInput(f"--out {out} is a file; give a folder")
     if (out / "report.html").exists() and not (out / mark).exists():
         raise BadInput(f"--out {out} holds a report of something else; give another folder")
+    above = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        raise BadInput(f"--out {out} cannot be written: {above} is no folder that lets you write; give another folder")

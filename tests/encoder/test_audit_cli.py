@@ -135,6 +135,8 @@ def test_bad_texts_are_one_line_and_leave_nothing(content, words, small, tmp_pat
         (["--loop", "5"], "texts"),
         (["--reference", "nowhere.json"], "nowhere.json"),
         (["--batch-size", "0"], "batch"),
+        (["--layer", "1"], "--loop"),
+        (["--seed", "-1"], "seed"),
     ],
 )
 def test_bad_options_are_one_line_and_leave_nothing(arguments, words, small, texts, tmp_path):
@@ -174,6 +176,51 @@ def test_compare_ranks_the_head_that_moved(small, texts, tmp_path):
     assert sorted(os.listdir(tmp_path / "out")) == ["moved.csv", "report.html"]
     same = invoke("compare", small, small, "--out", tmp_path / "same")
     assert "no head moved" in same.stdout
+
+
+def test_compare_reads_standard_input_once(small, tmp_path):
+    command = [sys.executable, "-m", "metastable", "compare", small, small, "--texts", "-", "--out", tmp_path / "out"]
+    words = "The ferry leaves at nine.\nNobody knows why.\n"
+    run = subprocess.run(list(map(str, command)), input=words, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "no head moved" in run.stdout
+
+
+def test_an_outcome_of_layers_can_fail_a_build(small, texts, tmp_path):
+    found = invoke("audit", small, "--texts", texts, "--fail-on", "outcome != 'met'", "--out", tmp_path / "out")
+    assert found.exit_code == 1
+    assert "depth" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("model.safetensors.index.json", '{"weight_map": {"a": 5}}', "cannot be read"),
+        ("config.json", '{"model_type": "bert", "num_hidden_layers": 1000000}', "1000000 layers"),
+        ("audit.json", "[" * 100_000, "cannot read"),
+        ("audit.json", '{"schema": "metastable.audit/1", "weights": []}', "cannot read"),
+    ],
+)
+def test_damaged_files_beside_the_weights_are_one_line(file, content, words, small, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for one in small.iterdir():
+        (folder / one.name).write_bytes(one.read_bytes())
+    if file.endswith("index.json"):
+        (folder / "model.safetensors").unlink()
+    (folder / file).write_text(content, encoding="utf-8")
+    extra = ["--reference", folder / file] if file == "audit.json" else []
+    result = invoke("audit", folder, *extra, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(small, tmp_path):
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    result = invoke("audit", small, "--out", tmp_path / "file" / "sub")
+    assert result.exit_code == 2
+    assert "cannot be written" in result.stderr
 
 
 def test_compare_of_different_shapes_is_one_line(small, tmp_path):

@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from scipy.stats import t as student
 from transformers import AutoModel
 
 from metastable.encoder import measuring_heads
@@ -17,7 +18,7 @@ from metastable.encoder.folding import fold
 from metastable.encoder.loading import load
 from metastable.encoder.measuring import Measured, Meter, measure
 from metastable.encoder.measuring_heads import HEADS, Prediction
-from metastable.encoder.measuring_tokens import watching
+from metastable.encoder.measuring_tokens import Tokens, watching
 from metastable.encoder.statistics import CLOUD
 from metastable.encoder.texts import Batch, batches
 from metastable.errors import BadInput
@@ -159,6 +160,7 @@ def test_the_cloud_at_each_depth(number):
         energy = math.log(np.mean([math.exp(beta * (x[i] @ x[j] - 1)) for i in range(m) for j in range(m)])) / beta
         expected = {
             "mean_cosine": np.mean(cosines),
+            "mean_square_cosine": np.mean(np.square(cosines)),
             "effective_rank": math.exp(-(shares * np.log(shares)).sum()),
             "dispersion": 1 - np.linalg.norm(x.mean(axis=0)) ** 2,
             "energy": energy,
@@ -284,10 +286,26 @@ def test_features_that_the_last_gain_erases_are_no_part_of_a_token():
     norm = Norm.of(last)
     assert int((~norm.seen).sum()) == 3
     h = torch.randn(2, 5, 384, generator=torch.Generator().manual_seed(0))
-    z = norm.standardise(h)
-    torch.testing.assert_close(norm.gain * z + norm.offset, last(h))
-    assert (z[..., ~norm.seen] == 0).all()
+    tokens = Tokens.of(h, norm, torch.ones(2, 5, dtype=torch.bool))
+    assert (tokens.unit[..., ~norm.seen] == 0).all()
+    torch.testing.assert_close(tokens.unit.norm(dim=-1), torch.ones(2, 5))
+    torch.testing.assert_close(tokens.hidden, torch.nn.functional.normalize(last(h), dim=-1))
     assert all(layer.norm.seen.all() for layer in encoder().anatomy.layers)
+
+
+def test_heads_read_features_that_a_gain_nearly_erases_as_the_model_does():
+    """z without such a feature has a mean, and centred weights would then give other scores than the model's."""
+    model = models.tiny("bert", vocab_size=30522)
+    with torch.no_grad():
+        model.encoder.layer[0].output.LayerNorm.weight[3] = 1e-33
+    small = load(model, tokenizer=models.tokenizer())
+    (batch,) = batches(small.tokenizer, SENTENCES[:1], 64, 4)
+    found = Meter(small).measure(batch)[2]["entropy"][0, 1]
+    with torch.no_grad():
+        attention = model(**batch.inputs, output_attentions=True).attentions[1][0].double()
+    n = attention.shape[-1]
+    entropy = -(attention * attention.log()).sum(dim=-1)[:, 1 : n - 1].mean(dim=1) / math.log(n)
+    assert found == pytest.approx(entropy.numpy(), rel=1e-4)
 
 
 def test_special_tokens_are_in_the_cloud_when_asked_for():
@@ -368,7 +386,7 @@ def test_tables_are_the_means_over_texts():
     table, rows = found.depth_table(), found.head_table()
     n = np.array([len(models.tokenizer()(text)["input_ids"]) for text in texts])
     values = depths["dispersion"]
-    reach = 1.959964 * values.std(axis=0, ddof=1) / math.sqrt(len(texts))
+    reach = student.ppf(0.975, len(texts) - 1) * values.std(axis=0, ddof=1) / math.sqrt(len(texts))
     np.testing.assert_allclose(table["dispersion"], values.mean(axis=0), atol=1e-6)
     np.testing.assert_allclose(table["dispersion_low"], values.mean(axis=0) - reach, atol=1e-6)
     np.testing.assert_allclose(table["dispersion_high"], values.mean(axis=0) + reach, atol=1e-6)

@@ -7,6 +7,7 @@ from functools import reduce
 
 import numpy as np
 import pytest
+from scipy.stats import t as student
 
 from metastable.encoder.tally import Tally
 from metastable.errors import BadInput
@@ -24,7 +25,7 @@ def tally(values=VALUES, lengths=LENGTHS):
 
 def test_mean_spread_and_interval_are_those_of_the_values():
     made = tally()
-    reach = 1.959963984540054 * VALUES.std(axis=0, ddof=1) / math.sqrt(len(VALUES))
+    reach = student.ppf(0.975, len(VALUES) - 1) * VALUES.std(axis=0, ddof=1) / math.sqrt(len(VALUES))
     low, high = made.interval()
     np.testing.assert_allclose(made.mean(), VALUES.mean(axis=0), atol=1e-8)
     np.testing.assert_allclose(made.std(), VALUES.std(axis=0, ddof=1), atol=1e-8)

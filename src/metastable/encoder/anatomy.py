@@ -54,10 +54,9 @@ class Norm:
         return size > ERASED * size.median()
 
     def standardise(self, h: Tensor) -> Tensor:
-        """z, of length √d up to eps and to features that the gain erases, which are 0."""
+        """z, of length √d up to eps."""
         centred = h - h.mean(dim=-1, keepdim=True)
-        z = centred * torch.rsqrt(centred.square().mean(dim=-1, keepdim=True) + self.eps)
-        return z * self.seen
+        return centred * torch.rsqrt(centred.square().mean(dim=-1, keepdim=True) + self.eps)
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ import pandas as pd
 from torch.nn import LayerNorm
 
 from metastable import store
+from metastable.arrays import whole
 from metastable.encoder import comparing, judging
-from metastable.encoder.anatomy import Anatomy, Norm
+from metastable.encoder.anatomy import ERASED, Anatomy, Norm
 from metastable.encoder.expression import parse
 from metastable.encoder.loading import Encoder, load, twin
 from metastable.encoder.looping import Loop, loop
-from metastable.encoder.measuring import Measured, measure
+from metastable.encoder.measuring import DEPTHS, Measured, measure
 from metastable.encoder.measuring_heads import HEADS, LAYER
-from metastable.encoder.statistics import CLOUD
 from metastable.encoder.texts import blank, read_texts
 from metastable.encoder.weights import Weights, layer_table, weigh
 from metastable.errors import BadInput
@@ -32,8 +32,7 @@ SCHEMA = "metastable.audit/1"
 TWIN_TEXTS = 128
 """So many texts, the first ones, are enough for the random twin: its numbers are compared at the encoder's own n."""
 LOOP_TEXTS = 64
-NORMAL = 1.959963984540054
-MEASURED = {"heads": HEADS, "layers": (*CLOUD, *LAYER)}
+MEASURED = {"heads": HEADS, "layers": (*DEPTHS, *LAYER)}
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,10 @@ class Audit:
 
     @cached_property
     def verdict(self) -> judging.Verdict:
-        beside = self.twin.measured if self.twin is not None else None
-        return judging.judge(self.weights, self.heads, self.measured, beside)
+        if self.twin is None:
+            return judging.judge(self.weights, self.heads, self.measured, None)
+        beside = self.twin.verdict.layers
+        return judging.judge(self.weights, self.heads, self.measured, self.twin.measured, beside)
 
     @cached_property
     def layers(self) -> pd.DataFrame:
@@ -78,7 +79,7 @@ class Audit:
         if self.measured is None:
             return table
         judged = pd.DataFrame([asdict(judgement) for judgement in self.verdict.layers])
-        judged = judged.rename(columns={"sentence": "reason"})
+        judged = judged.rename(columns={"sentence": "reason", "prediction": "outcome"})
         return judged.merge(table, on="depth", how="left").merge(self.measured.depth_table(), on="depth", how="left")
 
     def __repr__(self) -> str:
@@ -136,8 +137,10 @@ class Audit:
             saved = json.loads(file.read_text(encoding="utf-8"))
             if saved.get("schema") != SCHEMA:
                 raise BadInput(f"{file} is not an audit ({SCHEMA}); give the audit.json that `metastable audit` wrote")
-            return cls._from_dict(saved)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            found = cls._from_dict(saved)
+            _ = found.heads, found.layers, found.verdict, found.shape["layers"], found.name + found.family
+            return found
+        except Exception as error:
             if isinstance(error, BadInput):
                 raise
             raise BadInput(f"cannot read {file} as an audit: {type(error).__name__}: {error}") from error
@@ -156,15 +159,23 @@ class Audit:
         )
 
     def save(self, folder: str | Path) -> dict[str, Path]:
-        """audit.json, heads.csv, layers.csv and report.html in a folder, each whole or not at all."""
+        """audit.json, heads.csv, layers.csv and report.html in a folder, each whole or not at all.
+
+        All four are made before the first is written, audit.json first: a folder that has it may be written again.
+        """
+        from metastable.report.audit import render
+
+        contents = {
+            "audit.json": json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False),
+            "heads.csv": self.heads.to_csv(index=False),
+            "layers.csv": self.layers.to_csv(index=False),
+            "report.html": render(self),
+        }
         out = Path(folder)
         out.mkdir(parents=True, exist_ok=True)
-        for name, table in (("heads", self.heads), ("layers", self.layers)):
-            store.write_text(out / f"{name}.csv", table.to_csv(index=False))
-        report = self.report(out / "report.html")
-        return {"report": report, "heads": out / "heads.csv", "layers": out / "layers.csv"} | {
-            "audit": self.to_json(out / "audit.json")
-        }
+        for name, content in contents.items():
+            store.write_text(out / name, content)
+        return {name.partition(".")[0]: out / name for name in contents}
 
 
 def audit(
@@ -179,6 +190,7 @@ def audit(
     allow_pickle: bool = False,
     tokenizer: Any = None,
     seed: int = 0,
+    beside_random: bool = True,
     fail_on: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Audit:
@@ -186,22 +198,27 @@ def audit(
 
     Without `texts` (a list, or a file with one text a line) only the weights are read. `loops` applies a
     whole layer that often, see `looping`; `layer` is the one to repeat where layers are not shared.
-    `reference` is another audit, shown beside every figure; `seed` is that of the random twin. An expression in
+    `reference` is another audit, shown beside every figure; `seed` is that of the random twin, which
+    `beside_random` = False leaves out. An expression in
     `fail_on` that cannot be asked of the tables is refused before any text is read; `Audit.findings` evaluates it.
     """
     beside = Audit.load(reference) if isinstance(reference, (str, Path)) else reference
     encoder = load(model, allow_pickle=allow_pickle, tokenizer=tokenizer)
     if fail_on is not None:
         _meeting(fail_on, *_example(encoder.anatomy, texts is not None))
-    random = twin(encoder, seed)
+    if layer is not None and not loops:
+        raise BadInput(f"layer is {layer}, but nothing is repeated; say how often with loops (--loop)")
+    random = twin(encoder, whole(seed, "seed", 0, "it must be a whole number, 0 or more")) if beside_random else None
     if texts is None:
         if loops:
             raise BadInput("iterating layers needs texts to start from; give texts (--texts FILE)")
-        return _audit(encoder, None, _audit(random, None), beside, None)
+        return _audit(encoder, None, None if random is None else _audit(random, None), beside, None)
     encoder.reads_text()
     kept: list[str] = []
     measured = measure(encoder, _keeping(_read(texts), kept), batch_size, special, progress)
-    other = _audit(random, measure(random, kept[:TWIN_TEXTS], batch_size, special))
+    if not measured.depths["mean_cosine"].count()[0]:
+        raise BadInput("no text has two tokens of its own, so there are no pairs to compare; give longer texts")
+    other = None if random is None else _audit(random, measure(random, kept[:TWIN_TEXTS], batch_size, special))
     looped = loop(encoder, kept[:LOOP_TEXTS], loops, layer, batch_size, special) if loops else None
     return _audit(encoder, measured, other, beside, looped)
 
@@ -237,7 +254,7 @@ def _audit(
         fingerprint=encoder.fingerprint,
         shape={"layers": len(layers), "heads": layers[0].heads, "width": layers[0].width, "head_width": head_width},
         tied=encoder.anatomy.tied,
-        notes=(*encoder.anatomy.notes, *_erased(encoder.anatomy)),
+        notes=(*encoder.anatomy.notes, *_erased(encoder.anatomy), *_unlike(encoder, beside)),
         weights=weigh(encoder.anatomy, residuals),
         measured=measured,
         twin=other,
@@ -256,12 +273,31 @@ def _erased(anatomy: Anatomy) -> Iterator[str]:
     for where, norm in norms.items():
         count = int((~norm.seen).sum())
         if count:
-            yield f"The normalisation {where} erases {count} of {len(norm.gain)} features; they are no part of tokens."
+            yield (
+                f"The normalisation {where} erases {count} of {len(norm.gain)} features (gain below {ERASED:g} of the "
+                "median): they are no part of tokens."
+            )
+
+
+def _unlike(encoder: Encoder, beside: Audit | None) -> Iterator[str]:
+    """A reference of another kind is shown all the same, and said to be one."""
+    if beside is None:
+        return
+    layers = encoder.anatomy.layers
+    same = (beside.shape["layers"], beside.shape["heads"], beside.shape["width"]) == (
+        len(layers), layers[0].heads, layers[0].width,
+    )  # fmt: skip
+    if beside.family != encoder.anatomy.family or not same:
+        yield f"The reference {beside.name!r} is a {beside.family} of another kind or shape: compare with care."
 
 
 def _meeting(expression: str, heads: pd.DataFrame, layers: pd.DataFrame) -> pd.DataFrame:
     """The rows that meet an expression: of layers if it names a column that only they have, else of heads."""
     parsed = parse(expression)
+    on_text = {*_with_ends(HEADS), *_with_ends(DEPTHS), *_with_ends(LAYER), "phase", "applicable", "random_share"}
+    for name in parsed.columns:
+        if name in on_text and name not in heads.columns and name not in layers.columns:
+            raise BadInput(f"{name} in {expression!r} is measured on text; give texts (--texts FILE)")
     of_layers = any(name in layers.columns and name not in heads.columns for name in parsed.columns)
     return parsed.rows(layers if of_layers else heads)
 
@@ -273,7 +309,7 @@ def _example(anatomy: Anatomy, on_text: bool) -> tuple[pd.DataFrame, pd.DataFram
     if on_text:
         numbers = {name: dict.fromkeys(_with_ends(names), 0.0) for name, names in MEASURED.items()}
         heads = heads.assign(**numbers["heads"], applicable=True, dim_E=1, random_share=0.0)
-        layers = layers.assign(**numbers["layers"], beta=0.0, phase="", prediction="", reason="")
+        layers = layers.assign(**numbers["layers"], beta=0.0, phase="", outcome="", reason="")
     return heads, layers
 
 
@@ -297,10 +333,8 @@ def _long(measured: Measured) -> pd.DataFrame:
     """Every statistic of a head as a row: layer, head, quantity, mean, se."""
     parts = []
     for name, tally in measured.heads.items():
-        low, high = tally.interval()
         layer, head = np.indices(tally.shape)
-        se = (high - low) / (2 * NORMAL)
-        columns = {"layer": layer, "head": head, "mean": tally.mean(), "se": se}
+        columns = {"layer": layer, "head": head, "mean": tally.mean(), "se": tally.error()}
         parts.append(pd.DataFrame({key: np.ravel(value) for key, value in columns.items()}).assign(quantity=name))
     return pd.concat(parts, ignore_index=True)
 

@@ -31,6 +31,7 @@ from metastable.errors import BadInput
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 IN_A_LAYER = re.compile(r"(^|\.)(layer|layers|albert_layers)\.\d+\.")
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+LAYERS = ("num_hidden_layers", "n_layers")
 SAFE = ("model.safetensors", "model.safetensors.index.json")
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 WANTED = ("*.json", "model*.safetensors", "vocab.txt", "merges.txt", "*.model")
@@ -89,7 +90,7 @@ def load(model: Any, allow_pickle: bool = False, tokenizer: Any = None) -> Encod
     folder = _folder(name, allow_pickle)
     settings = _settings(name, folder)
     _check_family(name, settings)
-    safe = _check_weights(name, folder, allow_pickle)
+    safe = _check_weights(name, folder, settings, allow_pickle)
     with _quiet():
         base = _base(name, folder, safe)
         problem = ""
@@ -201,18 +202,19 @@ def _check_family(name: str, settings: dict[str, Any]) -> None:
         raise BadInput(f"{name!r} is of model type {family!r}, {kind}; {known}")
     if settings.get("is_decoder") or settings.get("add_cross_attention"):
         raise BadInput(f"{name!r} is a {family} set up as a decoder (is_decoder); the theory here is for encoders")
-    if (positions := settings.get("position_embedding_type", "absolute")) != "absolute":
+    if (positions := settings.get("position_embedding_type") or "absolute") != "absolute":
         raise BadInput(
             f"{name!r} has {positions!r} positions, which transformers leaves out; only 'absolute' ones work"
         )
-    if "AutoModel" in dict(settings.get("auto_map") or {}):
+    code = settings.get("auto_map")
+    if isinstance(code, dict) and "AutoModel" in code:
         # Loaded as the stock family its weights might fit and still mean something else.
         raise BadInput(
             f"{name!r} brings its own model code (auto_map), which is never run; save it as a plain {family}"
         )
 
 
-def _check_weights(name: str, folder: Path, allow_pickle: bool) -> bool:
+def _check_weights(name: str, folder: Path, settings: dict[str, Any], allow_pickle: bool) -> bool:
     """Whether the weights are safetensors: whole ones, or a pickle that is allowed and holds weights, or one line."""
     held = [file for file in (*SAFE, *PICKLED) if (folder / file).is_file()]
     if not held:
@@ -220,33 +222,39 @@ def _check_weights(name: str, folder: Path, allow_pickle: bool) -> bool:
     safe = held[0] in SAFE
     if not safe and not allow_pickle:
         raise BadInput(f"{name!r} has its weights only as a pickle ({held[0]}); if you trust it, use --allow-pickle")
+    tensors = 0
     for file in _shards(name, folder, held[0]) if held[0].endswith(".json") else [held[0]]:
         try:
-            _open_weights(folder / file)
+            tensors += _open_weights(folder / file)
         except pickle.UnpicklingError as error:
             raise BadInput(f"{file} of {name!r} is damaged or holds more than weights; use safetensors") from error
         except Exception as error:
             raise BadInput(f"{file} of {name!r} is damaged or cut off ({_line(error)}); fetch it again") from error
+    layers = max((settings[key] for key in LAYERS if isinstance(settings.get(key), int)), default=0)
+    if layers > tensors and settings["model_type"] != "albert":
+        # Refused before it is built: a million layers of nothing would be.
+        raise BadInput(
+            f"config.json of {name!r} asks for {layers} layers and its weights are {tensors} tensors; they differ"
+        )
     return safe
 
 
-def _open_weights(path: Path) -> None:
-    """Read what a file of weights says that it holds, without the numbers; it raises where the file is not whole."""
+def _open_weights(path: Path) -> int:
+    """How many tensors a file of weights holds, without the numbers; it raises where the file is not whole."""
     from safetensors import safe_open
 
     if path.suffix == ".bin":
-        torch.load(path, map_location="meta", weights_only=True)
-    else:
-        with safe_open(path, framework="pt") as opened:
-            opened.keys()
+        return len(torch.load(path, map_location="meta", weights_only=True))
+    with safe_open(path, framework="pt") as opened:
+        return len(list(opened.keys()))
 
 
 def _shards(name: str, folder: Path, index: str) -> list[str]:
     try:
         shards = sorted(set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        absent = [shard for shard in shards if not (folder / shard).is_file()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(f"{index} of {name!r} cannot be read ({_line(error)}); fetch it again") from error
-    absent = [shard for shard in shards if not (folder / shard).is_file()]
     if absent:
         raise BadInput(f"{name!r} lacks {len(absent)} of {len(shards)} weight files, first {absent[0]!r}; fetch them")
     return shards

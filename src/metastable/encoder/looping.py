@@ -325,7 +325,7 @@ def read(anatomy: Anatomy, layer: int, t: int, stream: Tensor, mask: Tensor) -> 
     if norm is None:
         z = h
     elif not written:
-        z = norm.standardise(h)
+        z = norm.standardise(h) * norm.seen
     else:
         gain, offset = norm.gain.to(h), norm.offset.to(h)
         readable = norm.seen.to(h.device) & (gain.abs() > READABLE * offset.abs())

@@ -15,7 +15,7 @@ import numpy as np
 
 from metastable.encoder.measuring_heads import HEADS, LAYER, HeadLens
 from metastable.encoder.measuring_tokens import Tokens, evaluating, watching
-from metastable.encoder.statistics import CLOUD, cloud
+from metastable.encoder.statistics import CLOUD, cloud, mean_cosine
 from metastable.encoder.tally import Floats, Tally
 from metastable.encoder.texts import Batch, Counts, batches
 from metastable.errors import BadInput
@@ -29,6 +29,10 @@ SCORES = 2**24
 """Most scores of one text where a layer can give them only all at once (positions in the scores): 64 MB an array."""
 
 SPECIAL = ("exclude", "include")
+
+DEPTHS = (*CLOUD, "hidden_cosine")
+"""Statistics of a text's tokens at a depth, by name: see `statistics.cloud`; the last is `mean_cosine` of the hidden
+states as the model hands them on, with gains and offsets of the normalisations in them."""
 
 
 @dataclass
@@ -139,7 +143,7 @@ class Meter:
         """No texts yet."""
         shape = (len(self.lenses), self.lenses[0].layer.heads)
         return Measured(
-            depths={name: Tally((len(self.lenses) + 1,)) for name in CLOUD},
+            depths={name: Tally((len(self.lenses) + 1,)) for name in DEPTHS},
             layers={name: Tally((len(self.lenses),)) for name in LAYER},
             heads={name: Tally(shape) for name in HEADS},
             betas=self.betas,
@@ -159,11 +163,12 @@ class Meter:
         before: list[Tokens] = []
 
         def visit(depth: int, tokens: Tokens) -> None:
-            clouds.append(cloud(tokens.unit, chosen, betas[depth]))
+            found = cloud(tokens.unit, chosen, betas[depth])
+            clouds.append({**found, "hidden_cosine": mean_cosine(tokens.hidden, chosen)})
             if before:
-                found = self.lenses[depth - 1].measure(before[0], tokens, mask, special, chosen)
-                layers.append(found[0])
-                heads.append(found[1])
+                of_layer, of_heads = self.lenses[depth - 1].measure(before[0], tokens, mask, special, chosen)
+                layers.append(of_layer)
+                heads.append(of_heads)
             before[:] = [tokens]
 
         with evaluating(self.encoder.model), watching(self.encoder.anatomy, mask, visit):

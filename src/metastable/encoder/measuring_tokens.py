@@ -20,25 +20,31 @@ class Tokens:
     """Tokens of a batch at one depth, float32; 0 where there is padding.
 
     z : (texts, n, d), the standardised stream; x itself where no normalisation stands before the layer
-    unit : (texts, n, d), x̂ = z/|z|
-    length : (texts, n), |z|; 1 where there is padding
+    unit : (texts, n, d), x̂ = z/|z|, without the features that the normalisation's gain erases
+    length : (texts, n), the |z| that is; 1 where there is padding
     stream : (texts, n), |C h|, the length of the stream before it was standardised, mean over features taken off
+    hidden : (texts, n, d), the hidden state as the model hands it on, of length 1: γz + b, or h in a pre-norm encoder
     """
 
     z: Tensor
     unit: Tensor
     length: Tensor
     stream: Tensor
+    hidden: Tensor
 
     @classmethod
-    def of(cls, h: Tensor, norm: Norm | None, mask: Tensor) -> Tokens:
+    def of(cls, h: Tensor, norm: Norm | None, mask: Tensor, pre_norm: bool = False) -> Tokens:
         # Some models write NaN where there is padding only. This is also the copy that the model cannot write into.
         h = torch.where(mask.unsqueeze(-1), h.detach().float(), 0.0)
         centred = h - h.mean(dim=-1, keepdim=True)
         z = h if norm is None else norm.standardise(h)
-        length = torch.where(mask, torch.linalg.vector_norm(z, dim=-1).clamp_min(1e-30), 1.0)
-        unit = z / length.unsqueeze(-1)
-        return cls(z, unit, length, torch.linalg.vector_norm(centred, dim=-1))
+        # Features that the gain erases are no part of a token, but z without them would not be what heads read.
+        visible = z if norm is None else z * norm.seen
+        length = torch.where(mask, torch.linalg.vector_norm(visible, dim=-1).clamp_min(1e-30), 1.0)
+        unit = visible / length.unsqueeze(-1)
+        hidden = h if norm is None or pre_norm else norm.gain.to(z) * z + norm.offset.to(z)
+        hidden = hidden / torch.linalg.vector_norm(hidden, dim=-1, keepdim=True).clamp_min(1e-30)
+        return cls(z, unit, length, torch.linalg.vector_norm(centred, dim=-1), hidden)
 
 
 Visit = Callable[[int, Tokens], None]
@@ -82,7 +88,7 @@ def _reader(layers: list[AttentionLayer], mask: Tensor, visit: Visit, seen: list
         layer = by_call.get(next(calls))
         if layer is not None:
             seen.append(layer.index)
-            visit(layer.index, Tokens.of(_first(arguments, named), layer.norm, mask))
+            visit(layer.index, Tokens.of(_first(arguments, named), layer.norm, mask, layer.pre_norm))
 
     return read
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-CLOUD = ("mean_cosine", "effective_rank", "dispersion", "energy")
+CLOUD = ("mean_cosine", "mean_square_cosine", "effective_rank", "dispersion", "energy")
 """What `cloud` returns, by name."""
 
 
@@ -17,6 +17,7 @@ def cloud(unit: Tensor, chosen: Tensor, beta: float) -> dict[str, Tensor]:
     """Statistics of each text's cloud of m tokens, each (texts,).
 
     mean_cosine : mean of ⟨x̂_i, x̂_j⟩ over pairs i ≠ j; NaN for one token
+    mean_square_cosine : mean of ⟨x̂_i, x̂_j⟩² over the same pairs: 1 for two opposite points too
     effective_rank : exp of the entropy of the eigenvalues of (1/m) Σ x̂ x̂ᵀ: 1 (one direction) to min(m, d)
     dispersion : 1 − |mean x̂|²: 0 (one point) to 1
     energy : (1/β) log mean_ij e^{β(⟨x̂_i, x̂_j⟩ − 1)}, pairs i = j included: −log(m)/β (far apart) to 0 (one point)
@@ -25,14 +26,30 @@ def cloud(unit: Tensor, chosen: Tensor, beta: float) -> dict[str, Tensor]:
     m = chosen.sum(dim=1).double()
     gram = x @ x.transpose(1, 2)
     total = x.sum(dim=1, dtype=torch.float64).square().sum(dim=1)
-    own = gram.diagonal(dim1=1, dim2=2).sum(dim=1, dtype=torch.float64)
-    pairs = m * (m - 1)
     return {
-        "mean_cosine": torch.where(pairs > 0, (total - own) / pairs, torch.nan),
+        "mean_cosine": mean_cosine(unit, chosen),
+        "mean_square_cosine": _mean_square_cosine(gram, m),
         "effective_rank": _effective_rank(x, gram, m),
         "dispersion": 1 - total / m.square(),
         "energy": _energy(gram, chosen, m, beta),
     }
+
+
+def mean_cosine(unit: Tensor, chosen: Tensor) -> Tensor:
+    """The mean of ⟨x̂_i, x̂_j⟩ over pairs i ≠ j of each text's cloud, (texts,); NaN for one token."""
+    x = unit * chosen.unsqueeze(-1)
+    m = chosen.sum(dim=1).double()
+    total = x.sum(dim=1, dtype=torch.float64).square().sum(dim=1)
+    own = x.square().sum(dim=(1, 2), dtype=torch.float64)
+    pairs = m * (m - 1)
+    return torch.where(pairs > 0, (total - own) / pairs, torch.nan)
+
+
+def _mean_square_cosine(gram: Tensor, m: Tensor) -> Tensor:
+    squares = gram.square()
+    others = squares.sum(dim=(1, 2), dtype=torch.float64) - squares.diagonal(dim1=1, dim2=2).sum(1, dtype=torch.float64)
+    pairs = m * (m - 1)
+    return torch.where(pairs > 0, others / pairs, torch.nan)
 
 
 def _effective_rank(x: Tensor, gram: Tensor, m: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import t as student
 
 from metastable.errors import BadInput
 
@@ -20,9 +21,6 @@ Exact = NDArray[np.object_]
 
 BITS = 30
 UNIT = 2.0**BITS
-NORMAL = 1.959963984540054
-"""The 97.5 % point of the normal law."""
-
 _HALF = 15
 _COUNT, _V, _VV, _X, _XX, _XV = range(6)
 
@@ -85,10 +83,14 @@ class Tally:
         return np.sqrt(_ratio(N * VV - V * V, N * (N - 1))) / UNIT
 
     def interval(self) -> tuple[Floats, Floats]:
-        """mean ∓ 1.96·std/√N: the normal 95 % interval of the mean; NaN below two texts."""
-        mean = self.mean()
-        reach = NORMAL * self.std() / np.sqrt(np.maximum(self.count(), 1))
+        """mean ∓ t·std/√N, t of N − 1 degrees: the 95 % interval of the mean (Student's); NaN below two texts."""
+        mean, count = self.mean(), self.count()
+        reach = student.ppf(0.975, np.maximum(count - 1, 1)) * self.error()
         return mean - reach, mean + reach
+
+    def error(self) -> Floats:
+        """The standard error of the mean, std/√N; NaN below two texts."""
+        return self.std() / np.sqrt(np.maximum(self.count(), 1))
 
     def slope(self) -> tuple[Floats, Floats]:
         """Change of the statistic for each doubling of n, by least squares, and its standard error.

@@ -23,6 +23,9 @@ LONGEST_LINE = 16 * 2**20
 WINDOW = 512
 """Texts are sorted by length within windows of this many, in the order in which they came."""
 
+WINDOW_CHARACTERS = 2**24
+"""A window ends earlier once it holds so many characters: memory is bounded whatever the lines are."""
+
 TOKENS = 2**13
 """Most places, padding included, in one batch."""
 
@@ -182,15 +185,17 @@ def batches(
         raise BadInput(f"the batch size is {size}; it must be at least 1")
     counts = Counts() if counts is None else counts
     window: list[tuple[int, str]] = []
+    held = 0
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise BadInput(f"text {number} is of type {type(text).__name__}; texts must be strings")
         if reason := unusable(text):
             raise BadInput(f"text {number} {reason}")
         window.append((number, text))
-        if len(window) == WINDOW:
+        held += len(text)
+        if len(window) == WINDOW or held > WINDOW_CHARACTERS:
             yield from _sorted_batches(tokenizer, window, limit, size, counts)
-            window = []
+            window, held = [], 0
     yield from _sorted_batches(tokenizer, window, limit, size, counts)
 
 

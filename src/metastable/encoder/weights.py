@@ -59,7 +59,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "eigenbasis_condition": ("condition number of the unit eigenvectors of the k×k problem of M", "20 to 500"),
     "rate": ("c = g/|Bᵀe|, e-foldings of a token's distance to E per layer; 0 without a limit", "0.01 to 0.5"),
     "layers_to_concentrate": (
-        "log β/c in layers, see `head_table`; inf without a limit",
+        "log β/c in layers: when a token's distance to E has sunk to the order 1/β; inf without a limit",
         "10 to 500, beyond the depth",
     ),
     "value_leading": ("largest real part of V's eigenvalues, per layer: the rate at which clusters narrow", "0 to 2"),

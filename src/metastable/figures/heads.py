@@ -12,9 +12,9 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from metastable.encoder.meanings import TEXT
 from metastable.encoder.weights import COLUMNS, LOGARITHMIC
 from metastable.figures import look
-from metastable.figures.curves import TEXT
 
 if TYPE_CHECKING:
     from metastable.encoder.comparing import Comparison

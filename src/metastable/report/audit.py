@@ -19,8 +19,9 @@ from plotly.offline import get_plotlyjs
 
 from metastable import figures
 from metastable.encoder.comparing import COLUMNS as COMPARED
+from metastable.encoder.meanings import TEXT
 from metastable.encoder.weights import CHECKS, COLUMNS
-from metastable.figures.curves import PANELS, TEXT
+from metastable.figures.curves import PANELS
 from metastable.figures.heads import MEASURES, meaning, median_of, spectrum_panels, written
 from metastable.figures.look import CONFIG, caption, number, untitled
 from metastable.report.audit_words import ASSUMPTIONS, capital, head_sentence, making
@@ -36,10 +37,10 @@ FIRST_COLUMN = "prediction"
 """The heat map that is shown before another is chosen."""
 UNUSUAL = 24
 """At most this many unusual values are written out; heads.csv has them all."""
-MARKS = {"met": "✓", "missed": "✗", "not applicable": "–"}
-CLASSES = {"met": "holds", "missed": "fails", "not applicable": "without"}
+MARKS = {"met": "✓", "missed": "✗", "undecided": "?", "not applicable": "–"}
+CLASSES = {"met": "holds", "missed": "fails", "undecided": "without", "not applicable": "without"}
 PHASES = {
-    "spread": "tokens point in many directions, as they did at the start",
+    "spread": "tokens are neither close together nor just brought closer",
     "concentrating": "the layer before has brought tokens closer together",
     "metastable": "tokens are close together and stay so",
     "terminal": "the tokens of a text are one cluster",

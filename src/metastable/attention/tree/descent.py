@@ -35,13 +35,22 @@ def _load_query(query, work):
             work.axes[k, m] = 1.0 if k == m else 0.0
 
 
+@inlined
+def _all_equal(record, d):
+    """Whether the queries of a node are one and the same: its box has no width."""
+    widest = 0.0
+    for k in range(d):
+        widest = max(widest, record[d + k])
+    return widest == 0.0
+
+
 @kernel
 def descend(tokens, queries, records, depth, nodes, stop, work, tol, means, bounds, stack, later):
     """Answer the queries under the given nodes of the query tree.
 
     Boxes that still want splitting at level `stop` are not opened but written to `later`; returns how many. A leaf that
     wants splitting is answered query by query (on the stack as −1 − query), stricter and stricter until the bound is
-    met: with strict = 0 nothing is skipped and the bound is zero, so this ends.
+    met: with strict = 0 nothing is skipped and the bound is zero, so this ends. Equal queries are answered once.
     """
     n = queries.shape[0]
     work.covariances[:] = math.nan  # those of another run would mislead
@@ -55,16 +64,21 @@ def descend(tokens, queries, records, depth, nodes, stop, work, tol, means, boun
     while size:
         size -= 1
         node = stack[size]
-        alone = node < 0
-        level = 0 if alone else depth_of(node)
-        lo = -1 - node if alone else first_point(node, level, n)
-        hi = lo + 1 if alone else first_point(node + 1, level, n)
+        level = 0 if node < 0 else depth_of(node)
+        lo = -1 - node if node < 0 else first_point(node, level, n)
+        end = lo + 1 if node < 0 else first_point(node + 1, level, n)
+        alone = node < 0 or _all_equal(records[node], queries.shape[1])
+        hi = lo + 1 if alone else end
         if alone:
             _load_query(queries[lo], work)
         else:
             _load_box(records[node], work)
         if attend_box(tokens, queries, lo, hi, level, work, tol, strict, not alone, means, bounds) == DONE:
             strict = 1.0
+            for i in range(hi, end):
+                bounds[i] = bounds[lo]
+                for k in range(queries.shape[1]):
+                    means[i, k] = means[lo, k]
         elif alone:
             if strict > 0.0:
                 size += 1  # the same query again
