@@ -1,4 +1,4 @@
-"""Measuring MiniLM on 1000 sentences, and on long texts, against the plain forward passes of the same batches."""
+"""The whole audit of MiniLM on 1000 sentences, its twin included, and measuring long texts, against plain forward passes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from measure import ratios, record
 
+from metastable.encoder.audit import audit
 from metastable.encoder.loading import Encoder, load
 from metastable.encoder.measuring import measure
 from metastable.encoder.texts import Counts, batches
@@ -47,16 +48,24 @@ def main() -> None:
     rows = []
     # Forty sentences in one text fill the limit of 512 tokens and more.
     long = [" ".join(found[i : i + 40]) for i in range(0, 1600, 40)]
-    for name, texts in (("1000 sentences", found[::5]), ("40 texts of 512 tokens", long)):
+
+    def whole(texts: list[str]) -> None:
+        audit(encoder.model, texts, tokenizer=encoder.tokenizer)
+
+    def alone(texts: list[str]) -> None:
+        measure(encoder, texts, BATCH)
+
+    cases = (("audit, 1000 sentences", found[::5], whole), ("measure, 40 texts of 512 tokens", long, alone))
+    for name, texts, work in cases:
         counts = Counts()
         longest = max(int(b.lengths.max()) for b in batches(encoder.tokenizer, texts, encoder.limit, BATCH, counts))
         row = ratios(
-            lambda texts=texts: measure(encoder, texts, BATCH),
+            lambda texts=texts, work=work: work(texts),
             lambda texts=texts: plain_passes(encoder, texts),
             repeats=3,
         )
         size = {"texts": counts.texts, "tokens": counts.tokens, "longest": longest}
-        rows.append({"what": f"measure against plain passes, {name}", **size, **row})
+        rows.append({"what": f"{name}, against plain passes", **size, **row})
     record("audit", rows)
 
 

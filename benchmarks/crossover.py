@@ -12,7 +12,7 @@ from measure import ratios, record
 
 import metastable as ms
 
-SIZES = {2: (2_000, 4_000, 8_000), 3: (2_000, 4_000, 8_000), 4: (10_000, 20_000, 40_000), 5: (20_000,)}
+SIZES = {2: (2_000, 4_000, 8_000), 3: (2_000, 4_000, 8_000), 4: (10_000, 20_000), 5: (20_000,)}
 
 
 def dense_and_flash() -> list[dict[str, object]]:

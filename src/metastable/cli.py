@@ -128,6 +128,17 @@ def claims(
         raise typer.Exit(EXIT_FINDING)
 
 
+def _list_columns(wanted: bool) -> None:
+    if wanted:
+        from metastable.encoder.meanings import TEXT
+        from metastable.encoder.weights import COLUMNS
+
+        for title, columns in (("from the weights", COLUMNS), ("on text", TEXT)):
+            print(f"{title}:")
+            print("\n".join(f"  {name:22} {meaning}; usual: {usual}" for name, (meaning, usual) in columns.items()))
+        raise typer.Exit
+
+
 @app.command(epilog="Example:  metastable audit ./my-encoder --texts sentences.txt --fail-on 'gap < 0.01' --out audit")
 def audit(
     model: Annotated[str, typer.Argument(help="A folder, a hub id, or an installed package with a folder `model`.")],
@@ -149,6 +160,10 @@ def audit(
         bool, typer.Option("--allow-pickle", help="Read pytorch_model.bin where there are no safetensors.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the twin with random weights.")] = 0,
+    columns: Annotated[
+        bool,
+        typer.Option("--columns", help="Print what each column means and stop.", is_eager=True, callback=_list_columns),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:

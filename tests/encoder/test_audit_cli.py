@@ -240,3 +240,10 @@ def test_nothing_but_the_answer_in_a_pipe(small, texts, tmp_path):
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["verdict"]["headline"]
     assert run.stderr == ""
+
+
+def test_columns_are_explained():
+    result = invoke("audit", "--columns")
+    assert result.exit_code == 0
+    for name in ("beta", "gap", "entropy", "hidden_cosine", "predicted_approach"):
+        assert f"  {name} " in result.stdout

@@ -17,6 +17,7 @@ from metastable.encoder.anatomy import AttentionLayer
 from metastable.encoder.folding import FoldedHead, fold
 from metastable.encoder.measuring_tokens import Tokens
 from metastable.encoder.statistics import averaged, two_atom_distance
+from metastable.encoder.weights import SmallTheory, one_thread
 from metastable.theory import Theory
 
 HEADS = (
@@ -86,9 +87,10 @@ class HeadLens:
     """One layer's heads, folded and with their predictions, ready to measure batches; float32, where the layer is."""
 
     def __init__(self, layer: AttentionLayer) -> None:
-        folded = [fold(layer, head) for head in range(layer.heads)]
+        with one_thread():
+            folded = [fold(layer, head) for head in range(layer.heads)]
+            self.prediction = Prediction.of([SmallTheory(head.theory_head()[0], head) for head in folded])
         self.layer = layer
-        self.prediction = Prediction.of([head.theory_head()[0].theory() for head in folded])
         self._speeds = self.prediction.rates * folded[0].residual
         self.beta = float(np.median([head.beta for head in folded]))
         self._like = layer.output.new_zeros((), dtype=torch.float32)
