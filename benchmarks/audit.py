@@ -1,4 +1,4 @@
-"""The whole audit of MiniLM on 1000 sentences, its twin included, and measuring long texts, against plain forward passes."""
+"""The audit of MiniLM on 1000 sentences, twin and all, and measuring long texts, against plain forward passes."""
 
 from __future__ import annotations
 
