@@ -23,7 +23,6 @@ from metastable.encoder.weights import (
     SmallTheory,
     head_table,
     layer_table,
-    spectra,
     unusual,
     weigh,
 )
@@ -141,7 +140,7 @@ def test_numbers_are_those_of_the_dense_matrices(minilm, table, layer, head):
     row = table[(table["layer"] == layer) & (table["head"] == head)].iloc[0]
     for name, number in wanted.items():
         assert row[name] == pytest.approx(number, rel=1e-6, abs=1e-9), name
-    eigenvalues = spectra(anatomy(minilm))[layer, head]
+    eigenvalues = weigh(anatomy(minilm)).spectra[layer, head]
     for found, full in zip(eigenvalues, (values, late), strict=True):
         assert found.shape == (32,)
         assert np.all(np.diff(found.real) <= 0)

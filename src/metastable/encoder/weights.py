@@ -148,11 +148,6 @@ def head_table(anatomy: Anatomy, residuals: Sequence[float] | None = None) -> pd
     return weigh(anatomy, residuals).heads
 
 
-def spectra(anatomy: Anatomy, residuals: Sequence[float] | None = None) -> dict[tuple[int, int], Eigenvalues]:
-    """(layer, head) → `Eigenvalues`."""
-    return weigh(anatomy, residuals).spectra
-
-
 def layer_table(heads: pd.DataFrame) -> pd.DataFrame:
     """Totals over the heads of each layer, the columns of `LAYER_COLUMNS`.
 
