@@ -9,6 +9,8 @@ from measure import RESULTS
 TITLES = {
     "flash": "`flash` against the plain dense softmax of published scripts, float32, d = 3, N = 20 000",
     "spectrum": "eigenvalues of 144 heads of width 768, factored against dense",
+    "weights": "audit: the table of 144 heads of width 768, against dense eigenvalues of M and V",
+    "audit": "audit of MiniLM: its time over that of plain forward passes",
     "two_atoms": "one field evaluation at N = 10⁴ against exact W₂ to a two-atom law at N = 10⁶",
 }
 

@@ -181,7 +181,7 @@ def test_only_the_beginning_of_an_absurdly_long_text_is_tokenized(tokenizer):
     assert max(asked) <= module.PIECE
     assert sum(asked) < 6 * module.PIECE
     assert (counts.texts, counts.cut) == (4, 3)
-    assert torch.cat([batch.lengths for batch in found]).tolist() == [3, 3, 3, 64]
+    assert sorted(torch.cat([batch.lengths for batch in found]).tolist()) == [3, 3, 3, 64]
 
 
 def test_blanks_before_a_word_are_read_past(tokenizer):

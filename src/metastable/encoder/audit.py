@@ -29,7 +29,7 @@ from metastable.encoder.weights import Weights, layer_table, weigh
 from metastable.errors import BadInput
 
 SCHEMA = "metastable.audit/1"
-TWIN_TEXTS = 64
+TWIN_TEXTS = 48
 """So many texts, the first ones, are enough for the random twin: its numbers are compared at the encoder's own n."""
 LOOP_TEXTS = 64
 MEASURED = {"heads": HEADS, "layers": (*DEPTHS, *LAYER)}

@@ -15,7 +15,7 @@ import numpy as np
 
 from metastable.encoder.measuring_heads import HEADS, LAYER, HeadLens
 from metastable.encoder.measuring_tokens import Tokens, evaluating, watching
-from metastable.encoder.statistics import CLOUD, cloud, mean_cosine
+from metastable.encoder.statistics import CLOUD, cloud, mean_cosine_of_any
 from metastable.encoder.tally import Floats, Tally
 from metastable.encoder.texts import Batch, Counts, batches
 from metastable.errors import BadInput
@@ -164,7 +164,7 @@ class Meter:
 
         def visit(depth: int, tokens: Tokens) -> None:
             found = cloud(tokens.unit, chosen, betas[depth])
-            clouds.append({**found, "hidden_cosine": mean_cosine(tokens.hidden, chosen)})
+            clouds.append({**found, "hidden_cosine": mean_cosine_of_any(tokens.hidden, chosen)})
             if before:
                 of_layer, of_heads = self.lenses[depth - 1].measure(before[0], tokens, mask, special, chosen)
                 layers.append(of_layer)

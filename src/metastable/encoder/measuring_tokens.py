@@ -23,7 +23,7 @@ class Tokens:
     unit : (texts, n, d), x̂ = z/|z|, without the features that the normalisation's gain erases
     length : (texts, n), the |z| that is; 1 where there is padding
     stream : (texts, n), |C h|, the length of the stream before it was standardised, mean over features taken off
-    hidden : (texts, n, d), the hidden state as the model hands it on, of length 1: γz + b, or h in a pre-norm encoder
+    hidden : (texts, n, d), the hidden state as the model hands it on: γz + b, or h in a pre-norm encoder
     """
 
     z: Tensor
@@ -42,8 +42,7 @@ class Tokens:
         visible = z if norm is None else z * norm.seen
         length = torch.where(mask, torch.linalg.vector_norm(visible, dim=-1).clamp_min(1e-30), 1.0)
         unit = visible / length.unsqueeze(-1)
-        hidden = h if norm is None or pre_norm else norm.gain.to(z) * z + norm.offset.to(z)
-        hidden = hidden / torch.linalg.vector_norm(hidden, dim=-1, keepdim=True).clamp_min(1e-30)
+        hidden = h if norm is None or pre_norm else torch.addcmul(norm.offset.to(z), norm.gain.to(z), z)
         return cls(z, unit, length, torch.linalg.vector_norm(centred, dim=-1), hidden)
 
 

@@ -45,6 +45,14 @@ def mean_cosine(unit: Tensor, chosen: Tensor) -> Tensor:
     return torch.where(pairs > 0, (total - own) / pairs, torch.nan)
 
 
+def mean_cosine_of_any(x: Tensor, chosen: Tensor) -> Tensor:
+    """`mean_cosine` of vectors of any length, in two passes over them."""
+    scale = torch.where(chosen, torch.linalg.vector_norm(x, dim=-1).clamp_min(1e-30).reciprocal(), 0.0)
+    total = (scale.unsqueeze(1) @ x).squeeze(1).double().square().sum(dim=1)
+    m = chosen.sum(dim=1).double()
+    return torch.where(m > 1, (total - m) / (m * (m - 1)), torch.nan)
+
+
 def _mean_square_cosine(gram: Tensor, m: Tensor) -> Tensor:
     squares = gram.square()
     others = squares.sum(dim=(1, 2), dtype=torch.float64) - squares.diagonal(dim1=1, dim2=2).sum(1, dtype=torch.float64)
