@@ -15,7 +15,7 @@ from measure import RESULTS, ratios, record
 
 import metastable as ms
 
-SIZES = {2: (2_000, 4_000, 8_000), 3: (2_000, 4_000, 8_000), 4: (20_000,), 5: (20_000,)}
+SIZES = {2: (2_000, 4_000, 8_000), 3: (2_000, 4_000, 8_000), 4: (20_000, 40_000), 5: (20_000,)}
 
 
 def dense_and_flash() -> list[dict[str, object]]:
@@ -72,7 +72,7 @@ def main() -> None:
     wanted = parser.parse_args().d
     rows = dense_and_flash() if wanted is None else kept(wanted)
     for d in wanted or SIZES:
-        for tol in (1e-3, 1e-6) if d < 4 else (1e-3, 1e-4):
+        for tol in (1e-3, 1e-6) if d < 4 else (1e-3,):
             rows += flash_and_tree(d, tol)
     record("crossover", rows)
 

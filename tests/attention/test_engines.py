@@ -96,8 +96,10 @@ def test_auto_takes_the_engine_that_was_measured_to_be_quickest():
     assert choose("auto", many, 3, 20_000, 1e-6) == "tree"
     assert choose("auto", many, 3, 2, 1e-6) == "dense"  # building a tree would not pay
     assert choose("auto", many, 8, 20_000, 1e-6) == "flash"
-    assert choose("auto", many, 4, 25_000, 1e-3) == "tree"
-    assert choose("auto", many, 4, 25_000, 1e-6) == "flash"
+    more = ms.uniform(50_000, d=4).log_weights
+    assert choose("auto", more, 4, 50_000, 1e-3) == "tree"
+    assert choose("auto", more, 4, 50_000, 1e-6) == "flash"
+    assert choose("auto", many, 4, 20_000, 1e-3) == "flash"
     assert choose("auto", many, 3, 20_000, 1e-12) == "flash"  # below the rounding that the tree allows for
     with pytest.raises(ms.BadInput, match="tol is 'fine'"):
         choose("auto", many, 3, 20_000, "fine")

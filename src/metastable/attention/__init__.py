@@ -19,7 +19,7 @@ __all__ = ["ENGINES", "Prepared", "argmax_mean", "attend", "certified", "choose"
 FEW_PAIRS = 40_000
 """Below this many (query, token) pairs `flash` costs more than `dense`: see benchmarks/crossover.py."""
 
-TREE_FROM = {2: (1_000, 1e-9), 3: (2_000, 1e-9), 4: (10_000, 1e-4)}
+TREE_FROM = {2: (1_000, 1e-9), 3: (2_000, 1e-9), 4: (20_000, 1e-3)}
 """By dimension, the N·n/(N + n) from which `tree` costs less than `flash`, and down to which tolerance: see
 benchmarks/crossover.py."""
 
