@@ -247,3 +247,15 @@ def test_columns_are_explained():
     assert result.exit_code == 0
     for name in ("beta", "gap", "entropy", "hidden_cosine", "predicted_approach"):
         assert f"  {name} " in result.stdout
+
+
+def test_a_trained_head_runs_in_the_laboratory(small, texts, tmp_path):
+    flags = ["--texts", texts, "--n", 20, "--until", 1, "--save", 3]
+    result = invoke("simulate", "--head", f"{small}:1:2", *flags, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "Head 2 of layer 1" in result.stdout
+    assert sorted(os.listdir(tmp_path / "out")) == ["report.html", "run.json", "run.zarr"]
+    for address, words in (("nonsense", "address of a head"), (f"{small}:9:0", "layers 0 to 2")):
+        wrong = invoke("simulate", "--head", address, "--out", tmp_path / "other")
+        assert wrong.exit_code == 2
+        assert words in wrong.stderr
