@@ -37,7 +37,10 @@ def ground(x, y, p, cost):
     """c(x, y)^p of two tokens, from the definition."""
     if cost == "chordal":
         return math.dist(x, y) ** p
-    return math.acos(max(-1.0, min(1.0, sum(a * b for a, b in zip(x, y, strict=True))))) ** p
+    # Not by acos, which is wrong by 1e-8 where the angle is small or nearly π.
+    if sum(a * b for a, b in zip(x, y, strict=True)) >= 0:
+        return (2 * math.asin(min(1.0, math.dist(x, y) / 2))) ** p
+    return (math.pi - 2 * math.asin(min(1.0, math.dist(x, [-b for b in y]) / 2))) ** p
 
 
 def literal(x, a, y, b, p, cost):
