@@ -1,0 +1,1 @@
+"""Detectors, one file each, behind the interface of `base.Detector`."""

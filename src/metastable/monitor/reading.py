@@ -1,0 +1,301 @@
+"""Reading the tokens of a running encoder: hooks on its modules that change nothing, for fitting and for live models.
+
+At each depth a layer reads x = γ⊙z + b, the output of a normalisation, z of length √d. The theory's token is
+x̂ = z/√d, which is affine in x; so whatever is linear in x̂ can be computed from x itself, without standardising again:
+
+    x̂ = scale⊙x + shift,   scale = 1/(γ√d),   shift = −b/(γ√d),
+
+both 0 for features that the gain erases. `lenses` gives them for each depth.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm
+from metastable.encoder.measuring_tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Lens:
+    """x̂ = scale⊙x + shift, both (d,)."""
+
+    scale: Tensor
+    shift: Tensor
+
+    @classmethod
+    def of(cls, norm: Norm | None, d: int) -> Lens:
+        if norm is None:
+            return cls(torch.full((d,), d**-0.5), torch.zeros(d))
+        gain, offset = (part.detach().float().cpu().expand(d) for part in (norm.gain, norm.offset))
+        seen = norm.seen.cpu().expand(d).bool()
+        scale = torch.where(seen, d**-0.5 / torch.where(seen, gain, 1.0), 0.0)
+        return cls(scale, -offset * scale)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.addcmul(self.shift.to(x), self.scale.to(x), x)
+
+
+def lenses(anatomy: Anatomy) -> list[Lens]:
+    """Of depths 0, …, L: the input of each layer, and the last hidden state."""
+    d = anatomy.layers[0].width
+    last = Norm.of(anatomy.final) if isinstance(anatomy.final, nn.LayerNorm) else None
+    return [Lens.of(norm, d) for norm in (*(layer.norm for layer in anatomy.layers), last)]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """What goes into one forward pass: a batch of texts as tokens.
+
+    ids : (texts, n), numbers in the vocabulary
+    mask : (texts, n) of bool, False for padding
+    chosen : (texts, n) of bool, tokens that are neither padding nor special
+    """
+
+    ids: Tensor
+    mask: Tensor
+    chosen: Tensor
+
+    @classmethod
+    def of(cls, ids: Tensor, mask: Tensor | None, special: Tensor) -> Passage:
+        """special : (k,), numbers of the special tokens; padding among them does no harm."""
+        tokens = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+        return cls(ids, tokens, tokens & ~torch.isin(ids, special.to(ids.device)))
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """The number n of each text's chosen tokens, (texts,)."""
+        return self.chosen.sum(dim=1)
+
+
+@dataclass(frozen=True)
+class Depth:
+    """The tokens of a passage at one depth, while the model is there; nothing of it may be kept.
+
+    index : 0, …, L
+    x : (texts, n, d), float32, as the layer reads them; padding holds anything, even NaN
+    lens : from x to x̂
+    before : (texts, n, d), what the normalisation made x from; None where there is none
+    """
+
+    index: int
+    x: Tensor
+    lens: Lens
+    passage: Passage
+    before: Tensor | None = None
+    norm: Norm | None = None
+    pre_norm: bool = False
+
+    @cached_property
+    def unit(self) -> Tensor:
+        """x̂, (texts, n, d); 0 where there is padding."""
+        return torch.where(self.passage.mask.unsqueeze(-1), self.lens(self.x), 0.0)
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        """The audit's view of the same tokens, which costs more."""
+        source = self.x if self.before is None else self.before
+        return Tokens.of(source, self.norm, self.passage.mask, self.pre_norm)
+
+
+class Watch(Protocol):
+    """What is done during one forward pass."""
+
+    def visit(self, depth: Depth) -> None:
+        """Called at the wanted depths, in order."""
+
+    def close(self) -> None:
+        """Called after a pass that came by all wanted depths."""
+
+
+Open = Callable[[Passage], Watch | None]
+"""Called when a pass begins, with what goes in; None leaves the pass alone."""
+
+
+class Unreadable(Exception):
+    """A pass that cannot be scored, with the reason: the model itself may well be fine."""
+
+
+class Reader:
+    """Hooks on an encoder's modules. Passes in several threads, and passes within passes, do not disturb each other.
+
+    failed : called with what went wrong in the hooks, which then leave the pass alone; without it errors are raised.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        anatomy: Anatomy,
+        special: Collection[int],
+        depths: Collection[int],
+        open: Open,
+        failed: Callable[[Exception], None] | None = None,
+    ) -> None:
+        self.model, self.anatomy, self.depths = model, anatomy, frozenset(depths)
+        self.special = torch.tensor(sorted(special), dtype=torch.long)
+        self.lenses = lenses(anatomy)
+        self._open, self._failed = open, failed
+        self._signature = inspect.signature(model.forward)
+        self._local = threading.local()
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Reader:
+        sites: dict[nn.Module, list[AttentionLayer]] = defaultdict(list)
+        for layer in self.anatomy.layers:
+            sites[layer.site].append(layer)
+        add = self._handles.append
+        try:
+            for site, layers in sites.items():
+                if all(layer.index not in self.depths for layer in layers):
+                    continue
+                add(self._at(site, layers))
+            if len(self.anatomy.layers) in self.depths:
+                add(self.anatomy.final.register_forward_hook(self._guarded(self._last), with_kwargs=True))
+            add(self.model.register_forward_pre_hook(self._guarded(self._begin), with_kwargs=True))
+            add(self.model.register_forward_hook(self._guarded(self._end), always_call=True))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _at(self, site: nn.Module, layers: list[AttentionLayer]) -> Any:
+        by_call = {layer.call: layer for layer in layers}
+        if layers[0].norm is None:
+
+            def enter(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+                layer = by_call.get(self._state().count(module))
+                if layer is not None:
+                    self._visit(layer.index, _first(arguments, named), None, None, layer.pre_norm)
+
+            return site.register_forward_pre_hook(self._guarded(enter), with_kwargs=True)
+
+        def leave(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+            layer = by_call.get(self._state().count(module))
+            if layer is not None:
+                self._visit(layer.index, _tensor(output), _first(arguments, named), layer.norm, layer.pre_norm)
+
+        return site.register_forward_hook(self._guarded(leave), with_kwargs=True)
+
+    def _last(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        before = _first(arguments, named) if isinstance(module, nn.LayerNorm) else None
+        # A shared module is called many times, and its last call counts.
+        self._state().last = (_tensor(output), before)
+
+    def _begin(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        state = _State()
+        self._stack().append(state)
+        state.watch = self._open(self._passage(module, arguments, named, state))
+
+    def _passage(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any], state: _State) -> Passage:
+        if module.training:
+            raise Unreadable("the model is in training mode; call model.eval()")
+        given = self._signature.bind_partial(*arguments, **named).arguments
+        given = {**given.get("kwargs", {}), **given}
+        ids, mask = given.get("input_ids"), given.get("attention_mask")
+        if not isinstance(ids, Tensor) or ids.ndim != 2:
+            raise Unreadable("the pass has no input_ids of shape (texts, n), so its special tokens are not known")
+        if mask is not None and mask.shape != ids.shape:
+            raise Unreadable(f"the attention mask has shape {tuple(mask.shape)} for input_ids {tuple(ids.shape)}")
+        state.passage = Passage.of(ids, mask, self.special)
+        return state.passage
+
+    def _visit(self, index: int, x: Tensor, before: Tensor | None, norm: Norm | None, pre_norm: bool) -> None:
+        state = self._state()
+        if state.watch is None or state.passage is None or index not in self.depths:
+            return
+        if x.shape[:2] != state.passage.ids.shape:
+            raise Unreadable(f"tokens at depth {index} have shape {tuple(x.shape)}: the model unpads its batches")
+        state.seen += 1
+        state.watch.visit(Depth(index, x.float(), self.lenses[index], state.passage, before, norm, pre_norm))
+
+    def _end(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        stack = self._stack()
+        if not stack:
+            return
+        state = stack[-1]
+        try:
+            if state.watch is None:
+                return
+            if state.last is not None:
+                norm = Norm.of(self.anatomy.final) if isinstance(self.anatomy.final, nn.LayerNorm) else None
+                self._visit(len(self.anatomy.layers), *state.last, norm, False)
+            # A pass that the model itself broke off is not ours to report.
+            if state.seen == len(self.depths):
+                state.watch.close()
+            elif output is not None:
+                raise Unreadable(f"the pass came by {state.seen} of {len(self.depths)} depths")
+        finally:
+            stack.pop()
+
+    def _stack(self) -> list[_State]:
+        if not hasattr(self._local, "stack"):
+            self._local.stack = []
+        stack: list[_State] = self._local.stack
+        return stack
+
+    def _state(self) -> _State:
+        """Of the innermost pass; modules called outside any pass get one that watches nothing."""
+        stack = self._stack()
+        return stack[-1] if stack else _State()
+
+    def _guarded(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """The hook without gradients and in full precision, and with `failed` never raising."""
+
+        def guarded(module: nn.Module, *rest: Any) -> None:
+            if torch.compiler.is_compiling():
+                return
+            try:
+                with torch.no_grad(), torch.autocast(_device(module, rest), enabled=False):
+                    hook(module, *rest)
+            except Exception as error:
+                self._state().watch = None
+                if self._failed is None:
+                    raise
+                self._failed(error)
+
+        return guarded
+
+
+class _State:
+    """Of one forward pass."""
+
+    def __init__(self) -> None:
+        self.passage: Passage | None = None
+        self.watch: Watch | None = None
+        self.seen = 0
+        self.last: tuple[Tensor, Tensor | None] | None = None
+        self._calls: dict[nn.Module, int] = defaultdict(int)
+
+    def count(self, module: nn.Module) -> int:
+        """How often the module has been called in this pass before."""
+        self._calls[module] += 1
+        return self._calls[module] - 1
+
+
+def _device(module: nn.Module, rest: tuple[Any, ...]) -> str:
+    weight = next(module.parameters(), None)
+    return "cpu" if weight is None else weight.device.type
+
+
+def _first(arguments: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+    found: Tensor = arguments[0] if arguments else next(iter(named.values()))
+    return found
+
+
+def _tensor(output: Any) -> Tensor:
+    found: Tensor = output if isinstance(output, Tensor) else output[0]
+    return found
