@@ -46,6 +46,7 @@ pool to spin or to collide with that of torch. Under 2000 queries the calling th
 all but the packing.
 """
 
-from .engine import Tree, TreeResult, compiled, compiling
+from .compiling import compiled, compiling
+from .engine import Tree, TreeResult
 
 __all__ = ["Tree", "TreeResult", "compiled", "compiling"]

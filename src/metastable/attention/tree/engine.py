@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import math
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -151,22 +149,3 @@ def _answer(
     firsts = ((nodes - (1 << levels)) * n) >> levels
     ends = ((nodes + 1 - (1 << levels)) * n) >> levels
     return np.concatenate([order.index[i:j] for i, j in zip(firsts, ends, strict=True)] or [np.arange(0)])
-
-
-def compiling(d: int) -> None:
-    """Compile every kernel, on a small cloud. Without the garbage collector, which finds nothing among millions of
-    nodes of syntax trees and takes a seventh of the time for it."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        points = np.eye(max(d, 2))[:, :d]
-        Tree(points).attend(points, 0.1)
-    finally:
-        if collecting:
-            gc.enable()
-
-
-def compiled() -> bool:
-    """Whether the kernels are ready, in this process or on disk: if not, the first call compiles for some seconds."""
-    folder = getattr(getattr(descend, "_cache", None), "cache_path", None)
-    return bool(descend.signatures) or (folder is not None and any(Path(folder).glob("descent.descend-*.nbc")))
