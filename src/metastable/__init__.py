@@ -25,6 +25,8 @@ _HOMES = {
     "flow.exact": ["value_flow", "zero_temperature_flow"],
     "head": ["Head"],
     "meanfield": ["MeanFieldRun", "mean_field"],
+    "monitor.baseline": ["Baseline"],
+    "monitor.live": ["Monitor"],
     "phases": ["Phases"],
     "run": ["Run"],
     "simulation": ["simulate"],

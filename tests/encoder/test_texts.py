@@ -91,6 +91,41 @@ def test_lines_go_on_after_a_bad_one(tmp_path, monkeypatch):
     assert "longer than 1 MiB" in found[2].reason
 
 
+def test_names_of_texts_and_of_their_documents(tmp_path):
+    named = [
+        ({"id": "a-1", "document": "report 7"}, "a-1", "report 7"),
+        ({"id": 12, "document": 7}, 12, "7"),
+        ({"id": 10**400}, 10**400, None),
+        ({"id": True, "document": [1]}, None, None),
+        ({"id": 1.5, "document": None}, None, None),
+        ({"id": {"a": 1}, "document": "half \ud83d"}, None, None),
+        ({}, None, None),
+    ]
+    rows = [json.dumps({"text": "good", **more}) for more, _, _ in named]
+    rows.append('{"text": "a\\u0000b", "id": "bad", "document": "d"}')
+    found = list(lines(written(tmp_path, "\n".join(rows), "texts.jsonl")))
+    assert [(line.id, line.document) for line in found[:-1]] == [(i, document) for _, i, document in named]
+    assert [line.text for line in found] == ["good"] * len(named) + [None]
+    assert (found[-1].id, found[-1].document) == ("bad", "d")
+
+
+def test_jsonl_is_asked_for_or_goes_by_the_ending(tmp_path, monkeypatch):
+    content = '{"text": "inside", "id": 1}\n'
+    for name, jsonl, inside in (("a.txt", True, True), ("a.jsonl", None, True), ("b.jsonl", False, False)):
+        assert [line.text for line in lines(written(tmp_path, content, name), jsonl)] == [
+            "inside" if inside else content.strip()
+        ]
+    for jsonl in (None, False, True):
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content.encode())))
+        assert [line.text for line in lines("-", jsonl)] == ["inside" if jsonl else content.strip()]
+
+
+def test_standard_input_that_is_closed_is_refused(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(BadInput, match="standard input is closed"):
+        list(lines("-"))
+
+
 def test_a_broken_line_is_met_only_when_it_is_reached(tmp_path):
     stream = read_texts(written(tmp_path, b"one\ntwo\n\xff\n"))
     assert [next(stream), next(stream)] == ["one", "two"]

@@ -38,11 +38,17 @@ PIECE = 2**20
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a file: its number from 1 and its text, or why it cannot be used."""
+    """One line of a file: its number from 1 and its text, or why it cannot be used.
+
+    id, document : what a line of `.jsonl` says of its text in the fields of these names, where they are strings or
+        whole numbers; texts of one document are not independent of each other
+    """
 
     number: int
     text: str | None
     reason: str | None = None
+    id: str | int | None = None
+    document: str | None = None
 
 
 def read_texts(path: str | Path) -> Iterator[str]:
@@ -61,14 +67,17 @@ def read_texts(path: str | Path) -> Iterator[str]:
         raise BadInput(f"{_named(path)} holds no text; give a file with one text a line")
 
 
-def lines(path: str | Path) -> Iterator[Line]:
-    """Every line of a file, the unusable ones with their reason: for those who want to go on."""
+def lines(path: str | Path, jsonl: bool | None = None) -> Iterator[Line]:
+    """Every line of a file, the unusable ones with their reason: for those who want to go on.
+
+    jsonl : whether a line is a JSON object with a "text" field; None goes by the ending `.jsonl`.
+    """
     if str(path) == "-":
-        yield from _lines(sys.stdin.buffer, jsonl=False)
+        yield from _lines(_standard_input(), bool(jsonl))
         return
     try:
         with Path(path).open("rb") as file:
-            yield from _lines(file, jsonl=Path(path).suffix.lower() == ".jsonl")
+            yield from _lines(file, Path(path).suffix.lower() == ".jsonl" if jsonl is None else jsonl)
     except OSError as error:
         raise BadInput(f"{_named(path)} cannot be read: {error.strerror or error}; give a file of texts") from error
 
@@ -81,6 +90,19 @@ def _named(path: str | Path) -> str:
     return "standard input" if str(path) == "-" else repr(str(path))
 
 
+def _standard_input() -> IO[bytes]:
+    """Standard input through a buffer of its own.
+
+    A thread that waits in sys.stdin's own buffer while the process ends makes Python abort.
+    """
+    if sys.stdin is None:
+        raise BadInput("standard input is closed; give a file of texts")
+    try:
+        return open(sys.stdin.fileno(), "rb", closefd=False)
+    except (AttributeError, OSError):  # replaced by something that is no file, as tests do
+        return sys.stdin.buffer
+
+
 def _lines(file: IO[bytes], jsonl: bool) -> Iterator[Line]:
     number = 0
     while raw := file.readline(LONGEST_LINE):
@@ -88,7 +110,7 @@ def _lines(file: IO[bytes], jsonl: bool) -> Iterator[Line]:
         if len(raw) == LONGEST_LINE and not raw.endswith(b"\n"):
             while (rest := file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
                 pass
-            yield Line(number, None, f"longer than {LONGEST_LINE // 2**20} MiB; give one text a line")
+            yield Line(number, None, f"is longer than {LONGEST_LINE // 2**20} MiB; give one text a line")
             continue
         yield _line(number, raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw, jsonl)
 
@@ -117,9 +139,19 @@ def _record(number: int, text: str) -> Line:
         return Line(number, None, f'has no "text" field; {wanted}')
     found = record["text"]
     if not isinstance(found, str):
-        return Line(number, None, f'"text" is of type {type(found).__name__}; it must be a string')
+        return Line(number, None, f'has a "text" of type {type(found).__name__}; it must be a string')
     reason = unusable(found)
-    return Line(number, None if reason else found, reason)
+    document = _name(record.get("document"))
+    return Line(
+        number, None if reason else found, reason, _name(record.get("id")), None if document is None else str(document)
+    )
+
+
+def _name(value: Any) -> str | int | None:
+    """A string or a whole number out of JSON; anything else names nothing."""
+    if isinstance(value, str):
+        return None if unusable(value) else value
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def unusable(text: str) -> str | None:
@@ -152,12 +184,14 @@ class Batch:
     inputs : what the model takes, each (texts, n)
     mask, special : (texts, n) of bool: tokens (not padding), and those of them that are special
     numbers : (texts,), the place of each text among all texts given, from 0
+    cut : of each text, whether it was longer than the limit
     """
 
     inputs: dict[str, Tensor]
     mask: Tensor
     special: Tensor
     numbers: Tensor
+    cut: tuple[bool, ...] = ()
 
     @property
     def lengths(self) -> Tensor:
@@ -170,6 +204,7 @@ class _Tokens:
     number: int
     inputs: dict[str, list[int]]
     special: list[bool]
+    cut: bool
 
 
 def batches(
@@ -228,7 +263,7 @@ def _tokenized(tokenizer: Any, window: list[tuple[int, str]], limit: int, counts
         special = [bool(a) or i in special_ids for a, i in zip(added, row["input_ids"], strict=True)]
         if not all(special):
             counts.cut += was_cut
-            found.append(_Tokens(number, row, special))
+            found.append(_Tokens(number, row, special, was_cut))
     return found
 
 
@@ -277,4 +312,5 @@ def _padded(tokenizer: Any, part: list[_Tokens]) -> Batch:
     mask = column([[1] * len(t.special) for t in part], 0).bool()
     inputs["attention_mask"] = mask.long()
     special = column([[int(s) for s in t.special] for t in part], 0).bool()
-    return Batch(inputs, mask, special, torch.tensor([t.number for t in part]))
+    numbers = torch.tensor([t.number for t in part])
+    return Batch(inputs, mask, special, numbers, tuple(t.cut for t in part))

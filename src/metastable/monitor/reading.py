@@ -1,11 +1,14 @@
 """Reading the tokens of a running encoder: hooks on its modules that change nothing, for fitting and for live models.
 
-At each depth a layer reads x = γ⊙z + b, the output of a normalisation, z of length √d. The theory's token is
+At each depth a layer reads x = γ⊙z + b, with z normalised to length √d (but for eps). The theory's token is
 x̂ = z/√d, which is affine in x; so whatever is linear in x̂ can be computed from x itself, without standardising again:
 
-    x̂ = scale⊙x + shift,   scale = 1/(γ√d),   shift = −b/(γ√d),
+    x̂ = scale⊙v + shift,   v = x,   scale = 1/(γ√d),   shift = −b/(γ√d).
 
-both 0 for features that the gain erases. `lenses` gives them for each depth.
+Some trained gains erase features (see `Norm.seen`), and what is left of z has any length. There x̂ is what is left,
+divided by its length, as in the audit, and v = x̂, for one pass more over the tokens; else that length would drown all
+other differences. The same holds where no normalisation stands before a layer (the first one of ALBERT). `lenses` gives
+all this for each depth.
 """
 
 from __future__ import annotations
@@ -27,22 +30,38 @@ from metastable.encoder.measuring_tokens import Tokens
 
 @dataclass(frozen=True)
 class Lens:
-    """x̂ = scale⊙x + shift, both (d,)."""
+    """x̂ = scale⊙v + shift, both (d,). `left` is None where v = x; else v = x̂ ∝ left[0]⊙x + left[1], of length 1."""
 
     scale: Tensor
     shift: Tensor
+    left: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def of(cls, norm: Norm | None, d: int) -> Lens:
+        ones, zeros = torch.ones(d), torch.zeros(d)
         if norm is None:
-            return cls(torch.full((d,), d**-0.5), torch.zeros(d))
+            return cls(ones, zeros, (ones, zeros))
         gain, offset = (part.detach().float().cpu().expand(d) for part in (norm.gain, norm.offset))
         seen = norm.seen.cpu().expand(d).bool()
         scale = torch.where(seen, d**-0.5 / torch.where(seen, gain, 1.0), 0.0)
-        return cls(scale, -offset * scale)
+        shift = -offset * scale
+        return cls(scale, shift) if bool(seen.all()) else cls(ones, zeros, (scale, shift))
+
+    def view(self, x: Tensor) -> Tensor:
+        """v, from x (…, d)."""
+        if self.left is None:
+            return x
+        scale, shift = self.left
+        found = torch.addcmul(shift.to(x), scale.to(x), x)
+        return found.mul_(torch.linalg.vecdot(found, found).clamp_min(1e-30).rsqrt_().unsqueeze(-1))
+
+    def of_view(self, v: Tensor) -> Tensor:
+        """x̂ from v, or the mean of x̂ from a mean of v: (…, d)."""
+        return torch.addcmul(self.shift.to(v), self.scale.to(v), v)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.addcmul(self.shift.to(x), self.scale.to(x), x)
+        """x̂ from x."""
+        return self.of_view(self.view(x))
 
 
 def lenses(anatomy: Anatomy) -> list[Lens]:
@@ -96,9 +115,14 @@ class Depth:
     pre_norm: bool = False
 
     @cached_property
+    def v(self) -> Tensor:
+        """What x̂ is affine in, (texts, n, d): x itself, or x̂ where some features are erased. Padding holds anything."""
+        return self.lens.view(self.x)
+
+    @cached_property
     def unit(self) -> Tensor:
         """x̂, (texts, n, d); 0 where there is padding."""
-        return torch.where(self.passage.mask.unsqueeze(-1), self.lens(self.x), 0.0)
+        return torch.where(self.passage.mask.unsqueeze(-1), self.lens.of_view(self.v), 0.0)
 
     @cached_property
     def tokens(self) -> Tokens:
@@ -143,6 +167,7 @@ class Reader:
         self.model, self.anatomy, self.depths = model, anatomy, frozenset(depths)
         self.special = torch.tensor(sorted(special), dtype=torch.long)
         self.lenses = lenses(anatomy)
+        self._final = Norm.of(anatomy.final) if isinstance(anatomy.final, nn.LayerNorm) else None
         self._open, self._failed = open, failed
         self._signature = inspect.signature(model.forward)
         self._local = threading.local()
@@ -159,7 +184,7 @@ class Reader:
                     continue
                 add(self._at(site, layers))
             if len(self.anatomy.layers) in self.depths:
-                add(self.anatomy.final.register_forward_hook(self._guarded(self._last), with_kwargs=True))
+                add(self.anatomy.final.register_forward_hook(self._within(self._last), with_kwargs=True))
             add(self.model.register_forward_pre_hook(self._guarded(self._begin), with_kwargs=True))
             add(self.model.register_forward_hook(self._guarded(self._end), always_call=True))
         except BaseException:
@@ -176,24 +201,24 @@ class Reader:
         by_call = {layer.call: layer for layer in layers}
         if layers[0].norm is None:
 
-            def enter(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-                layer = by_call.get(self._state().count(module))
+            def enter(state: _State, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+                layer = by_call.get(state.count(module))
                 if layer is not None:
-                    self._visit(layer.index, _first(arguments, named), None, None, layer.pre_norm)
+                    self._visit(state, layer.index, _first(arguments, named), None, None, layer.pre_norm)
 
-            return site.register_forward_pre_hook(self._guarded(enter), with_kwargs=True)
+            return site.register_forward_pre_hook(self._within(enter), with_kwargs=True)
 
-        def leave(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-            layer = by_call.get(self._state().count(module))
+        def leave(state: _State, module: nn.Module, arguments: Any, named: dict[str, Any], output: Any) -> None:
+            layer = by_call.get(state.count(module))
             if layer is not None:
-                self._visit(layer.index, _tensor(output), _first(arguments, named), layer.norm, layer.pre_norm)
+                before = _first(arguments, named)
+                self._visit(state, layer.index, _tensor(output), before, layer.norm, layer.pre_norm)
 
-        return site.register_forward_hook(self._guarded(leave), with_kwargs=True)
+        return site.register_forward_hook(self._within(leave), with_kwargs=True)
 
-    def _last(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        before = _first(arguments, named) if isinstance(module, nn.LayerNorm) else None
+    def _last(self, state: _State, module: nn.Module, arguments: Any, named: dict[str, Any], output: Any) -> None:
         # A shared module is called many times, and its last call counts.
-        self._state().last = (_tensor(output), before)
+        state.last = (_tensor(output), None if self._final is None else _first(arguments, named))
 
     def _begin(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         state = _State()
@@ -213,8 +238,9 @@ class Reader:
         state.passage = Passage.of(ids, mask, self.special)
         return state.passage
 
-    def _visit(self, index: int, x: Tensor, before: Tensor | None, norm: Norm | None, pre_norm: bool) -> None:
-        state = self._state()
+    def _visit(
+        self, state: _State, index: int, x: Tensor, before: Tensor | None, norm: Norm | None, pre_norm: bool
+    ) -> None:
         if state.watch is None or state.passage is None or index not in self.depths:
             return
         if x.shape[:2] != state.passage.ids.shape:
@@ -224,22 +250,15 @@ class Reader:
 
     def _end(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         stack = self._stack()
-        if not stack:
+        state = stack.pop() if stack else _State()
+        # Without an output the model itself broke the pass off, which is not ours to report.
+        if state.watch is None or output is None:
             return
-        state = stack[-1]
-        try:
-            if state.watch is None:
-                return
-            if state.last is not None:
-                norm = Norm.of(self.anatomy.final) if isinstance(self.anatomy.final, nn.LayerNorm) else None
-                self._visit(len(self.anatomy.layers), *state.last, norm, False)
-            # A pass that the model itself broke off is not ours to report.
-            if state.seen == len(self.depths):
-                state.watch.close()
-            elif output is not None:
-                raise Unreadable(f"the pass came by {state.seen} of {len(self.depths)} depths")
-        finally:
-            stack.pop()
+        if state.last is not None:
+            self._visit(state, len(self.anatomy.layers), *state.last, self._final, False)
+        if state.seen != len(self.depths):
+            raise Unreadable(f"the pass came by {state.seen} of {len(self.depths)} depths")
+        state.watch.close()
 
     def _stack(self) -> list[_State]:
         if not hasattr(self._local, "stack"):
@@ -247,10 +266,21 @@ class Reader:
         stack: list[_State] = self._local.stack
         return stack
 
-    def _state(self) -> _State:
-        """Of the innermost pass; modules called outside any pass get one that watches nothing."""
-        stack = self._stack()
-        return stack[-1] if stack else _State()
+    def _within(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """A hook inside a pass that is watched. Once one fails, the others leave the pass alone."""
+
+        def within(module: nn.Module, *rest: Any) -> None:
+            stack = self._stack()
+            if not stack or stack[-1].watch is None:
+                return
+            state = stack[-1]
+            try:
+                hook(state, module, *rest)
+            except Exception:
+                state.watch = None
+                raise
+
+        return self._guarded(within)
 
     def _guarded(self, hook: Callable[..., None]) -> Callable[..., None]:
         """The hook without gradients and in full precision, and with `failed` never raising."""
@@ -259,10 +289,9 @@ class Reader:
             if torch.compiler.is_compiling():
                 return
             try:
-                with torch.no_grad(), torch.autocast(_device(module, rest), enabled=False):
+                with torch.no_grad(), torch.autocast(_device(module), enabled=False):
                     hook(module, *rest)
             except Exception as error:
-                self._state().watch = None
                 if self._failed is None:
                     raise
                 self._failed(error)
@@ -286,7 +315,7 @@ class _State:
         return self._calls[module] - 1
 
 
-def _device(module: nn.Module, rest: tuple[Any, ...]) -> str:
+def _device(module: nn.Module) -> str:
     weight = next(module.parameters(), None)
     return "cpu" if weight is None else weight.device.type
 

@@ -30,7 +30,8 @@ class Column:
 class Values:
     """What a detector says of a passage.
 
-    columns : (texts, k), one for each of the detector's columns; finite
+    columns : (texts, k) of float64, one for each of the detector's columns. Finite wherever the model's own tokens
+        are, and 0 for texts without a chosen token and at depths that were not visited.
     tokens : (texts, n), how strange each chosen token is, in standard deviations of the clean tokens' values (0
         elsewhere), or None where the detector does not look at single tokens
     """
@@ -44,11 +45,11 @@ class Reading(ABC):
 
     @abstractmethod
     def visit(self, depth: Depth) -> None:
-        """Called at the detector's depths, in order."""
+        """Called at the detector's depths, in order. Depths whose columns nobody wants may be left out."""
 
     @abstractmethod
     def values(self) -> Values:
-        """Called once, after the last depth."""
+        """Called once, after the last depth; `tokens` are over the depths that were visited."""
 
 
 class Detector(ABC):

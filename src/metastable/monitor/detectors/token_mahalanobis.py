@@ -1,0 +1,104 @@
+"""Per-token Mahalanobis distance: words that are strange in themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from metastable.encoder.loading import Encoder
+from metastable.monitor.detectors.base import Reading
+from metastable.monitor.detectors.fitting import (
+    TYPICAL,
+    Fitted,
+    Gathering,
+    TokenReading,
+    chosen_units,
+    token_columns,
+    typical,
+)
+from metastable.monitor.detectors.sample import Sample
+from metastable.monitor.moments import Moments, blended, whitening
+from metastable.monitor.reading import Depth, Passage, Watch, lenses
+
+
+def token_depths(layers: int) -> tuple[int, ...]:
+    """The ends and the thirds of the depths 0, …, L.
+
+    >>> token_depths(6), token_depths(1)
+    ((0, 2, 4, 6), (0, 1))
+    """
+    return tuple(sorted({round(layers * k / 3) for k in range(4)}))
+
+
+class TokenMahalanobis(Fitted):
+    """|W(x̂ − μ)|²/d of each chosen token, WᵀW the inverse of the clean tokens' covariance; mean and worst three.
+
+    Lee, Lee, Lee, Shin, "A simple unified framework for detecting out-of-distribution samples and adversarial attacks",
+    NeurIPS 2018, use one Gaussian a class and tie their covariances; here there are no classes, and each token counts.
+    The covariance is shrunk by 1 % towards a multiple of the identity. With x̂ = scale⊙v + shift this is |Uv + u|²,
+    U = W diag(scale)/√d and u = W(shift − μ)/√d: one product with the tokens as they are.
+
+    bases : by depth, (d, rank): distances are taken of the coordinates basisᵀx̂ only, with rank for d
+    """
+
+    name = "token-mahalanobis"
+    words = "some of its words, or how they are used, are unlike those of the clean texts"
+
+    def __init__(
+        self, encoder: Encoder, depths: Sequence[int] | None = None, bases: Mapping[int, Tensor] | None = None
+    ) -> None:
+        super().__init__()
+        layers, self._width = encoder.anatomy.layers, encoder.anatomy.layers[0].width
+        self.depths = token_depths(len(layers)) if depths is None else tuple(depths)
+        self.columns = token_columns(self.depths)
+        self._lenses, self._bases = lenses(encoder.anatomy), {} if bases is None else dict(bases)
+        ranks = {depth: self._bases[depth].shape[1] if bases else self._width for depth in self.depths}
+        self._moments = {depth: Moments(rank) for depth, rank in ranks.items()}
+        self._samples = {depth: Sample(TYPICAL, rank) for depth, rank in ranks.items()}
+
+    @classmethod
+    def blank(cls, encoder: Encoder) -> TokenMahalanobis:
+        return cls(encoder)
+
+    def learn(self, stage: int, passage: Passage) -> Watch:
+        return Gathering(self._coordinates, self._add)
+
+    def _coordinates(self, depth: Depth) -> Tensor:
+        units = chosen_units(depth)
+        return units @ self._bases[depth.index].to(units) if self._bases else units
+
+    def _add(self, rows: dict[int, Tensor]) -> None:
+        for depth, own in rows.items():
+            self._moments[depth].add(own)
+            self._samples[depth].add(own)
+
+    def settle(self, stage: int) -> None:
+        arrays = {}
+        for depth, moments in self._moments.items():
+            white = whitening(blended(moments.covariance)) / len(moments.centre) ** 0.5
+            residual = (self._samples[depth].rows.double() - moments.mean) @ white.T
+            lens, basis = self._lenses[depth], self._bases.get(depth)
+            into = white if basis is None else white @ basis.double().T
+            arrays[f"white.{depth}"] = into * lens.scale
+            arrays[f"offset.{depth}"] = into @ lens.shift.double() - white @ moments.mean
+            arrays[f"typical.{depth}"] = typical(torch.linalg.vecdot(residual, residual))
+        self.keep(arrays)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {}
+        for depth, moments in self._moments.items():
+            rank = len(moments.centre)
+            found |= {f"white.{depth}": (rank, self._width), f"offset.{depth}": (rank,), f"typical.{depth}": (2,)}
+        return found
+
+    def open(self, passage: Passage) -> Reading:
+        arrays = self.arrays_on(passage.ids.device)
+
+        def score(depth: Depth) -> Tensor:
+            white, offset = arrays[f"white.{depth.index}"], arrays[f"offset.{depth.index}"]
+            y = torch.addmm(offset, depth.v.reshape(-1, depth.v.shape[-1]), white.T)
+            return torch.linalg.vecdot(y, y).view(depth.x.shape[:2])
+
+        return TokenReading(self.depths, passage, score, lambda depth: arrays[f"typical.{depth.index}"])

@@ -1,0 +1,332 @@
+"""Baselines: fitted from a stream, saved whole or not at all, refused where anything is not as it was."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load, save
+
+import metastable as ms
+from metastable.encoder.loading import Encoder, twin
+from metastable.errors import BadInput
+from metastable.monitor.baseline import FILES, SCHEMA, Baseline
+from metastable.monitor.splitting import part_of
+from tests.encoder.models import tiny, tokenizer
+
+WORDS = ["the", "a", "ferry", "island", "noon", "rain", "bridge", "river", "train", "valley", "night", "report", "why"]
+
+
+def texts(count, seed=0, most=40):
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, rng.integers(15, most))) + f" {i}" for i in range(count)]
+
+
+def small():
+    """A tiny random encoder with the real vocabulary: fitted in seconds."""
+    return tiny("bert", vocab_size=30522, max_position_embeddings=128, num_hidden_layers=2)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return Baseline.fit(small(), iter(texts(1500)), tokenizer=tokenizer(), batch_size=64)
+
+
+@pytest.fixture
+def saved(fitted, tmp_path):
+    fitted.save(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def test_public_names():
+    assert ms.Baseline is Baseline
+
+
+def test_facts_of_the_real_baseline(baseline, encoder, clean):
+    parts = baseline.facts["parts"]
+    assert sum(parts.values()) == len(clean)
+    for part, count in parts.items():
+        assert count == sum(part_of(text.document, 0) == part for text in clean)
+    assert baseline.settings["light"].texts == baseline.settings["full"].texts == parts["calibrate"]
+    own = [len(encoder.tokenizer(text.text)["input_ids"]) - 2 for text in clean]
+    assert baseline.facts["tokens"] == sum(own)
+    assert baseline.facts["lengths"]["most"] <= max(own)
+    assert baseline.facts["left_out"] == {}
+    assert baseline.fingerprint == encoder.fingerprint
+    assert baseline.special == (0, 101, 102, 103)
+    assert set(baseline.detectors) == {"pooled-mahalanobis", "place-surprise", "token-mahalanobis"}
+
+
+def test_unusable_texts_are_left_out_and_counted(fitted):
+    odd = ["", "\t ", "nul \0 here", "[SEP] [SEP]", *(f"[PAD] [MASK]{' ' * i}" for i in range(3))]
+    found = Baseline.fit(small(), [*texts(1500), *odd], tokenizer=tokenizer(), batch_size=64)
+    assert found.facts["left_out"] == {"blank": 2, "holds a NUL character": 1, "without a token of its own": 4}
+    assert found.facts["parts"] == fitted.facts["parts"]
+
+
+def test_long_texts_are_cut_and_counted():
+    given = [*texts(1500), "rain " * 500, "ferry " * 100_000]
+    found = Baseline.fit(small(), given, tokenizer=tokenizer(), batch_size=64)
+    assert found.facts["cut"] == 2
+    assert found.facts["lengths"]["most"] <= 126
+
+
+def test_the_same_texts_give_the_same_baseline(fitted):
+    again = Baseline.fit(small(), texts(1500), tokenizer=tokenizer(), batch_size=64)
+    assert np.array_equal(again.settings["full"].calibration.scores, fitted.settings["full"].calibration.scores)
+    other = Baseline.fit(small(), texts(1500), tokenizer=tokenizer(), batch_size=64, seed=1)
+    assert not np.array_equal(other.settings["full"].calibration.scores, fitted.settings["full"].calibration.scores)
+    order = Baseline.fit(small(), texts(1500)[::-1], tokenizer=tokenizer(), batch_size=64)
+    np.testing.assert_allclose(
+        order.settings["full"].calibration.scores, fitted.settings["full"].calibration.scores, rtol=1e-2, atol=1e-2
+    )
+
+
+def test_progress_counts_passes_over_texts(fitted):
+    seen = []
+    Baseline.fit(small(), texts(1500), tokenizer=tokenizer(), batch_size=64, progress=seen.append)
+    assert seen == sorted(seen)
+    # The fitted part goes through twice.
+    assert seen[-1] == 1500 + fitted.facts["parts"]["fit"]
+
+
+def test_too_few_texts_and_too_few_tokens_say_how_many():
+    with pytest.raises(BadInput, match=r"^900 clean texts are too few: .*needs 480.*give about 1400$"):
+        Baseline.fit(small(), texts(900), tokenizer=tokenizer())
+    wide = tiny("bert", vocab_size=30522, max_position_embeddings=128, num_hidden_layers=1, hidden_size=256)
+    with pytest.raises(
+        BadInput, match=r"tokens to fit 256 dimensions, which needs 5120; give about \d+00 texts"
+    ) as error:
+        Baseline.fit(wide, [f"rain {word} {i}" for i in range(400) for word in WORDS[:4]], tokenizer=tokenizer())
+    assert "\n" not in str(error.value)
+
+
+def test_texts_that_turn_out_empty_count_as_too_few():
+    """Enough lines, but most hold nothing but special tokens."""
+    given = [*texts(700), *(f"[SEP]{' [PAD]' * i}" for i in range(1000))]
+    with pytest.raises(BadInput, match="too few"):
+        Baseline.fit(small(), given, tokenizer=tokenizer(), batch_size=64)
+
+
+@pytest.mark.parametrize(("given", "words"), [({"seed": -1}, "seed is -1"), ({"batch_size": 0}, "batch_size is 0")])
+def test_bad_arguments(given, words):
+    with pytest.raises(BadInput, match=words):
+        Baseline.fit(small(), texts(10), tokenizer=tokenizer(), **given)
+
+
+def test_no_tokenizer_is_said():
+    with pytest.raises(BadInput, match="tokenizer"):
+        Baseline.fit(small(), texts(10))
+
+
+def test_another_encoder_is_refused(fitted):
+    other = tiny("bert", seed=1, vocab_size=30522, max_position_embeddings=128, num_hidden_layers=2)
+    from metastable.encoder.loading import load as load_encoder
+
+    encoder = load_encoder(other, tokenizer=tokenizer())
+    with pytest.raises(BadInput, match="calibrate again") as error:
+        fitted.check(encoder)
+    assert fitted.fingerprint[:12] in str(error.value)
+    assert encoder.fingerprint[:12] in str(error.value)
+    assert repr(fitted.encoder_name) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_random_twin_of_the_real_encoder_is_refused(baseline, encoder):
+    with pytest.raises(BadInput, match=r"\(random weights\)"):
+        baseline.check(twin(encoder))
+
+
+def test_saved_and_loaded(fitted, saved):
+    assert sorted(os.listdir(saved)) == sorted(FILES)
+    assert sorted(os.listdir(saved.parent)) == ["base"]
+    again = Baseline.load(saved)
+    for name in ("encoder_name", "fingerprint", "special", "facts"):
+        assert getattr(again, name) == getattr(fitted, name)
+    for name, scorer in fitted.settings.items():
+        for key, array in scorer.to_arrays().items():
+            assert np.array_equal(again.settings[name].to_arrays()[key], array)
+    alarm = again.alarm("full", alpha=0.02, delta=0.005)
+    assert (alarm.texts, alarm.alpha, alarm.delta) == (fitted.facts["parts"]["calibrate"], 0.02, 0.005)
+    with pytest.raises(BadInput, match="setting is 'dark'"):
+        again.alarm("dark")
+
+
+def test_a_baseline_is_replaced_and_nothing_else_is(fitted, saved):
+    before = (saved / FILES[0]).read_bytes()
+    fitted.facts["note"] = "second"
+    try:
+        fitted.save(saved)
+    finally:
+        del fitted.facts["note"]
+    assert (saved / FILES[0]).read_bytes() != before
+    assert sorted(os.listdir(saved.parent)) == ["base"]
+    (saved / "notes.txt").write_text("mine")
+    with pytest.raises(BadInput, match=r"holds 'notes.txt', which is no part of a baseline"):
+        fitted.save(saved)
+    assert (saved / "notes.txt").read_text() == "mine"
+    file = saved.parent / "file"
+    file.write_text("mine")
+    with pytest.raises(BadInput, match="is a file"):
+        fitted.save(file)
+    (saved.parent / "other").mkdir()
+    (saved.parent / "other" / FILES[0]).write_text("{}")
+    with pytest.raises(BadInput, match="remove the folder first"):
+        fitted.save(saved.parent / "other")
+    (saved.parent / "empty").mkdir()
+    fitted.save(saved.parent / "empty" / "deeper" / "still")
+    assert Baseline.load(saved.parent / "empty" / "deeper" / "still").fingerprint == fitted.fingerprint
+
+
+@pytest.mark.parametrize("name", ["replace", "fsync"])
+def test_a_write_that_fails_leaves_the_old_one_whole(fitted, saved, monkeypatch, name):
+    before = {file: (saved / file).read_bytes() for file in FILES}
+    real, failed = getattr(os, name), []
+
+    def full(*arguments):
+        # The tensors on their way to the disk, or the new folder on its way to its place: once.
+        if not failed and (name == "fsync" or str(arguments[1]) == str(saved)):
+            failed.append(arguments)
+            raise OSError(28, "No space left on device")
+        return real(*arguments)
+
+    monkeypatch.setattr(os, name, full)
+    with pytest.raises(BadInput, match="No space left on device; free some space"):
+        fitted.save(saved)
+    monkeypatch.undo()
+    assert failed
+    assert {file: (saved / file).read_bytes() for file in FILES} == before
+    assert sorted(os.listdir(saved.parent)) == ["base"]
+    Baseline.load(saved)
+
+
+def rewritten(folder, change):
+    """Change baseline.json as a function of its content says."""
+    path = folder / FILES[0]
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def resealed(folder, change):
+    """Change the arrays, with a checksum that fits."""
+    arrays = dict(load((folder / FILES[1]).read_bytes()))
+    change(arrays)
+    data = save(arrays)
+    (folder / FILES[1]).write_bytes(data)
+    rewritten(folder, lambda content: content.update(sha256=hashlib.sha256(data).hexdigest()))
+
+
+def refused(folder, words):
+    with pytest.raises(BadInput, match=words) as error:
+        Baseline.load(folder)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_what_is_no_baseline(tmp_path, saved):
+    refused(tmp_path / "nowhere", "is no baseline: it holds no baseline.json")
+    refused(tmp_path, "is no baseline")
+    refused(saved / FILES[0], "is no baseline")
+    (saved / FILES[1]).unlink()
+    refused(saved, "baseline.safetensors .* cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.update(schema="metastable.baseline/2"), f"'metastable.baseline/2', not {SCHEMA!r}"),
+        (lambda c: c.pop("schema"), "has the schema None"),
+        (lambda c: c.pop("settings"), "damaged .*settings"),
+        (lambda c: c.pop("fingerprint"), "damaged .*fingerprint"),
+        (lambda c: c.pop("sha256"), "checksum"),
+        (lambda c: c.update(special="x"), "damaged"),
+        (lambda c: c.update(settings=[]), "damaged"),
+        (lambda c: c.update(settings={}), "damaged"),
+        (lambda c: c.update(detectors={"os.system": []}), "damaged"),
+        (lambda c: c["settings"]["light"]["members"][0].pop("places"), "damaged .*places"),
+        (lambda c: c["settings"]["light"]["members"][0].update(places=[0]), "shape"),
+        (lambda c: c["settings"]["light"].update(members=[]), "shape"),
+    ],
+)
+def test_an_altered_description_is_refused(saved, change, words):
+    rewritten(saved, change)
+    refused(saved, words)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"schema": 3}', "\xff", "[" * 100_000])
+def test_a_description_that_is_no_json(saved, content):
+    (saved / FILES[0]).write_text(content, encoding="latin-1")
+    refused(saved, "cannot be read|has the schema")
+
+
+def test_cut_off_or_altered_tensors_are_refused(saved):
+    data = (saved / FILES[1]).read_bytes()
+    for cut in (0, 7, len(data) // 2, len(data) - 1):
+        (saved / FILES[1]).write_bytes(data[:cut])
+        refused(saved, "cut off or altered")
+    altered = bytearray(data)
+    altered[-3] ^= 1
+    (saved / FILES[1]).write_bytes(altered)
+    refused(saved, "cut off or altered")
+    (saved / FILES[1]).write_bytes(data)
+    Baseline.load(saved)
+    (saved / FILES[1]).write_bytes(b"no tensors")
+    rewritten(saved, lambda c: c.update(sha256=hashlib.sha256(b"no tensors").hexdigest()))
+    refused(saved, "holds no tensors")
+
+
+def test_missing_misshapen_and_infinite_arrays_are_refused(fitted, saved):
+    """Even with a checksum that fits: every array, one at a time."""
+    names = sorted(load((saved / FILES[1]).read_bytes()))
+    assert any(name.startswith("detector.") for name in names)
+    encoder = Encoder("small", small(), tokenizer(), None)
+    for name in names:
+        for change, words in (
+            (lambda a, n=name: a.pop(n), "no "),
+            (lambda a, n=name: a.update({n: np.zeros((3, 1, 2), a[n].dtype)}), "shape|damaged"),
+            (lambda a, n=name: a.update({n: np.full_like(a[n], np.nan)}), "not finite"),
+        ):
+            fitted.save(saved)
+            resealed(saved, change)
+            if name.startswith("setting.") or words == "no ":
+                refused(saved, words)
+            else:
+                with pytest.raises(BadInput, match=words):
+                    _checked(Baseline.load(saved), fitted, encoder)
+
+
+def _checked(baseline, fitted, encoder):
+    from metastable.encoder.loading import load as load_encoder
+
+    known = load_encoder(encoder.model, tokenizer=encoder.tokenizer)
+    assert known.fingerprint == fitted.fingerprint
+    baseline.check(known)
+
+
+def test_no_pickle_is_read_or_written(saved):
+    """The two files are JSON and safetensors, and loading imports no pickle of ours."""
+    json.loads((saved / FILES[0]).read_text())
+    load((saved / FILES[1]).read_bytes())
+    code = (
+        "import pickle, sys\n"
+        "def never(*a, **k): raise SystemExit('a pickle')\n"
+        "from metastable.monitor.baseline import Baseline\n"
+        "pickle.load = pickle.loads = pickle.Unpickler = never\n"
+        f"print(Baseline.load({str(saved)!r}).special)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("(0,")
+
+
+def test_fitting_leaves_the_model_as_it_was():
+    model = small()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    Baseline.fit(model, texts(1500), tokenizer=tokenizer(), batch_size=64)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())

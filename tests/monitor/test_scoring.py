@@ -1,0 +1,288 @@
+"""From columns to p-values: the arithmetic against a literal one; p-values of clean real texts are uniform."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom, kstest
+
+from metastable.errors import BadInput
+from metastable.monitor.conformal import ladder
+from metastable.monitor.detectors import DETECTORS
+from metastable.monitor.detectors.base import Column
+from metastable.monitor.scoring import SETTINGS, Scale, Scorer, Setting, Table, Vector
+from metastable.monitor.splitting import part_of
+from tests.monitor.tables import table_of
+
+
+class Described:
+    """As much of a detector as scoring looks at."""
+
+    def __init__(self, name, depths, two_sided=False):
+        self.name, self.two_sided = name, two_sided
+        self.depths = tuple(d for d in dict.fromkeys(depths) if d is not None)
+        self.columns = tuple(Column(f"c{i}", depth) for i, depth in enumerate(depths))
+
+
+ONE = Described("one", (0, 0, 2, 2))
+TWO = Described("two", (2, 5, None), two_sided=True)
+BOTH = {"one": ONE, "two": TWO}
+SETTING = Setting("both", {"one": None, "two": None})
+
+
+def drawn(texts, seed, shift=0.0):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(4, 60, texts)
+    common = rng.normal(size=(texts, 1))
+    one = 1 / lengths[:, None] + common + rng.normal(size=(texts, 4)) + shift
+    two = np.log(lengths)[:, None] + rng.normal(size=(texts, 3)) * [1.0, 2.0, 5.0] + shift
+    return Table({"one": one, "two": two}, lengths)
+
+
+def literal(adjust, calibrate, new, settings=SETTING):
+    """Score, marginal p and p by depth of one text, with loops, from the formulas."""
+    surprises, by_depth = {}, {}
+    tables = {"adjust": adjust, "calibrate": calibrate, "new": new}
+    strange = {key: {} for key in tables}
+    for name in settings.members:
+        z = {}
+        location, scale, within = _fitted(adjust.columns[name], adjust.lengths)
+        for key, table in tables.items():
+            z[key] = _adjusted(table.columns[name], table.lengths, location, scale, within)
+        if BOTH[name].two_sided:
+            mean = z["adjust"].mean(axis=0)
+            inverse = np.linalg.inv(_shrunk(z["adjust"] - mean))
+            one = {k: np.array([math.log((v - mean) @ inverse @ (v - mean) / 3 + 1e-9) for v in z[k]]) for k in tables}
+        else:
+            one = {k: np.array([sum(v) / len(v) for v in z[k]]) for k in tables}
+        again = _fitted(one["adjust"][:, None], adjust.lengths)
+        numbers = {k: _adjusted(one[k][:, None], tables[k].lengths, *again)[:, 0] for k in tables}
+        surprises[name] = {k: [_tail(s, numbers["adjust"]) for s in numbers[k]] for k in tables}
+        for key in tables:
+            for i, column in enumerate(BOTH[name].columns):
+                if column.depth is not None:
+                    value = np.abs(z[key][:, i]) if BOTH[name].two_sided else z[key][:, i]
+                    strange[key].setdefault(column.depth, []).append(value)
+    total = {k: [2 * sum(surprises[n][k][i] for n in surprises) for i in range(len(tables[k]))] for k in tables}
+    for depth in strange["new"]:
+        mean = {k: np.mean(strange[k][depth], axis=0) for k in tables}
+        by_depth[depth] = {k: [_tail(s, mean["adjust"]) for s in mean[k]] for k in tables}
+    worst = [max(by_depth[d]["calibrate"][i] for d in by_depth) for i in range(len(calibrate))]
+    m = len(calibrate)
+    rank = 1 + sum(c >= total["new"][0] for c in total["calibrate"])
+    ranks = [1 + sum(c >= by_depth[d]["new"][0] for c in worst) for d in sorted(by_depth)]
+    return total["new"][0], rank / (m + 1), ladder(m, 0.1)[np.array(ranks) - 1]
+
+
+def _fitted(columns, lengths):
+    log_n = np.log(lengths)
+    within = np.quantile(log_n, 0.005), np.quantile(log_n, 0.995)
+    kept = np.clip(log_n, *within)
+    location, scale = [], []
+    for s in columns.T:
+        X = np.stack([np.ones(len(s)), kept, kept**2], axis=1)
+        beta = np.linalg.solve(X.T @ X, X.T @ s)
+        rest = s - X @ beta
+        size = np.log(np.abs(rest) + 1e-3 * rest.std())
+        X = X[:, :2]
+        gamma = np.linalg.solve(X.T @ X, X.T @ size)
+        gamma[0] += 0.5 * math.log(np.mean((rest / np.exp(X @ gamma)) ** 2))
+        location.append(beta)
+        scale.append(gamma)
+    return location, scale, within
+
+
+def _adjusted(columns, lengths, location, scale, within):
+    kept = np.clip(np.log(lengths), *within)
+    parts = [
+        (s - a - b * kept - c * kept**2) / np.exp(g + h * kept)
+        for s, (a, b, c), (g, h) in zip(columns.T, location, scale, strict=True)
+    ]
+    return np.stack(parts, axis=1)
+
+
+def _shrunk(centred):
+    n, k = centred.shape
+    S = sum(np.outer(v, v) for v in centred) / n
+    level = np.trace(S) / k
+    noise = sum(np.sum((np.outer(v, v) - S) ** 2) for v in centred) / n**2
+    share = min(max(noise / np.sum((S - level * np.eye(k)) ** 2), 0.01), 1.0)
+    return (1 - share) * S + share * level * np.eye(k)
+
+
+def _tail(s, own):
+    """−log of the share of scores above, with straight lines between and an exponential tail."""
+    own = np.sort(own)
+    n = len(own)
+    if s <= own[0]:
+        return math.log((n + 1) / n)
+    if s >= own[-1]:
+        start = own[int(0.9 * (n - 1))]
+        return math.log(n + 1) + (s - own[-1]) / np.mean(own[own >= start] - start)
+    i = int(np.searchsorted(own, s, side="right"))
+    part = (s - own[i - 1]) / (own[i] - own[i - 1])
+    low, high = -math.log((n + 1 - i) / (n + 1)), -math.log((n - i) / (n + 1))
+    return low + part * (high - low)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.5, 8.0])
+def test_against_the_formulas(shift):
+    adjust, calibrate, new = drawn(200, 0), drawn(500, 1), drawn(1, 2, shift)
+    scorer = Scorer.of(SETTING, BOTH, adjust, calibrate)
+    judged = scorer.judge(new, ("a", "b"))
+    score, p, by_depth = literal(adjust, calibrate, new)
+    assert judged.depths == (0, 2, 5)
+    # Moments are taken of float32 rows: see `moments`.
+    assert judged.score[0] == pytest.approx(score, rel=1e-5)
+    assert judged.p_marginal[0] == pytest.approx(p, abs=1e-12)
+    np.testing.assert_allclose(judged.p_by_depth[0], by_depth, rtol=1e-12)
+    rank = round(p * 501)
+    assert judged.p_value[0] == ladder(500, 0.1)[rank - 1]
+    assert judged.p_alarm.tolist() == judged.p_marginal.tolist()
+    assert judged.least == ladder(500, 0.1)[0]
+
+
+def test_vector_is_the_shrunk_mahalanobis_distance():
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(40, 6)) @ rng.normal(size=(6, 6))
+    centred = z - z.mean(axis=0)
+    inverse = np.linalg.inv(_shrunk(centred))
+    expected = [math.log(v @ inverse @ v / 6 + 1e-9) for v in centred]
+    np.testing.assert_allclose(Vector.of(z)(z), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_two_sided_detectors_find_too_little_and_one_sided_ones_do_not():
+    adjust, calibrate = drawn(300, 0), drawn(600, 1)
+    low = drawn(200, 2, shift=-12.0)
+    two = Scorer.of(Setting("two", {"two": None}), BOTH, adjust, calibrate).judge(low, ("b",))
+    one = Scorer.of(Setting("one", {"one": None}), BOTH, adjust, calibrate).judge(low, ("a",))
+    assert np.median(two.p_value) == two.least
+    assert np.median(one.p_marginal) > 0.9
+
+
+def test_texts_that_cannot_be_used_are_told_apart_and_change_nothing():
+    scorer = Scorer.of(SETTING, BOTH, drawn(200, 0), drawn(500, 1))
+    new = drawn(5, 2)
+    judged = scorer.judge(new, ("a", "b"))
+    columns = {name: found.copy() for name, found in new.columns.items()}
+    lengths = new.lengths.copy()
+    lengths[1] = 0
+    columns["one"][3, 2] = math.nan
+    columns["two"][4, 0] = math.inf
+    broken = scorer.judge(Table(columns, lengths), ("a", "b"))
+    assert broken.usable.tolist() == [True, False, True, False, False]
+    for name in ("score", "p_marginal", "p_value", "by_member", "p_by_depth"):
+        assert np.isnan(getattr(broken, name)[[1, 3, 4]]).all()
+        assert np.array_equal(getattr(broken, name)[[0, 2]], getattr(judged, name)[[0, 2]])
+    assert broken.p_alarm.tolist() == judged.p_marginal[[0, 2]].tolist()
+    nothing = scorer.judge(Table({n: c[:0] for n, c in columns.items()}, lengths[:0]), ("a", "b"))
+    assert nothing.score.shape == (0,)
+    assert nothing.p_by_depth.shape == (0, 3)
+
+
+def test_saved_and_restored_bit_for_bit():
+    scorer = Scorer.of(SETTING, BOTH, drawn(200, 0), drawn(500, 1))
+    new = drawn(50, 2, shift=0.5)
+    again = Scorer.from_arrays("both", scorer.to_dict(), scorer.to_arrays())
+    first, second = scorer.judge(new, ("a", "b")), again.judge(new, ("a", "b"))
+    for name in ("score", "p_marginal", "p_value", "by_member", "p_by_depth"):
+        assert np.array_equal(getattr(first, name), getattr(second, name))
+    assert again.setting == scorer.setting
+    assert [member.visits for member in again.scale.members] == [(0, 2), (2, 5)]
+    for name in scorer.to_arrays():
+        arrays = scorer.to_arrays()
+        del arrays[name]
+        with pytest.raises(BadInput, match="no "):
+            Scorer.from_arrays("both", scorer.to_dict(), arrays)
+        bad = scorer.to_arrays()
+        bad[name] = np.full_like(bad[name], math.nan)
+        with pytest.raises(BadInput, match="not finite"):
+            Scorer.from_arrays("both", scorer.to_dict(), bad)
+        bad[name] = np.zeros((2, 2, 2))
+        with pytest.raises(BadInput, match="shape"):
+            Scorer.from_arrays("both", scorer.to_dict(), bad)
+
+
+def test_detectors_without_a_depth_have_no_depths():
+    whole = Described("whole", (None, None))
+    rng = np.random.default_rng(0)
+
+    def table(texts):
+        return Table({"whole": rng.normal(size=(texts, 2))}, rng.integers(4, 60, texts))
+
+    scorer = Scorer.of(Setting("whole", {"whole": None}), {"whole": whole}, table(200), table(500))
+    judged = scorer.judge(table(7), ("w",))
+    assert judged.depths == ()
+    assert judged.p_by_depth.shape == (7, 0)
+    again = Scorer.from_arrays("whole", scorer.to_dict(), scorer.to_arrays())
+    assert np.array_equal(again.calibration.scores, scorer.calibration.scores)
+
+
+def test_settings_choose_depths_by_place(encoder):
+    detectors = {name: DETECTORS[name].blank(encoder) for name in DETECTORS}
+    light, full = SETTINGS["light"], SETTINGS["full"]
+    place = detectors["place-surprise"]
+    assert {place.columns[i].depth for i in light.places(place)} == {2}
+    assert {place.columns[i].depth for i in full.places(place)} == {2, 3}
+    tokens, pooled = detectors["token-mahalanobis"], detectors["pooled-mahalanobis"]
+    assert [tokens.columns[i].depth for i in full.places(tokens)] == [0, 0, 2, 2, 4, 4, 6, 6]
+    assert [pooled.columns[i].depth for i in light.places(pooled)] == list(range(7))
+    with pytest.raises(BadInput, match="needs the detector 'place-surprise'"):
+        Scale.of(light, {"pooled-mahalanobis": pooled}, Table({"pooled-mahalanobis": np.zeros((3, 7))}, np.ones(3)))
+
+
+ADJUST, CALIBRATE, DEALS = 200, 480, 600
+# One text a deal, and deals are independent given the texts: the p-values are independent and exactly uniform. By the
+# Dvoretzky–Kiefer–Wolfowitz inequality D exceeds this with probability 1e-6 at most.
+KS = math.sqrt(math.log(2 / 1e-6) / (2 * DEALS))
+
+
+def dealt(baseline, setting, held, calibrate=None):
+    """P-values, randomised, of one held text a deal: of its score, and of its worst depth. Rows (deals, 2)."""
+    found = []
+    for deal in range(DEALS):
+        rng = np.random.default_rng(deal)
+        order = rng.permutation(len(held))
+        own = held[order[ADJUST : ADJUST + CALIBRATE]]
+        if calibrate is not None:
+            own = calibrate[rng.permutation(len(calibrate))[:CALIBRATE]]
+        scorer = Scorer.of(SETTINGS[setting], baseline.detectors, held[order[:ADJUST]], own)
+        scores = scorer.scale(held[order[-1:]])
+        found.append(
+            [
+                scorer.calibration.p_values(scores.total, rng)[0],
+                scorer.by_depth.p_values(scores.worst_depth, rng)[0],
+            ]
+        )
+    return np.array(found)
+
+
+@pytest.mark.parametrize("setting", ["light", "full"])
+def test_p_values_of_clean_texts_are_uniform(baseline, held, setting):
+    p = dealt(baseline, setting, held)
+    assert kstest(p[:, 0], "uniform").statistic < KS
+    assert kstest(p[:, 1], "uniform").statistic < KS
+
+
+def test_calibrating_on_the_texts_that_detectors_know_is_caught(encoder, baseline, held, clean):
+    """The negative control of the test above: the fitted texts are less strange to the detectors than new ones."""
+    known = [text.text for text in clean if part_of(text.document, baseline.facts["seed"]) == "fit"]
+    assert len(known) == baseline.facts["parts"]["fit"]
+    p = dealt(baseline, "light", held, table_of(encoder, baseline, known))
+    assert kstest(p[:, 0], "uniform").statistic > 2 * KS
+    # Too small, that is: too many clean texts would be called strange.
+    assert np.mean(p[:, 0] < 0.1) > 0.2
+
+
+def test_conditional_p_values_keep_their_promise(baseline, held):
+    """In at most δ = 0.1 of all deals is the share of clean texts with p ≤ t above t, for any t of these."""
+    deals, broken = 100, 0
+    for deal in range(deals):
+        order = np.random.default_rng(deal).permutation(len(held))
+        scorer = Scorer.of(
+            SETTINGS["light"], baseline.detectors, held[order[:ADJUST]], held[order[ADJUST : ADJUST + CALIBRATE]]
+        )
+        p = scorer.judge(held[order[ADJUST + CALIBRATE :]], ("", "")).p_value
+        broken += any(np.mean(p <= t) > t for t in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5))
+    # Shares are of some 800 texts and not of all, which adds chance: without it fewer deals would be broken.
+    assert broken <= binom.isf(1e-6, deals, 0.1)
