@@ -550,6 +550,32 @@ def test_score_in_several_threads_beside_passes_of_the_host(encoder, baseline, h
     assert monitor.counts.unreadable == {}
 
 
+def test_a_pass_of_another_thread_is_not_taken_for_one_of_score(model, encoder, baseline, held_texts, batch):
+    """The other pass begins and ends when the hooks of `score` have just seen its own end."""
+    monitor = Monitor(model, baseline, tokenizer=encoder.tokenizer)
+    expected = [record.score for record in monitor.score(held_texts[:3])]
+    handles, here, passes = [], threading.get_ident(), []
+
+    def other_pass(*given):
+        if threading.get_ident() == here:
+            thread = threading.Thread(target=lambda: passes.append(model(**batch)))
+            thread.start()
+            thread.join()
+
+    def come_last(*given):
+        # Registered in the middle of a pass, this hook runs after those that were there before it.
+        if not handles:
+            handles.append(model.register_forward_hook(other_pass))
+
+    handles_below = model.embeddings.register_forward_pre_hook(come_last)
+    found = [record.score for record in monitor.score(held_texts[:3])]
+    handles_below.remove()
+    handles[0].remove()
+    assert len(passes) == 1
+    assert found == expected
+    assert monitor.counts.scored == 6
+
+
 def test_the_alarm_calls_once_in_the_thread_of_the_pass(encoder, baseline, held_texts):
     calls = []
 
