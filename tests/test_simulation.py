@@ -157,6 +157,7 @@ def test_a_field_too_rough_for_the_tolerance_stops_with_a_remedy(monkeypatch):
         ({"save": [3.0, 99.0]}, r"outside of 0 … 5\.0"),
         ({"save": "all"}, "save is 'all'"),
         ({"cloud": ms.uniform(5, d=3)}, "the head has d = 2 and the cloud d = 3"),
+        ({"progress": print}, "progress is of type builtin_function_or_method; give True, False"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(options, message):
@@ -173,6 +174,56 @@ def test_progress_bar_shows_time_left_when_asked(capsys):
     assert "left" in shown
     ms.simulate(HEAD, CLOUD, beta=5.0, until=0.5)
     assert capsys.readouterr().err == ""
+
+
+class Notes:
+    """A watcher that writes down what it is told, and stops the run after so many steps."""
+
+    def __init__(self, stop_after=None):
+        self.stop_after, self.steps, self.frames, self.inside = stop_after, [], [], None
+
+    def __enter__(self):
+        self.inside = True
+
+    def __exit__(self, *exc):
+        self.inside = False
+
+    def at(self, t):
+        assert self.inside
+        self.steps.append(t)
+        if len(self.steps) == self.stop_after:
+            raise InterruptedError("enough")
+
+    def frame(self, t, x):
+        assert self.inside
+        self.frames.append((t, x))
+
+
+def test_a_watcher_is_told_of_every_step_and_frame_and_changes_nothing():
+    notes = Notes()
+    run = ms.simulate(HEAD, CLOUD, beta=5.0, until=2.0, save=[0.5], progress=notes)
+    assert [t for t, _ in notes.frames] == run.times.tolist() == [0.0, 0.5, 2.0]
+    assert torch.equal(torch.stack([x for _, x in notes.frames]), run.frames)
+    assert len(notes.steps) == run.configuration["steps"] + run.configuration["rejected"]
+    assert notes.steps[-1] == 2.0
+    assert notes.inside is False
+    assert torch.equal(run.frames, ms.simulate(HEAD, CLOUD, beta=5.0, until=2.0, save=[0.5]).frames)
+
+
+def test_a_watcher_stops_a_run_within_a_step_and_a_checkpoint_goes_on_from_there(tmp_path):
+    arguments = {"beta": 5.0, "until": 2.0, "save": 9, "tol": 1e-9, "checkpoint": tmp_path / "run.zarr"}
+    first, second = Notes(stop_after=12), Notes()
+    with pytest.raises(InterruptedError, match="enough"):
+        ms.simulate(HEAD, CLOUD, progress=first, **arguments)
+    assert len(first.steps) == 12
+    assert first.inside is False
+    assert 1 < len(first.frames) < 9
+    run = ms.simulate(HEAD, CLOUD, progress=second, **arguments)
+    assert [t for t, _ in second.frames] == run.times.tolist()
+    assert torch.equal(torch.stack([x for _, x in second.frames]), run.frames)
+    assert second.steps[0] > first.frames[-1][0]
+    whole = ms.simulate(HEAD, CLOUD, **{**arguments, "checkpoint": None})
+    assert torch.equal(run.frames, whole.frames)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, torch.tensor])

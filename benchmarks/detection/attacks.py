@@ -1,4 +1,4 @@
-"""Gradient-chosen word swaps (HotFlip: Ebrahimi et al., ACL 2018) against the sentence embedding of an encoder.
+"""Gradient-chosen changes (HotFlip: Ebrahimi et al., ACL 2018) against the sentence embedding of an encoder.
 
 One swap at a time: with the gradient g_i of the aim at the input embedding of token i, the swap of token a for token b
 changes the aim by about ⟨E_b − E_a, g_i⟩, and the best (i, b) is taken. Only whole words of one token are swapped for
@@ -7,6 +7,7 @@ such words, so the attacked string is read back by the tokenizer as the tokens t
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,11 @@ def against_a_probe(direction: Tensor, offset: float, before: Tensor) -> Aim:
     """The margin of a linear probe's wrong class: −y (⟨w, embedding⟩ + w₀), y the sign before the attack."""
     signs = torch.sign(before @ direction + offset)
     return lambda found, numbers: -signs[numbers] * (found @ direction + offset)
+
+
+def towards(targets: Tensor) -> Aim:
+    """⟨embedding, another text's embedding⟩, one target for each text, (texts, d)."""
+    return lambda found, numbers: (found * targets[numbers]).sum(dim=-1)
 
 
 def attack(
@@ -137,3 +143,92 @@ def _climb(
         ids[rows[going], place[going]] = token[going]
         work.free[rows[going], place[going]] = False
         swaps += going.long()
+
+
+FLIPS = 6
+"""Misspellings that are tried for a word."""
+
+
+def misspell(encoder: Encoder, texts: Sequence[str], share: float, seed: int) -> Attacked:
+    """Greedy character flips: the words with the largest gradients, each in the spelling that moves the text most.
+
+    In `share` of each text's words of four letters or more (at least one) one letter is replaced, left out, doubled
+    or swapped with its neighbour: of FLIPS such spellings the one after which the embedding is farthest from where it
+    was is kept, one word after another. (TextBugger: Li et al., NDSS 2019, with letters only.)
+    """
+    chance = random.Random(seed)
+    found, flips = [], []
+    before = embedded(encoder, texts)
+    for number, text in enumerate(texts):
+        words = text.split()
+        long = [place for place, word in enumerate(words) if len(word) > 3 and word.isalpha()]
+        loud = _loudness(encoder, words)
+        chosen = [place for _, place in sorted((-loud[p], p) for p in long)][: max(1, round(share * len(words)))]
+        for place in chosen:
+            tries = [[*words[:place], _flipped(words[place], chance), *words[place + 1 :]] for _ in range(FLIPS)]
+            moved = embedded(encoder, [" ".join(other) for other in tries]) @ before[number]
+            words = tries[int(moved.argmin())]
+        found.append(" ".join(words))
+        flips.append(len(chosen))
+    cosines = (embedded(encoder, found) * before).sum(dim=-1)
+    return Attacked(found, flips, cosines.tolist())
+
+
+def _flipped(word: str, chance: random.Random) -> str:
+    place = chance.randrange(len(word) - 1)
+    kind = chance.randrange(4)
+    letter = chance.choice("abcdefghijklmnopqrstuvwxyz")
+    middle = (letter, "", 2 * word[place], word[place + 1] + word[place])[kind]
+    return word[:place] + middle + word[place + (2 if kind == 3 else 1) :]
+
+
+def _loudness(encoder: Encoder, words: list[str]) -> list[float]:
+    """For each word, the longest gradient of |mean hidden state|² at its tokens' input embeddings."""
+    inputs = encoder.reads_text()([words], is_split_into_words=True, return_tensors="pt", truncation=True)
+    of_word = inputs.word_ids(0)
+    table = encoder.model.get_input_embeddings().weight.detach()
+    vectors = table[inputs["input_ids"]].requires_grad_(True)
+    with torch.enable_grad():
+        hidden = encoder.model(inputs_embeds=vectors, attention_mask=inputs["attention_mask"]).last_hidden_state
+        (gradient,) = torch.autograd.grad(hidden.mean(dim=1).square().sum(), vectors)
+    loud = [0.0] * len(words)
+    for size, word in zip(gradient[0].norm(dim=-1).tolist(), of_word, strict=True):
+        if word is not None:
+            loud[word] = max(loud[word], size)
+    return loud
+
+
+def trigger(encoder: Encoder, texts: Sequence[str], allowed: Tensor, words: int, rounds: int, seed: int) -> list[str]:
+    """A universal trigger (Wallace et al., EMNLP 2019): the words that, put before any text, move all one way.
+
+    The aim is the mean of ⟨embedding, u⟩ over `texts` with one random direction u. In turn each of the words is
+    replaced by the allowed one that raises the aim most to first order, summed over the texts.
+    """
+    tokenizer, model = encoder.reads_text(), encoder.model
+    table = model.get_input_embeddings().weight.detach()
+    direction = torch.randn(table.shape[1], generator=torch.Generator().manual_seed(seed))
+    direction = direction / direction.norm()
+    candidates = allowed.nonzero().flatten()
+    own = torch.full((words,), tokenizer.convert_tokens_to_ids("the"))
+    inputs = tokenizer(list(texts), return_tensors="pt", padding=True, truncation=True, max_length=64)
+    for turn in range(rounds * words):
+        ids = torch.cat([inputs["input_ids"][:, :1], own.expand(len(texts), -1), inputs["input_ids"][:, 1:]], dim=1)
+        mask = torch.cat([torch.ones(len(texts), words, dtype=torch.long), inputs["attention_mask"]], dim=1)
+        vectors = table[ids].requires_grad_(True)
+        with torch.enable_grad():
+            hidden = model(inputs_embeds=vectors, attention_mask=mask).last_hidden_state
+            (gradient,) = torch.autograd.grad((embeddings(hidden, mask) @ direction).sum(), vectors)
+        place = turn % words
+        own[place] = candidates[(table[candidates] @ gradient[:, 1 + place].sum(dim=0)).argmax()]
+    return [str(word) for word in tokenizer.convert_ids_to_tokens(own.tolist())]
+
+
+def embedded(encoder: Encoder, texts: Sequence[str]) -> Tensor:
+    """Sentence embeddings, (texts, d)."""
+    found = []
+    with torch.inference_mode():
+        for start in range(0, len(texts), 32):
+            part = list(texts[start : start + 32])
+            inputs = encoder.reads_text()(part, return_tensors="pt", padding=True, truncation=True)
+            found.append(embeddings(encoder.model(**inputs).last_hidden_state, inputs["attention_mask"]))
+    return torch.cat(found).clone()

@@ -1,22 +1,24 @@
-"""The sets of the benchmark by name: clean texts in domain, and shifted ones, for development or held out.
+"""The sets of the benchmark by name: clean texts in domain, and shifted ones, for development, seen, or frozen.
 
 Documents of the domain are parted once: most are `clean`, and are split again for every seed; the others are what the
-perturbations and attacks are made from, a part for development shifts and a part for held-out ones. So no shifted text
-has its document among the texts that a detector is fitted, calibrated or compared on.
+perturbations and attacks are made from, a part for development shifts and a part for the others. So no shifted text has
+its document among the texts that a detector is fitted, calibrated or compared on.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import attacks
 import corpora
+import perturbations as worse
 import torch
-from corpora import CACHE, Text
-from perturbations import joined, mixed, shuffled, typos
+from attacks import embedded
+from packages import CACHE
+from sources import Text
 from torch import Tensor
 
 from metastable.encoder.loading import Encoder
@@ -26,22 +28,64 @@ SIZE = 300
 
 SHARES = {"clean": 0.87, "development": 0.065, "held-out": 0.065}
 
-DEVELOPMENT = ("tweets", "german", "typos 10 %", "word shuffle", "half tweet", "swaps, common words")
-"""What the default detector was chosen on. All other shifts were looked at once, after the choice."""
+DOMAINS = ("editorials", "news", "commons", "manual")
+"""Clean texts of four kinds. On the first two detectors were chosen or looked at; the last two are fresh."""
 
-HELD_OUT = (
+DEVELOPMENT = ("tweets", "german", "typos 10 %", "word shuffle", "half tweet", "swaps, common words")
+"""What the settings were chosen on, in the domain of editorials."""
+
+SEEN = (
     *("movies", "amazon", "speeches", "interface", "licences"),
     *("french", "russian", "arabic", "chinese", "languages", "code", "random"),
     *("typos 5 %", "typos 20 %", "word shuffle again", "half amazon", "half code", "joined", "joined with tweet"),
     *("swaps, any words", "swaps, one in twenty", "swaps, away", "swaps, to the boundary", "swaps, far beyond it"),
 )
+"""Held out when the settings were chosen, but looked at while other combinations were tried: no clean test."""
 
-PLAIN = ("tweets", "german", *HELD_OUT[:12])
+# Frozen on 16 November 2026, before any score on any of them was computed, and after the settings "light" and "full"
+# of metastable.monitor.scoring were fixed. Nothing here may be changed, and no setting chosen, by what comes out.
+FROZEN: dict[str, str] = {
+    **dict.fromkeys(("articles", "encyclopaedia", "novel"), "prose"),
+    "health tweets": "tweets",
+    "film reviews": "reviews",
+    **dict.fromkeys(("dutch debates", "spanish", "turkish", "greek", "japanese"), "languages"),
+    **dict.fromkeys(("C++", "JavaScript", "HTML"), "code"),
+    **dict.fromkeys(("random words", "base64"), "random"),
+    **dict.fromkeys(("wrong keys 10 %", "misread 10 %"), "typos 10 %"),
+    "wrong keys 20 %": "typos 20 %",
+    **dict.fromkeys(("look-alikes 10 %", "run together 20 %"), "spelling"),
+    "neighbours exchanged 30 %": "word order",
+    **dict.fromkeys(("words dropped 20 %", "words repeated 15 %", "negation"), "words"),
+    **dict.fromkeys(("half novel", "half C++"), "mixtures"),
+    "injected order": "injection",
+    **dict.fromkeys(("swaps, rare words", "swaps, towards another"), "gradient swaps"),
+    **dict.fromkeys(("character flips", "trigger"), "other attacks"),
+}
+"""The frozen shifts, each with its kind. On news there are no attacks: it has too few documents to spare."""
+
+KINDS: dict[str, str] = {
+    **dict.fromkeys(("tweets",), "tweets"),
+    **dict.fromkeys(("movies", "amazon"), "reviews"),
+    **dict.fromkeys(("german", "french", "russian", "arabic", "chinese", "languages"), "languages"),
+    **{"code": "code", "random": "random", "typos 10 %": "typos 10 %", "typos 20 %": "typos 20 %"},
+    **dict.fromkeys(("word shuffle", "word shuffle again"), "word order"),
+    **dict.fromkeys(("half tweet", "half amazon", "half code"), "mixtures"),
+    **{name: "gradient swaps" for name in (*DEVELOPMENT, *SEEN) if name.startswith("swaps")},
+    **FROZEN,
+}
+"""The kind of a shift, where the issue of the monitor named an ambition for it, or the shift is frozen."""
+
+ATTACKS = tuple(name for name in KINDS if KINDS[name] in ("gradient swaps", "other attacks"))
+
+PLAIN = frozenset(corpora.SOURCES) - set(DOMAINS)
+"""Shifts that are sets of their own."""
 
 
-def of(domain: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The shifts of a domain. Attacks are made on the first one only: on another they would take minutes each again."""
-    return names if domain == "editorials" else tuple(name for name in names if not name.startswith("swaps"))
+def groups(domain: str) -> dict[str, tuple[str, ...]]:
+    """The shifts of a domain. On news there are no attacks; development and seen shifts are of editorials only."""
+    if domain == "editorials":
+        return {"development": DEVELOPMENT, "seen": SEEN, "frozen": tuple(FROZEN)}
+    return {"frozen": tuple(name for name in FROZEN if domain != "news" or name not in ATTACKS)}
 
 
 def parts(domain: str) -> dict[str, list[Text]]:
@@ -56,21 +100,40 @@ def shift(name: str, domain: str, encoder: Encoder) -> list[str]:
         return corpora.sample(name, SIZE, seed=0)
     part = parts(domain)
     source = [text.text for text in part["development" if name in DEVELOPMENT else "held-out"]]
-    if name.startswith("swaps"):
+    if name in ATTACKS:
         return _kept(name, domain, source, encoder, lambda: _attacked(name, source, part["clean"], encoder))
-    # Other texts in a mixture come from beyond those that stand in the set of their own.
-    other = {kind: corpora.sample(kind, 2 * SIZE, seed=0)[SIZE:] for kind in ("tweets", "amazon", "code")}
+    return _perturbed(name, source)
+
+
+def _other(name: str) -> list[str]:
+    """Other texts in a mixture come from beyond those that stand in the set of their own."""
+    return corpora.sample(name, 2 * SIZE, seed=0)[SIZE:]
+
+
+def _perturbed(name: str, source: list[str]) -> list[str]:
     made: dict[str, Callable[[], list[str]]] = {
-        "typos 5 %": lambda: typos(source, 0.05, seed=5),
-        "typos 10 %": lambda: typos(source, 0.10, seed=10),
-        "typos 20 %": lambda: typos(source, 0.20, seed=20),
-        "word shuffle": lambda: shuffled(source, seed=1),
-        "word shuffle again": lambda: shuffled(source, seed=2),
-        "half tweet": lambda: mixed(source, other["tweets"], seed=3),
-        "half amazon": lambda: mixed(source, other["amazon"], seed=4),
-        "half code": lambda: mixed(source, other["code"], seed=5),
-        "joined": lambda: joined(source, source, seed=6),
-        "joined with tweet": lambda: joined(source, other["tweets"], seed=7),
+        "typos 5 %": lambda: worse.typos(source, 0.05, seed=5),
+        "typos 10 %": lambda: worse.typos(source, 0.10, seed=10),
+        "typos 20 %": lambda: worse.typos(source, 0.20, seed=20),
+        "word shuffle": lambda: worse.shuffled(source, seed=1),
+        "word shuffle again": lambda: worse.shuffled(source, seed=2),
+        "half tweet": lambda: worse.mixed(source, _other("tweets"), seed=3),
+        "half amazon": lambda: worse.mixed(source, _other("amazon"), seed=4),
+        "half code": lambda: worse.mixed(source, _other("code"), seed=5),
+        "joined": lambda: worse.joined(source, source, seed=6),
+        "joined with tweet": lambda: worse.joined(source, _other("tweets"), seed=7),
+        "wrong keys 10 %": lambda: worse.mistyped_by_one_key(source, 0.10, seed=31),
+        "wrong keys 20 %": lambda: worse.mistyped_by_one_key(source, 0.20, seed=32),
+        "misread 10 %": lambda: worse.lettered(source, 0.10, worse.MISREAD, seed=33),
+        "look-alikes 10 %": lambda: worse.lettered(source, 0.10, worse.LOOK, seed=34),
+        "run together 20 %": lambda: worse.run_together(source, 0.20, seed=35),
+        "neighbours exchanged 30 %": lambda: worse.exchanged(source, 0.30, seed=36),
+        "words dropped 20 %": lambda: worse.dropped(source, 0.20, seed=37),
+        "words repeated 15 %": lambda: worse.repeated(source, 0.15, seed=38),
+        "negation": lambda: worse.negated(source),
+        "half novel": lambda: worse.mixed(source, _other("novel"), seed=39),
+        "half C++": lambda: worse.mixed(source, _other("C++"), seed=40),
+        "injected order": lambda: worse.joined(source, worse.ORDERS, seed=41),
     }
     return made[name]()
 
@@ -89,33 +152,33 @@ def _kept(
 
 
 def _attacked(name: str, source: list[str], clean: list[Text], encoder: Encoder) -> attacks.Attacked:
-    common = attacks.words_of(encoder, [text.text for text in clean])
-    width = encoder.model.config.hidden_size
-    random_aim = attacks.along_a_direction(len(source), width, seed=0)
+    texts = [text.text for text in clean]
+    common, any_word = attacks.words_of(encoder, texts), attacks.words_of(encoder)
+    random_aim = attacks.along_a_direction(len(source), encoder.model.config.hidden_size, seed=0)
     if name == "swaps, common words":
         return attacks.attack(encoder, source, random_aim, common, share=0.15)
     if name == "swaps, any words":
-        return attacks.attack(encoder, source, random_aim, attacks.words_of(encoder), share=0.15)
+        return attacks.attack(encoder, source, random_aim, any_word, share=0.15)
     if name == "swaps, one in twenty":
         return attacks.attack(encoder, source, random_aim, common, share=0.05)
+    if name == "swaps, rare words":
+        rare = any_word & ~attacks.words_of(encoder, texts, least=1)
+        return attacks.attack(encoder, source, random_aim, rare, share=0.10)
+    if name == "character flips":
+        return attacks.misspell(encoder, source, share=0.10, seed=0)
     before = embedded(encoder, source)
+    if name == "trigger":
+        words = attacks.trigger(encoder, texts[:64], common, words=3, rounds=3, seed=0)
+        found = [" ".join([*words, text]) for text in source]
+        return attacks.Attacked(found, [3] * len(found), (embedded(encoder, found) * before).sum(dim=-1).tolist())
+    if name == "swaps, towards another":
+        return attacks.attack(encoder, source, attacks.towards(before.roll(1, dims=0)), common, share=0.15)
     if name == "swaps, away":
         return attacks.attack(encoder, source, attacks.away(before, seed=0), common, share=0.15)
     direction, offset, typical = probe(encoder, clean)
     aim = attacks.against_a_probe(direction, offset, before)
     far = name == "swaps, far beyond it"
     return attacks.attack(encoder, source, aim, common, share=0.4, enough=typical if far else 0.0)
-
-
-def embedded(encoder: Encoder, texts: Sequence[str]) -> Tensor:
-    """Sentence embeddings, (texts, d)."""
-    found = []
-    with torch.inference_mode():
-        for start in range(0, len(texts), 32):
-            part = list(texts[start : start + 32])
-            inputs = encoder.reads_text()(part, return_tensors="pt", padding=True, truncation=True)
-            found.append(attacks.embeddings(encoder.model(**inputs).last_hidden_state, inputs["attention_mask"]))
-    return torch.cat(found).clone()
 
 
 def probe(encoder: Encoder, clean: list[Text]) -> tuple[Tensor, float, float]:

@@ -29,6 +29,7 @@ _HOMES = {
     "monitor.live": ["Monitor"],
     "phases": ["Phases"],
     "run": ["Run"],
+    "scale.sweep": ["sweep"],
     "simulation": ["simulate"],
     "theory": ["Theory"],
     "transport": ["Distance", "wasserstein"],

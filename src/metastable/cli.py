@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from metastable import cli_lab, cli_monitor, cli_scale
+from metastable.ending import EXIT_FINDING, one_line_errors
 
 app = typer.Typer(
     name="metastable",
@@ -19,8 +19,6 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
-
-EXIT_FINDING, EXIT_BAD_INPUT, EXIT_INTERNAL = 1, 2, 70
 
 
 @app.callback(invoke_without_command=True)
@@ -78,7 +76,7 @@ def simulate(
     flags |= {"engine": engine, "merge": merge}
     head_flags = {"interaction": interaction, "value": value, "file": head}
     cloud_flags = {"law": law, "n": n, "seed": seed}
-    with _one_line_errors(debug):
+    with one_line_errors(debug):
         from metastable import commands
 
         if head is not None and not head.endswith(".npz"):
@@ -109,7 +107,7 @@ def claims(
     Every finished claim is kept at once: the same command after an interruption goes on with those that are missing.
     The exit code is 1 if a claim fails, or if its experiment stops with an error; INCONCLUSIVE alone is 0.
     """
-    with _one_line_errors(debug):
+    with one_line_errors(debug):
         from metastable import claims as room
 
         if listing:
@@ -172,7 +170,7 @@ def audit(
     Without --texts the weights alone are read. --fail-on compares columns of heads.csv, or of layers.csv, with numbers,
     words in quotes, true and false: < <= > >= == != and or not ( ).
     """
-    with _one_line_errors(debug, resumes=False):
+    with one_line_errors(debug, resumes=False):
         from metastable import commands
 
         found = commands.audit(
@@ -198,7 +196,7 @@ def compare(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Compare two checkpoints of an encoder: which heads moved, in weights, spectrum and behaviour, ranked."""
-    with _one_line_errors(debug, resumes=False):
+    with one_line_errors(debug, resumes=False):
         from metastable import commands
 
         found = commands.compare(before, after, texts, out, allow_pickle)
@@ -219,34 +217,9 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
     print(f"report: {found['report']}")
 
 
-@contextmanager
-def _one_line_errors(debug: bool, resumes: bool = True) -> Iterator[None]:
-    """Turn an error into one line on standard error and an exit code."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        _complain("interrupted; the same command goes on from what was kept" if resumes else "interrupted")
-        raise typer.Exit(130) from None
-    except Exception as error:
-        message = str(error)
-        if type(error).__name__ == "SimulationStopped":
-            code = EXIT_FINDING
-        elif isinstance(error, (ValueError, OSError)):
-            code = EXIT_BAD_INPUT
-        elif isinstance(error, MemoryError) or "allocate" in message:
-            less = "take a smaller n" if resumes else "take fewer texts at a time (--batch-size)"
-            code, message = EXIT_BAD_INPUT, f"not enough memory for this many tokens; {less}"
-        else:
-            kind = type(error).__name__
-            code, message = EXIT_INTERNAL, f"unexpected {kind}: {message}; --debug shows where, please report it"
-        if debug:
-            raise
-        _complain(message)
-        raise typer.Exit(code) from None
-
-
-def _complain(message: str) -> None:
-    print(f"metastable: {' '.join(message.split())}", file=sys.stderr)
+cli_monitor.register(app)
+cli_lab.register(app)
+cli_scale.register(app)
 
 
 def main() -> None:

@@ -44,15 +44,15 @@ LAWS: dict[str, Callable[..., Cloud]] = {
 }
 
 
-def read(path: str | Path) -> dict[str, Any]:
-    """The tables of a TOML file, with every key known."""
+def read(path: str | Path, further: Iterable[str] = ()) -> dict[str, Any]:
+    """The tables of a TOML file, with every key known; `further` are keys that a simulation alone does not have."""
     path = Path(path)
     try:
         with open(path, "rb") as handle:
             tables = tomllib.load(handle)
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read {path}: {error}") from error
-    _known(tables, (*RUN_KEYS, "head", "cloud"), str(path))
+    _known(tables, (*RUN_KEYS, "head", "cloud", *further), str(path))
     for name in ("head", "cloud"):
         if not isinstance(tables.get(name, {}), dict):
             raise BadInput(f"{path}: {name} must be a table, [{name}]")

@@ -1,10 +1,43 @@
-"""Progress bars with the time left, on a terminal; nothing in a pipe."""
+"""Progress bars with the time left, on a terminal; nothing in a pipe. And what else may watch a simulation."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+
+from metastable.errors import BadInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """A context manager that `simulate` reports to, in its own thread. What a call raises ends the run.
+
+    at(t) : after every step, also after one that is taken again because it was too long
+    frame(t, x) : the positions (N, d) at each saved time, 0 included, in order; a run that is resumed reports those of
+        before too. x is what the run keeps: it must not be changed
+    """
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *exc: Any) -> None: ...
+
+    def at(self, t: float) -> None: ...
+
+    def frame(self, t: float, x: Tensor) -> None: ...
+
+
+def watching(until: float, progress: bool | Watcher | None) -> Watcher:
+    """Whom `simulate` reports to: the object it was given, or a bar that is shown or not."""
+    if isinstance(progress, Watcher):
+        return progress
+    if progress is not None and not isinstance(progress, int):
+        kind = type(progress).__name__
+        raise BadInput(f"progress is of type {kind}; give True, False or a context manager with at(t) and frame(t, x)")
+    return Progress(until, progress)
 
 
 class _Bar:
@@ -44,6 +77,9 @@ class Progress(_Bar):
 
     def at(self, t: float) -> None:
         self._move(t)
+
+    def frame(self, t: float, x: Tensor) -> None:
+        """A bar has no picture."""
 
 
 class Shares(_Bar):

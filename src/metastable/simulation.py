@@ -29,7 +29,7 @@ from metastable.flow.heun import heun
 from metastable.flow.rk4 import rk4
 from metastable.head import Head
 from metastable.merging import Merging
-from metastable.progress import Progress
+from metastable.progress import Watcher, watching
 from metastable.run import Run
 
 FIXED = {"euler": euler, "heun": heun, "rk4": rk4}
@@ -53,7 +53,7 @@ def simulate(
     merge: float | None = None,
     checkpoint: str | Path | None = None,
     overwrite: bool = False,
-    progress: bool | None = None,
+    progress: bool | Watcher | None = None,
 ) -> Run:
     """Follow dx/dt = P_x V m_β[μ_t](x) for all tokens of `cloud` from 0 to `until`.
 
@@ -73,7 +73,8 @@ def simulate(
     checkpoint : a path like "run.zarr". The run is saved there, progress is kept beside it in "run.zarr.part", and
         the same call after an interruption goes on from there to the same bits
     overwrite : replace another run at `checkpoint` instead of refusing
-    progress : show a bar with the time left; by default when standard error is a terminal
+    progress : show a bar with the time left; by default when standard error is a terminal. Or a `progress.Watcher`,
+        which is told of every step and every saved frame, and stops the run by raising
 
     Raises
     ------
@@ -83,14 +84,14 @@ def simulate(
     plan = _plan(head, cloud, beta, until, method, tol, step, save, engine, merge)
     head = head.to(cloud.dtype, cloud.points.device)
     if checkpoint is None:
-        return _Solver(head, cloud, plan).run(Progress(plan.times[-1], progress))
+        return _Solver(head, cloud, plan).run(watching(plan.times[-1], progress))
     target = store.run_path(checkpoint)
     identity = {**plan.configuration(), "digest": store.digest(head, cloud)}
     finished = _finished(target, identity, overwrite) if store.recover(target) else None
     if finished is not None:
         return finished
     with Checkpoint(target, identity, replace=overwrite) as kept:
-        run = _Solver(head, cloud, plan, kept).run(Progress(plan.times[-1], progress))
+        run = _Solver(head, cloud, plan, kept).run(watching(plan.times[-1], progress))
         run.save(target)
         kept.remove()
     return run
@@ -231,14 +232,17 @@ class _Solver:
         self.evaluations += 1
         return self.moving(x)
 
-    def run(self, progress: Progress) -> Run:
+    def run(self, watcher: Watcher) -> Run:
         began = time.perf_counter()
         state = self._resume() or self._begin()
         self.evaluations = state.evaluations
-        with progress:
+        with watcher:
+            for t, frame in zip(self.plan.times, self.frames, strict=False):
+                watcher.frame(t, frame)
             while state.saved < len(self.plan.times):
-                self._advance(state, self.plan.times[state.saved], progress)
+                self._advance(state, self.plan.times[state.saved], watcher)
                 self._save_frame(state)
+                watcher.frame(state.t, self.frames[-1])
         stats = {"steps": state.steps, "rejected": state.rejected, "evaluations": self.evaluations}
         if self.merging:
             stats |= {"merges": len(self.merging.jumps), "live": len(state.x)}
@@ -264,7 +268,7 @@ class _Solver:
         self._save_frame(state)
         return state
 
-    def _advance(self, state: _State, target: float, progress: Progress) -> None:
+    def _advance(self, state: _State, target: float, watcher: Watcher) -> None:
         """Take steps until t = target exactly."""
         last = time.perf_counter()
         while state.t < target:
@@ -274,7 +278,7 @@ class _Solver:
                 self._adaptive_step(state, target)
             else:
                 self._fixed_step(state, target)
-            progress.at(state.t)
+            watcher.at(state.t)
             if self.kept and state.t < target and time.perf_counter() - last > CHECKPOINT_SECONDS:
                 self._save_state(state)
                 last = time.perf_counter()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from metastable.figures.compared import distances
 from metastable.figures.curves import depth_curves, lengths, loop_curves
 from metastable.figures.distance import distance
 from metastable.figures.heads import comparison, eigenvalues, heat_map
@@ -36,6 +37,7 @@ __all__ = [
     "comparison",
     "depth_curves",
     "distance",
+    "distances",
     "eigenvalues",
     "heat_map",
     "lengths",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from metastable.run import Run
 
 TINTS = {"concentration": "#E3F0F8", "plateau": "#E0F2EA", "terminal": "#FBEBDD"}
+REST, BAND = "#F6EE9C", "rgba(0,114,178,0.18)"
 DECADES_BELOW = 1.5
 """The axis goes this far below the least distance; a term that falls on for ever would flatten all the rest."""
 NOTHING = {"still": "hardly any change", "one time": "only one time saved"}
@@ -111,7 +112,7 @@ def _resting(figure: go.Figure, phases: Phases) -> None:
             y=y,
             name="at rest",
             mode="lines",
-            line={"color": "#F6EE9C", "width": 13},
+            line={"color": REST, "width": 13},
             hoverinfo="skip",
             zorder=-1,
             legendrank=2000,
@@ -141,7 +142,7 @@ def _band(figure: go.Figure, curve: xr.DataArray, low: float) -> None:
         y=upper,
         name="W₂ lies in here (not exact)",
         fill="tonexty",
-        fillcolor="rgba(0,114,178,0.18)",
+        fillcolor=BAND,
         **edge,
     )
 

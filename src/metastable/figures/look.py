@@ -24,6 +24,8 @@ CONFIG: dict[str, Any] = {
     "displaylogo": False,
     # A wheel or a finger that scrolls the page must not zoom the sphere under it.
     "scrollZoom": False,
+    # plotly.js 4 would offer to upload the chart to its makers' server.
+    "showSendToCloud": False,
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d", "tableRotation", "resetCameraLastSave3d"],
 }
 """What to hand to `figure.show(config=…)` or `to_html(config=…)`."""

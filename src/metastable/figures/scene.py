@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from metastable.spectrum import Spectrum
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
+GRID = "#C4CAD0"
 CAMERA = 1.36
 """Distance of the camera: the sphere just fits a phone."""
 
@@ -108,7 +109,7 @@ def _globe(figure: go.Figure) -> None:
     figure.add_scatter3d(
         **coordinates(grid),
         mode="lines",
-        line={"color": "#C4CAD0", "width": 1},
+        line={"color": GRID, "width": 1},
         hoverinfo="skip",
         name="grid",
         showlegend=False,

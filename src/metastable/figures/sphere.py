@@ -19,29 +19,48 @@ if TYPE_CHECKING:
 
 MOST_TOKENS = 1500
 MOST_FRAMES = 40
+CLOSER = 0.86
+"""Without controls below it there is more room for the sphere than the camera's usual distance allows for."""
+LEGEND = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "font": {"size": 13}, "itemsizing": "constant"}
 
 
-def sphere(run: Run) -> go.Figure:
+def sphere(run: Run, *, controls: bool = True, frames: int = MOST_FRAMES) -> go.Figure:
     """Tokens over time: a sphere for d = 3, a circle for d = 2, a projection to three dimensions for d > 3.
 
-    At most 1500 tokens and 40 of the saved times are drawn. The axes ±e (dominant direction of M, where the
+    At most 1500 tokens and `frames` of the saved times are drawn. The axes ±e (dominant direction of M, where the
     limit law lives) and ±v (dominant direction of V, the terminal phase) are drawn through the centre; a
     dominant plane is drawn as its circle.
+
+    controls : a time slider and buttons in the figure. Without them the page moves the tokens, by the figure's frames;
+        `layout.meta` holds their times, and the camera stays as it was turned when the figure is drawn anew.
     """
     view = view_of(run)
     keep = sample_indices(len(run.cloud), min(MOST_TOKENS, len(run.cloud)), seed=0)
-    steps = np.unique(np.linspace(0, len(run.times) - 1, MOST_FRAMES).round().astype(int))
+    steps = np.unique(np.linspace(0, len(run.times) - 1, frames).round().astype(int))
     groups = _groups(run, keep)
     figure = look.plain(_title(view), 620 if view.flat else 700, _caption(run, view, len(keep)), view.note)
     figure.update_layout(margin_t=look.TITLE_HEIGHT + 26)
     draw_scene(figure, run, view)
     shown = run.frames[torch.from_numpy(steps).unsqueeze(1), keep].cpu().double().numpy()
     _animate(figure, rounded(shown @ view.axes), groups, _sizes(run, keep))
-    _controls(figure, [float(run.times[i]) for i in steps])
+    times = [float(run.times[i]) for i in steps]
+    figure.update_layout(legend=LEGEND)
+    if controls:
+        _controls(figure, times)
+    else:
+        _for_a_page(figure, times, view)
     if groups[0].angles:
         # The colour bar takes the place above the sphere; the legend goes into the empty corner of the scene.
         figure.update_layout(legend_yanchor="top", margin_t=look.TITLE_HEIGHT + 50)
     return figure
+
+
+def _for_a_page(figure: go.Figure, times: list[float], view: View) -> None:
+    """Leave the room of the controls to the sphere, and say at which time each frame is."""
+    figure.update_layout(meta={**figure.layout.meta, "times": times}, margin_b=6, uirevision=_title(view))
+    if not view.flat:
+        eye = figure.layout.scene.camera.eye
+        figure.update_layout(scene_camera_eye={axis: CLOSER * eye[axis] for axis in "xyz"})
 
 
 def _animate(figure: go.Figure, positions: np.ndarray[Any, Any], groups: list[_Group], sizes: Floats | float) -> None:
@@ -170,14 +189,6 @@ def _controls(figure: go.Figure, times: list[float]) -> None:
                 ],
             }
         ],
-        legend={
-            "orientation": "h",
-            "x": 0,
-            "y": 1,
-            "yanchor": "bottom",
-            "font": {"size": 13},
-            "itemsizing": "constant",
-        },
     )
 
 

@@ -15,7 +15,10 @@ SERIAL = 20_000
 
 
 def threads() -> int:
-    """How many threads the engine uses: the cores that this process may run on."""
+    """How many threads the engine uses: METASTABLE_THREADS, or the cores that this process may run on."""
+    given = os.environ.get("METASTABLE_THREADS", "")
+    if given.isdecimal():
+        return max(1, int(given))
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 

@@ -1,0 +1,173 @@
+"""Every detector, setting and combination on shifted texts, for one new deal of a domain's clean documents.
+
+Detectors were fitted once (`columns`). A seed deals the other clean documents anew: scales and lengths are fitted on
+`adjust`, p-values on `calibrate`, and shifted texts are compared with `test`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from columns import ALL_DEPTHS, SUBSPACES, inside
+from measures import aupr, auroc, fpr_at, interval, weights
+
+from metastable.monitor.conformal import Surprise, combine
+from metastable.monitor.detectors.base import Detector
+from metastable.monitor.scoring import SETTINGS, Scale, Scorer, Setting, Table
+
+SHARES = {"adjust": 0.25, "calibrate": 0.35, "test": 0.40}
+"""Of the documents that no detector was fitted on."""
+
+BATCH, DRAWS = 8, 400
+"""Texts in a batch, and batches drawn on each side of a comparison."""
+
+CONTROLS = ("token-count", "unigram-rarity")
+SINGLE = (
+    *("token-mahalanobis", "place-surprise", "pooled-mahalanobis", "layer-mean-mahalanobis", "pooled-knn"),
+    *("concentration", "attention-entropy"),
+)
+"""Every detector alone; the simple baselines that a setting has to beat are these and the controls."""
+
+COMBINATIONS = {
+    "light": SETTINGS["light"],
+    "full": SETTINGS["full"],
+    "full + attention-entropy": Setting("", {**SETTINGS["full"].members, "attention-entropy": None}),
+    "full + concentration": Setting("", {**SETTINGS["full"].members, "concentration": None}),
+    "full + both": Setting("", {**SETTINGS["full"].members, "attention-entropy": None, "concentration": None}),
+    "full + pooled-knn": Setting("", {**SETTINGS["full"].members, "pooled-knn": None}),
+    "token-mahalanobis + pooled-knn": Setting("", {"token-mahalanobis": None, "pooled-knn": None}),
+    "pooled-mahalanobis + concentration": Setting("", {"pooled-mahalanobis": None, "concentration": None}),
+}
+"""The two settings of the library, and others for comparison."""
+
+ABLATIONS = (ALL_DEPTHS, *(inside(subspace) for subspace in SUBSPACES))
+
+UNADJUSTED = (*SINGLE, "light", "full")
+"""Also shown as if all texts had one length."""
+
+
+def unadjusted(name: str) -> str:
+    return f"{name}, lengths ignored"
+
+
+def dealt(documents: list[str], seed: int) -> dict[str, np.ndarray]:
+    """Places of the clean texts in each part, by document."""
+    order = sorted(set(documents))
+    random.Random(seed).shuffle(order)
+    ends = np.cumsum(list(SHARES.values())) * len(order)
+    ends[-1] = len(order)
+    part_of = {d: list(SHARES)[int(np.searchsorted(ends, place, side="right"))] for place, d in enumerate(order)}
+    parts = np.array([part_of[d] for d in documents])
+    return {part: np.flatnonzero(parts == part) for part in SHARES}
+
+
+def of_one_length(table: Table) -> Table:
+    """The same numbers as if all texts had ten tokens: then nothing is adjusted for length."""
+    return Table(table.columns, np.full_like(table.lengths, 10))
+
+
+@dataclass(frozen=True)
+class Method:
+    """A score of texts, and of batches of them.
+
+    scale : fitted on the adjust part; of_batches : the surprise of batches, fitted on batches of that part
+    """
+
+    scale: Scale
+    of_batches: Surprise
+    adjusted: bool = True
+
+    @classmethod
+    def of(
+        cls, setting: Setting, detectors: Mapping[str, Detector], adjust: Table, adjusted: bool, seed: int
+    ) -> Method:
+        own = adjust if adjusted else of_one_length(adjust)
+        scale = Scale.of(setting, detectors, own)
+        drawn = np.random.default_rng(seed).integers(len(adjust), size=(DRAWS, BATCH))
+        return cls(scale, Surprise(_batch_numbers(scale, own, drawn)), adjusted)
+
+    def texts(self, table: Table) -> np.ndarray:
+        """(texts,)"""
+        return self.scale(table if self.adjusted else of_one_length(table)).total
+
+    def batches(self, table: Table, drawn: np.ndarray) -> np.ndarray:
+        """(draws,), of the texts drawn (draws, 8)."""
+        own = table if self.adjusted else of_one_length(table)
+        return combine(self.of_batches(_batch_numbers(self.scale, own, drawn)))
+
+
+def _batch_numbers(scale: Scale, table: Table, drawn: np.ndarray) -> np.ndarray:
+    """(draws, members): adjusted columns are averaged over a batch first, and then made one number a detector."""
+    found = []
+    for member in scale.members:
+        z = member.first(table.columns[member.name][:, member.places], table.lengths)[drawn].mean(axis=1)
+        found.append(z.mean(axis=1) if member.vector is None else member.vector(z))
+    return np.stack(found, axis=1)
+
+
+class Bench:
+    """All methods of one seed."""
+
+    def __init__(self, clean: Table, documents: list[str], detectors: Mapping[str, Detector], seed: int) -> None:
+        self.seed = seed
+        self.parts = {part: clean[places] for part, places in dealt(documents, seed).items()}
+        adjust = self.parts["adjust"]
+        wanted = [*SINGLE, *CONTROLS, *(name for name in ABLATIONS if name in detectors)]
+        settings = {name: Setting(name, {name: None}) for name in wanted} | COMBINATIONS
+        # A count of tokens that is adjusted for their count says nothing.
+        self.methods = {
+            name: Method.of(s, detectors, adjust, name != "token-count", seed) for name, s in settings.items()
+        }
+        for name in UNADJUSTED:
+            self.methods[unadjusted(name)] = Method.of(settings[name], detectors, adjust, False, seed)
+        self.scorers = {
+            name: Scorer.of(setting, detectors, adjust, self.parts["calibrate"]) for name, setting in SETTINGS.items()
+        }
+        self._of_clean = {name: method.texts(self.parts["test"]) for name, method in self.methods.items()}
+
+    def judge(self, table: Table) -> dict[str, dict[str, float]]:
+        """Every method's numbers on one shift, in percent."""
+        clean = self.parts["test"]
+        weight, usable = weights(clean.lengths, table.lengths)
+        chance = np.random.default_rng(self.seed)
+        from_clean = chance.choice(len(clean), size=(DRAWS, BATCH), p=weight / weight.sum())
+        from_shifted = chance.choice(np.flatnonzero(usable), size=(DRAWS, BATCH))
+        found = {}
+        for name, method in self.methods.items():
+            c, s = self._of_clean[name], method.texts(table)
+            low, high = interval(c, s[usable], weight, self.seed)
+            numbers = {
+                "matched": auroc(c, s[usable], weight),
+                "low": low,
+                "high": high,
+                "raw": auroc(c, s),
+                "aupr": aupr(c, s[usable], weight),
+                "fpr95": fpr_at(c, s[usable], weight),
+                "batch": auroc(method.batches(clean, from_clean), method.batches(table, from_shifted)),
+            }
+            found[name] = {key: 100 * value for key, value in numbers.items()}
+        return found
+
+    def covered(self, table: Table) -> float:
+        """The percentage of shifted texts that have clean ones of their length."""
+        return 100 * float(weights(self.parts["test"].lengths, table.lengths)[1].mean())
+
+    def caught(self, table: Table, alpha: float = 0.01) -> dict[str, dict[str, float]]:
+        """By setting: the percentage of texts with a p-value of at most α, and where it began, as the library says.
+
+        first : by depth, the percentage of texts for which it is the first with a corrected p-value ≤ α
+        """
+        found: dict[str, dict[str, float]] = {}
+        for name, scorer in self.scorers.items():
+            judged = scorer.judge(table, [""] * len(scorer.scale.members))
+            small = judged.p_by_depth <= alpha
+            first = np.where(small.any(axis=1), small.argmax(axis=1), -1)
+            found[name] = {
+                "conditional": 100 * float((judged.p_value <= alpha).mean()),
+                "marginal": 100 * float((judged.p_marginal <= alpha).mean()),
+                **{f"depth {d}": 100 * float((first == place).mean()) for place, d in enumerate(judged.depths)},
+            }
+        return found

@@ -1,0 +1,264 @@
+"""docs/detection.md from the record of the benchmark: every number in it comes from there.
+
+`markdown(record)` is a function of the record alone.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from bench import ABLATIONS, COMBINATIONS, CONTROLS, SINGLE, UNADJUSTED, unadjusted
+from shifts import FROZEN, KINDS
+from streams import AFTER, ALPHA, BEFORE, METHODS, WINDOW
+
+from metastable.monitor.scoring import SETTINGS
+
+AMBITIONS = {
+    **{"languages": 99.5, "code": 99.5, "random": 99.5, "tweets": 98.0, "reviews": 96.0},
+    **{"typos 10 %": 93.0, "typos 20 %": 98.0, "word order": 80.0, "gradient swaps": 85.0, "mixtures": 78.0},
+}
+"""Length-matched AUROC a text, in percent, that was hoped for before anything was measured, by kind of shift."""
+
+BATCH_AMBITION, MARGIN = 99.0, 3.0
+"""Mean AUROC of batches of 8; points that a setting may be below the best single detector on any one shift."""
+
+MEASURES = {
+    "matched": "AUROC, length-matched",
+    "raw": "AUROC, lengths as they are",
+    "aupr": "AUPR, length-matched, as many clean texts as shifted ones",
+    "fpr95": "False positives at 95 % caught, length-matched (lower is better)",
+    "batch": "AUROC of batches of 8 texts, length-matched",
+}
+
+TABLES: dict[str, tuple[str, ...]] = {
+    "settings, single detectors, controls": (*SETTINGS, *SINGLE, *CONTROLS),
+    "other combinations, ablations": (*(name for name in COMBINATIONS if name not in SETTINGS), *ABLATIONS),
+    "lengths ignored": tuple(unadjusted(name) for name in UNADJUSTED),
+}
+"""The methods, in tables that are not too wide."""
+
+Group = dict[str, Any]
+"""By shift, what the record holds of it."""
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The whole document."""
+    return (
+        "\n".join([*_introduction(record), *_summary(record), *_streams(record), *_twin(record), *_whole(record)])
+        + "\n"
+    )
+
+
+def _words(text: str) -> Iterator[str]:
+    """A paragraph in lines of the house's length."""
+    yield from textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
+    yield ""
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield "|---" * len(head) + "|"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+    yield ""
+
+
+def _mean(group: Group, method: str, key: str) -> float:
+    return float(np.mean([found["methods"][method][key] for found in group.values()]))
+
+
+def _introduction(record: dict[str, Any]) -> Iterator[str]:
+    yield "# Detection: what the monitor finds, and what it does not"
+    yield ""
+    yield from _words(
+        "Written by `python benchmarks/detection/run.py --write-docs` from "
+        "`benchmarks/results/detection.json`; every number comes from there. What the shifts are, and "
+        "where the texts come from, is in [benchmarks/detection](../benchmarks/detection/README.md)."
+    )
+    yield from _words(
+        f"Encoder: `{record['model']}`. Numbers are percentages, means over {record['seeds']} deals of the "
+        "clean documents into adjust, calibrate and test parts; detectors are fitted once. "
+        "**Length-matched**: clean texts are weighted to the lengths of the shifted ones, so that length "
+        "alone finds nothing. **Frozen** shifts were fixed before any score on them was computed and were "
+        "then run once; **development** shifts are what the settings were chosen on; **seen** ones were "
+        "held out at first, but looked at afterwards, and are no clean test. The domains `commons` and "
+        "`manual` are fresh, `editorials` and `news` are not."
+    )
+    head = ("domain", "fitted on", "adjust", "calibrate", "test", "documents in the last three")
+    rows = [
+        (name, str(found["fitted on"]), *(str(n) for n in found["parts"].values()), str(found["documents"]))
+        for name, found in record["domains"].items()
+    ]
+    yield from _table(head, rows)
+
+
+def _summary(record: dict[str, Any]) -> Iterator[str]:
+    yield "## Ambitions, met and missed"
+    yield ""
+    yield from _words(
+        "What was hoped for before anything was measured, and what came out on frozen shifts: the mean "
+        "over the shifts of a kind, length-matched, one text at a time."
+    )
+    for setting in SETTINGS:
+        yield f"**{setting}**"
+        yield ""
+        rows = [_kind_row(record, setting, kind) for kind in dict.fromkeys(FROZEN.values())]
+        head = ("kind", "ambition", *record["domains"])
+        yield from _table(head, [*rows, *_overall_rows(record, setting)])
+
+
+def _verdict(value: float, ambition: float | None) -> str:
+    return f"{value:.1f}" if ambition is None else f"{value:.1f} {'met' if value >= ambition else '**missed**'}"
+
+
+def _kind_row(record: dict[str, Any], setting: str, kind: str) -> tuple[str, ...]:
+    cells = []
+    for found in record["domains"].values():
+        own = [s["methods"][setting]["matched"] for n, s in found["groups"]["frozen"].items() if FROZEN[n] == kind]
+        cells.append(_verdict(float(np.mean(own)), AMBITIONS.get(kind)) if own else "—")
+    wanted = AMBITIONS.get(kind)
+    return (kind, "—" if wanted is None else f"{wanted:g}", *cells)
+
+
+def _overall_rows(record: dict[str, Any], setting: str) -> Iterator[tuple[str, ...]]:
+    frozen = [found["groups"]["frozen"] for found in record["domains"].values()]
+    batches = [_verdict(_mean(group, setting, "batch"), BATCH_AMBITION) for group in frozen]
+    yield ("mean of batches of 8", f"{BATCH_AMBITION:g}", *batches)
+    best = [max((_mean(group, name, "matched"), name) for name in (*SINGLE, *CONTROLS)) for group in frozen]
+    own = [_mean(group, setting, "matched") for group in frozen]
+    yield ("mean of all shifts", "—", *(f"{value:.1f}" for value in own))
+    cells = [
+        f"{value:.1f} ({name}) {'met' if mine >= value else '**missed**'}"
+        for mine, (value, name) in zip(own, best, strict=True)
+    ]
+    yield ("best single detector's mean", "below", *cells)
+    losses = [_losses(group, setting) for group in frozen]
+    cells = [
+        f"{len(lost)} of {len(group)} {'met' if not lost else '**missed**'}"
+        for lost, group in zip(losses, frozen, strict=True)
+    ]
+    yield (f"shifts more than {MARGIN:g} below the best single one", "0", *cells)
+
+
+def _losses(group: Group, setting: str) -> list[str]:
+    return [n for n, s in group.items() if _best(s)[0] - s["methods"][setting]["matched"] > MARGIN]
+
+
+def _best(found: dict[str, Any]) -> tuple[float, str]:
+    """The best single detector or control on a shift."""
+    return max((found["methods"][name]["matched"], name) for name in (*SINGLE, *CONTROLS))
+
+
+def _streams(record: dict[str, Any]) -> Iterator[str]:
+    yield "## False alarms, and delays"
+    yield ""
+    yield from _words(
+        "Clean texts of other documents than the calibration texts: percentage with a p-value of at most "
+        "0.01, marginal and calibration-conditional, mean over deals. Both should be at most about 1."
+    )
+    rows = [
+        (domain, setting, f"{found['clean'][setting]['marginal']:.2f}", f"{found['clean'][setting]['conditional']:.2f}")
+        for domain, found in record["domains"].items()
+        for setting in SETTINGS
+    ]
+    yield from _table(("domain", "setting", "marginal", "conditional"), rows)
+    yield from _words(
+        f"Clean streams: in how many an alarm was raised. `alarm`, KS and MMD promise at most {ALPHA:g} of "
+        "them; `change alarm` promises an average of 10 000 texts between alarms. Windows of KS and MMD "
+        f"hold {WINDOW} texts. All promises are for independent texts; texts of one document are not, and "
+        "a deal of few documents is not either."
+    )
+    rows = []
+    for domain, found in record["domains"].items():
+        streams = found["clean streams"]
+        for setting in SETTINGS:
+            own = streams["false alarms"][setting]
+            cells = [f"{own[method]['alarms']} of {own[method]['streams']}" for method in METHODS]
+            rows.append((domain, setting, str(streams["texts"]), *cells))
+    yield from _table(("domain", "setting", "texts", *METHODS), rows)
+    yield from _words(
+        f"Streams of {BEFORE} clean and then {AFTER} shifted texts (fewer clean ones where the test part "
+        "is smaller): the median number of shifted texts until the alarm, and in brackets the streams "
+        "that raised it too early / never."
+    )
+    for domain, found in record["domains"].items():
+        yield f"**{domain}**"
+        yield ""
+        head = ("shift", *(f"{setting}: {method}" for setting in SETTINGS for method in METHODS))
+        changed = found["changed streams"]
+        names = changed[next(iter(SETTINGS))]
+        rows = [(n, *(_delay(changed[setting][n][m]) for setting in SETTINGS for m in METHODS)) for n in names]
+        yield from _table(head, rows)
+
+
+def _delay(found: dict[str, Any]) -> str:
+    delay = "never" if found["delay"] is None else str(found["delay"])
+    trouble = f" ({found['early']}/{found['missed']})" if found["early"] or found["missed"] else ""
+    return f"{delay}{trouble}"
+
+
+def _twin(record: dict[str, Any]) -> Iterator[str]:
+    yield "## The same encoder with random weights"
+    yield ""
+    yield from _words(
+        "How much of a detector is what the encoder has learned: AUROC, length-matched, of the trained "
+        "encoder → of one of the same shape with random weights. Attacks are those on the trained one."
+    )
+    for domain, group in record["twin"].items():
+        yield f"**{domain}**"
+        yield ""
+        trained = {n: s for own in record["domains"][domain]["groups"].values() for n, s in own.items() if n in group}
+        methods = TABLES["settings, single detectors, controls"]
+        rows = []
+        for name, found in group.items():
+            pairs = [(trained[name]["methods"][m]["matched"], found["methods"][m]["matched"]) for m in methods]
+            rows.append((name, *(f"{a:.1f} → {b:.1f}" for a, b in pairs)))
+        means = [f"{_mean(trained, m, 'matched'):.1f} → {_mean(group, m, 'matched'):.1f}" for m in methods]
+        yield from _table(("shift", *methods), [*rows, ("**mean**", *means)])
+
+
+def _whole(record: dict[str, Any]) -> Iterator[str]:
+    yield "## Everything"
+    yield ""
+    for domain, found in record["domains"].items():
+        for group, results in found["groups"].items():
+            yield f"### {domain}, {group}"
+            yield ""
+            yield from _settings(results)
+            for key, title in MEASURES.items():
+                for words, methods in TABLES.items():
+                    yield from _words(f"{title}: {words}")
+                    rows = [(n, *(f"{s['methods'][m][key]:.1f}" for m in methods)) for n, s in results.items()]
+                    means = [f"{_mean(results, m, key):.1f}" for m in methods]
+                    yield from _table(("shift", *methods), [*rows, ("**mean**", *means)])
+
+
+def _settings(results: Group) -> Iterator[str]:
+    """The settings with their intervals, and what a user would see of a shift."""
+    yield from _words(
+        "Length-matched AUROC of the settings with the 95 % bootstrap interval and the standard deviation "
+        "over deals; the best single detector and by how much `full` is above it; texts with a "
+        "calibration-conditional p-value of at most 0.01 by `full`, and the depth at which that most "
+        "often begins; texts, and the percentage with clean ones of their length."
+    )
+    head = ("shift", "kind", *SETTINGS, "best single", "full above it", "p ≤ 0.01", "begins at", "texts", "covered")
+    rows = []
+    for name, found in results.items():
+        best, which = _best(found)
+        methods, caught = found["methods"], found["caught"]["full"]
+        numbers = [
+            f"{m['matched']:.1f} [{m['low']:.1f}, {m['high']:.1f}] ± {m['sd']:.1f}" for m in map(methods.get, SETTINGS)
+        ]
+        depth = max((caught[key], key) for key in caught if key.startswith("depth"))
+        above = methods["full"]["matched"] - best
+        cells = (
+            f"{best:.1f} {which}",
+            f"{above:+.1f}",
+            f"{caught['conditional']:.1f}",
+            depth[1].removeprefix("depth "),
+        )
+        kind = KINDS.get(name, "—")
+        rows.append((name, kind, *numbers, *cells, str(found["texts"]), f"{found['covered']:.0f}"))
+    yield from _table(head, rows)

@@ -1,0 +1,363 @@
+"""What `calibrate` and `watch` do once their arguments are parsed."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from metastable.encoder import texts as reading
+from metastable.encoder.loading import load
+from metastable.errors import BadInput
+from metastable.monitor.baseline import Baseline, check_free
+from metastable.monitor.conformal import share
+from metastable.monitor.live import Monitor
+from metastable.monitor.records import Record
+from metastable.monitor.scoring import SETTINGS
+from metastable.monitor.sinks import Prometheus
+from metastable.monitor.splitting import DELTA
+from metastable.monitor.streaming import (
+    AHEAD,
+    SCHEMA,
+    TOGETHER,
+    Intake,
+    Kept,
+    Score,
+    Tally,
+    as_line,
+    batches,
+    judged,
+    kind,
+    regular,
+    row,
+)
+from metastable.progress import Texts
+
+Shield = Callable[[], AbstractContextManager[None]]
+
+QUIET_END = 141
+"""The exit code of a program whose reader went away: 128 + SIGPIPE, as the shell gives it."""
+
+
+def watch(
+    model: str,
+    baseline: Path,
+    texts: str,
+    *,
+    setting: str,
+    alpha: float,
+    out: Path | None,
+    jsonl: bool,
+    batch_size: int,
+    prometheus: str | None,
+    private: bool,
+    resume: bool,
+    overwrite: bool,
+    allow_pickle: bool,
+    as_json: bool,
+) -> int:
+    """Score a stream line by line; returns the exit code."""
+    _check(texts, setting, batch_size, out, resume, overwrite)
+    # Lines are taken from here on, while the model is loaded.
+    intake = Intake(reading.lines(texts, jsonl or None), AHEAD * batch_size)
+    tally, judge, facts = _prepare(model, baseline, setting, alpha, batch_size, allow_pickle)
+    sink = None if prometheus is None else _serve(prometheus)
+    with ExitStack() as stack:
+        kept = None
+        if out is not None:
+            facts |= {"batch_size": batch_size, "private": private}
+            kept = stack.enter_context(closing(Kept(out, facts, resume, overwrite)))
+            kept.replay(tally)
+        stream = batches(intake, TOGETHER * batch_size, regular(texts), tally.lines)
+        run = _Run(tally, kept, sink, _Screen(tally, as_json, texts), private)
+        return run.through(judged(batch, judge) for batch in stream)
+
+
+def _prepare(
+    model: str, baseline: Path, setting: str, alpha: float, batch_size: int, allow_pickle: bool
+) -> tuple[Tally, Score, dict[str, Any]]:
+    """The empty tally, what scores texts, and all that a record depends on besides its text."""
+    share(alpha, "--alpha")
+    known = Baseline.load(baseline)
+    encoder = load(model, allow_pickle)
+    known.check(encoder)
+    least = known.settings[setting].calibration.resolution(DELTA)
+    if least > alpha:
+        few = f"the smallest p-value of this baseline is {least:.2g}"
+        print(f"no single text can be strange at {alpha:g}: {few}; calibrate with more texts", file=sys.stderr)
+    monitor = Monitor(encoder.model, known, setting, alpha=alpha, tokenizer=encoder.reads_text(), keep=1)
+    facts = {
+        "encoder": known.fingerprint,
+        "baseline": hashlib.sha256((baseline / "baseline.json").read_bytes()).hexdigest(),
+        "setting": setting,
+        "alpha": alpha,
+    }
+    return Tally(known.alarm(setting, alpha), alpha), partial(monitor.score, batch_size=batch_size), facts
+
+
+class _Run:
+    """A stream from its first batch of records to its summary."""
+
+    def __init__(
+        self, tally: Tally, kept: Kept | None, sink: Prometheus | None, screen: _Screen, private: bool
+    ) -> None:
+        self.tally, self.kept, self.sink, self.screen, self.private = tally, kept, sink, screen, private
+
+    def through(self, stream: Iterable[list[Record]]) -> int:
+        """Take all records, and end with the exit code."""
+        code = None
+        done = self.tally.lines
+        try:
+            with _signals() as shield:
+                for records in stream:
+                    with shield():
+                        self._take([record for record in records if (record.line or 0) > done])
+        except Stopped as stopped:
+            code = 128 + stopped.signal
+        except BrokenPipeError:
+            code = QUIET_END
+        summary = {"finished": code is None, **self.tally.to_dict()}
+        if self.kept is not None:
+            self.kept.finish(summary)
+        try:
+            if code != QUIET_END:
+                self.screen.summary(summary)
+        except BrokenPipeError:
+            code = QUIET_END
+        return self.tally.code if code is None else code
+
+    def _take(self, records: list[Record]) -> None:
+        rows = [row(record, self.tally, self.private) for record in records]
+        if self.kept is not None:
+            self.kept.write(b"".join(as_line(found) for found, _ in rows))
+        for found, alarmed in rows:
+            self.screen.record(found, alarmed)
+        if self.sink is not None:
+            for record in records:
+                self.sink.write(record)
+            self.sink.state(self.tally.alarm)
+        self.screen.flush()
+
+
+def _serve(address: str) -> Prometheus:
+    """Metrics at http://HOST:PORT/metrics; a port alone is served to this machine only."""
+    host, _, port = address.rpartition(":")
+    sink = Prometheus()
+    from prometheus_client import start_http_server
+
+    try:
+        start_http_server(int(port), host or "127.0.0.1")
+    except (OSError, OverflowError, ValueError) as error:
+        raise BadInput(f"--prometheus {address} cannot be served: {error}; give a free PORT or HOST:PORT") from error
+    return sink
+
+
+def calibrate(
+    model: str, texts: str, out: Path, seed: int, batch_size: int, overwrite: bool, allow_pickle: bool
+) -> dict[str, Any]:
+    """Fit a baseline and save it in the folder `out`; returns what was learned."""
+    _check_texts(texts)
+    if not overwrite and (out / "baseline.json").exists():
+        raise BadInput(f"--out {out} holds a baseline; --overwrite replaces it")
+    check_free(out)  # before the work is done, and again when it is saved
+    unread: Counter[str] = Counter()
+    usable, named = itertools.tee(_usable(texts, unread))
+    try:
+        with Texts() as bar:
+            found = Baseline.fit(
+                model,
+                (line.text or "" for line in usable),
+                documents=(line.document for line in named),
+                seed=seed,
+                batch_size=batch_size,
+                progress=bar,
+                allow_pickle=allow_pickle,
+            )
+    except BadInput as error:
+        if unread:
+            raise BadInput(f"{error} ({_listed(unread)})") from error
+        raise
+    found.save(out)
+    return {
+        "schema": "metastable.calibrate/1",
+        "baseline": str(out),
+        "encoder": found.encoder_name,
+        "fingerprint": found.fingerprint,
+        **found.facts,
+        "left_out": dict(unread + Counter(found.facts["left_out"])),
+        "settings": {
+            name: {
+                "detectors": list(scorer.setting.members),
+                "calibration_texts": scorer.texts,
+                "least_p_value": scorer.calibration.resolution(DELTA),
+                "least_p_marginal": scorer.calibration.resolution(),
+            }
+            for name, scorer in found.settings.items()
+        },
+    }
+
+
+def _usable(texts: str, unread: Counter[str]) -> Iterator[reading.Line]:
+    for line in reading.lines(texts):
+        if line.text is None:
+            unread[kind(line.reason or "")] += 1
+        else:
+            yield line
+
+
+def calibrated(found: dict[str, Any]) -> list[str]:
+    """What `calibrate` learned, for people."""
+    parts, lengths = found["parts"], found["lengths"]
+    lines = [
+        f"{found['encoder']} (weights {found['fingerprint'][:12]}): {sum(parts.values())} clean texts, "
+        f"{found['tokens']} tokens, {lengths['least']} to {lengths['most']} a text, median {lengths['median']}",
+        f"{parts['fit']} texts to fit detectors on, {parts['adjust']} for scales and lengths, "
+        f"{parts['calibrate']} to rank new texts among",
+    ]
+    for name, setting in found["settings"].items():
+        lines.append(
+            f"setting {name}: {', '.join(setting['detectors'])}; the smallest p-value there can be is "
+            f"{setting['least_p_value']:.2g}, and {setting['least_p_marginal']:.2g} where the alarm takes it"
+        )
+    if found["cut"]:
+        lines.append(f"cut to the model's limit: {found['cut']}")
+    if found["left_out"]:
+        lines.append(f"left out: {_listed(Counter(found['left_out']))}")
+    return [*lines, f"baseline: {found['baseline']}"]
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked the process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.signal = number
+
+
+@contextmanager
+def _signals() -> Iterator[Shield]:
+    """SIGINT and SIGTERM raise `Stopped` in here, but not within the shield that this gives: there they wait."""
+    shielded, waiting = False, 0
+
+    def handle(number: int, frame: Any) -> None:
+        nonlocal waiting
+        if not shielded:
+            raise Stopped(number)
+        waiting = number
+
+    @contextmanager
+    def shield() -> Iterator[None]:
+        nonlocal shielded
+        shielded = True
+        try:
+            yield
+        finally:
+            shielded = False
+            if waiting:
+                raise Stopped(waiting)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield shield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Screen:
+    """What a person or a pipe sees: records on standard output, the rest on standard error.
+
+    In a pipe, or with `as_json`, every record is a line of JSON; on a terminal strange and rejected texts are a line in
+    words. Where standard error is a terminal, its last line counts along, unless someone types the texts there.
+    """
+
+    def __init__(self, tally: Tally, as_json: bool, texts: str) -> None:
+        self.tally, self.as_json = tally, as_json
+        self.lines = as_json or not sys.stdout.isatty()
+        typed = texts == "-" and sys.stdin.isatty()
+        self.live = sys.stderr.isatty() and not typed
+        self._waiting = bytearray()
+        if typed:
+            print("one text a line; Ctrl-D ends", file=sys.stderr)
+
+    def record(self, record: dict[str, Any], alarmed: bool) -> None:
+        if self.lines:
+            self._waiting += as_line(record)
+        elif sentence := _sentence(record, self.tally.alpha):
+            self._clear()
+            print(sentence)
+        if alarmed:
+            self.flush()
+            self._clear()
+            print(self.tally.alarm_words(), file=sys.stderr)
+
+    def flush(self) -> None:
+        try:
+            if self._waiting:
+                sys.stdout.buffer.write(self._waiting)
+            sys.stdout.flush()
+            self._waiting.clear()
+        except OSError as error:
+            _discard_output()
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise BadInput(f"standard output cannot be written: {error.strerror}; free some space") from error
+        if self.live:
+            counts = f"{self.tally.lines} texts, {self.tally.strange} strange, {self.tally.rejected.total()} rejected"
+            print(f"\r\x1b[2K{counts}, log e-value {self.tally.alarm.log_e:.1f}", end="", file=sys.stderr, flush=True)
+
+    def summary(self, found: dict[str, Any]) -> None:
+        self._clear()
+        if self.as_json:
+            self._waiting += as_line({"schema": SCHEMA, **found})
+            self.flush()
+            self._clear()
+        else:
+            print("\n".join(self.tally.words()), file=sys.stderr)
+
+    def _clear(self) -> None:
+        if self.live:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+
+def _sentence(record: dict[str, Any], alpha: float) -> str | None:
+    """A record in words, if there is anything to say of it. Words of the text come without control characters."""
+    where = f"line {record['line']}" + ("" if record["id"] is None else f" ({record['id']})")
+    if record["status"] == "scored" and record["p_value"] > alpha:
+        return None
+    found = f"{where}{' rejected' if record['status'] == 'rejected' else ''}: {record['reason']}"
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in found)
+
+
+def _discard_output() -> None:
+    """What is still in the buffer of standard output goes nowhere: nobody takes it, and it would be tried at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _listed(reasons: Counter[str]) -> str:
+    return f"{reasons.total()} lines: " + ", ".join(f"{count} × {reason}" for reason, count in reasons.most_common())
+
+
+def _check_texts(texts: str) -> None:
+    if texts != "-" and (not Path(texts).exists() or Path(texts).is_dir()):
+        raise BadInput(f"{texts} is no file; give a file with one text a line, or - for standard input")
+
+
+def _check(texts: str, setting: str, batch_size: int, out: Path | None, resume: bool, overwrite: bool) -> None:
+    _check_texts(texts)
+    if setting not in SETTINGS:
+        raise BadInput(f"--setting is {setting!r}; choose one of {', '.join(SETTINGS)}")
+    if batch_size < 1:
+        raise BadInput(f"--batch-size is {batch_size}; it must be at least 1")
+    if (resume or overwrite) and out is None:
+        raise BadInput(f"{'--resume' if resume else '--overwrite'} is about the records in a folder; give --out too")
+    if resume and overwrite:
+        raise BadInput("--resume goes on and --overwrite begins again; give one of them")

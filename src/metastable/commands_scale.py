@@ -1,0 +1,54 @@
+"""What `metastable sweep` does once its arguments are parsed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metastable.scale import sweep as room
+from metastable.scale.dataset import Places
+from metastable.scale.points import FAILED
+
+SHOWN = 5
+"""So many reasons of failed points are printed; the dataset has all."""
+
+
+def sweep(config: Path, out: Path, **options: Any) -> dict[str, Any]:
+    """Make (or go on with) the sweep of a TOML file in the folder `out`; what there is to say about it."""
+    data = room.sweep(out=out, **room.read(config), **options)
+    failed = data["status"].values == FAILED
+    reasons = Counter(str(words) for words in data["reason"].values[failed])
+    return {
+        "schema": data.attrs["schema"],
+        "points": int(failed.size),
+        "failed": int(failed.sum()),
+        "reasons": dict(reasons.most_common()),
+        "axes": {str(name): int(data.sizes[name]) for name in data["status"].dims},
+        "variables": sorted(map(str, data.data_vars)),
+        "least_distance": _least(data),
+        "dataset": str(Places(out).dataset),
+    }
+
+
+def _least(data: Any) -> float | None:
+    """The least distance to the limit law at any point and time."""
+    name = next((name for name in ("least", "distance") if name in data), None)
+    values = np.array([]) if name is None else data[name].values
+    return float(np.nanmin(values)) if np.isfinite(values).any() else None
+
+
+def swept(found: dict[str, Any]) -> list[str]:
+    """The same for people."""
+    axes = " × ".join(f"{count} {name}" for name, count in found["axes"].items())
+    lines = [f"{found['points']} points: {axes}"]
+    if found["least_distance"] is not None:
+        lines.append(f"least distance to the limit law: {found['least_distance']:.3g}")
+    if found["failed"]:
+        lines.append(f"{found['failed']} points failed (--retry-failed computes them again):")
+        reasons = list(found["reasons"].items())
+        lines += [f"  {count} × {words}" for words, count in reasons[:SHOWN]]
+        lines += [f"  and {len(reasons) - SHOWN} other reasons"] if len(reasons) > SHOWN else []
+    return [*lines, f"dataset: {found['dataset']}"]

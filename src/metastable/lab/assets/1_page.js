@@ -1,0 +1,142 @@
+/* The page's own script, in four files: what all share, the controls, the time, and the answers of the server.
+ *
+ * A figure carries in layout.meta.key the state that it was made for. `lab.wanted` is the key of the controls as they
+ * stand, or null from the first touch of a control until the server has accepted it. A figure whose key is not the wanted
+ * one is greyed: see `refresh`.
+ */
+(function () {
+  "use strict";
+
+  const clientside = (window.dash_clientside = window.dash_clientside || {});
+  clientside.lab = {};
+  const root = document.documentElement;
+  const by = (id) => document.getElementById(id);
+  const graph = (name) => document.querySelector(`#box-${name} .js-plotly-plot`);
+
+  const lab = (window.lab = {
+    clientside, root, by, graph,
+    send: (id, data) => clientside.set_props(id, { data }),
+    /* This page, for the server; a reloaded or a copied one is another. */
+    tab: Array.from(crypto.getRandomValues(new Uint8Array(16)), (b) => b.toString(16).padStart(2, "0")).join(""),
+    fields: {}, query: "", wanted: null, problems: {}, status: "", time: 0, until: 1, spheres: [null, null],
+  });
+
+  /* ---- greyed or not ---- */
+
+  const ENDED = (lab.ENDED = ["done", "failed", "stopped"]);
+
+  const made = (name) => {
+    if (name === "theory") return (by("theory").firstElementChild || { dataset: {} }).dataset.key;
+    const plot = graph(name);
+    return plot && plot.layout && (plot.layout.meta || {}).key;
+  };
+
+  function veil() {
+    if (Object.values(lab.problems).some(Boolean)) return "not computed: see the marked field";
+    if (lab.wanted !== null && ENDED.includes(lab.status)) return lab.status;
+    return lab.status === "asking" ? "not computed yet" : "computing …";
+  }
+
+  /* Grey every figure that was not made for the controls as they stand. */
+  lab.refresh = function () {
+    for (const name of ["sphere-1", "sphere-2", "curve", "theory"]) {
+      const box = by(`box-${name}`), shown = name !== "sphere-2" || root.dataset.compare === "yes";
+      if (!box) continue;
+      if (shown && (lab.wanted === null || made(name) !== lab.wanted)) {
+        box.dataset.stale = "yes";
+        box.querySelector(".veil").dataset.words = veil();
+      } else delete box.dataset.stale;
+    }
+  };
+
+  /* ---- themes, sizes and views ---- */
+
+  function setTheme(theme, chosen) {
+    lab.theme = theme;
+    lab.themeChosen = lab.themeChosen || chosen;
+    root.dataset.theme = theme;
+    if (by("theme")) by("theme").textContent = theme === "dark" ? "Light" : "Dark";
+  }
+
+  lab.changeTheme = function (theme, chosen) {
+    setTheme(theme, chosen);
+    lab.redraw();
+    lab.address();
+  };
+
+  const asked = new URLSearchParams(location.search).get("theme");
+  const preferred = window.matchMedia("(prefers-color-scheme: dark)");
+  const usual = () => (preferred.matches ? "dark" : "light");
+  setTheme(["dark", "light"].includes(asked) ? asked : usual(), asked !== null);
+  preferred.addEventListener("change", () => lab.themeChosen || lab.changeTheme(usual(), false));
+  Object.assign(root.dataset, { view: "laboratory", source: "spectra", compare: "no", other: "no", audited: "no", head: "no" });
+
+  /* On a wall the figures' texts grow with the window, as those of the page do (see lab.css). */
+  const scale = () => (window.innerWidth < 1700 ? 1 : Math.min(2, Math.round(window.innerWidth / 142) / 10));
+  lab.scale = scale();
+  window.addEventListener("resize", () => {
+    if (scale() === lab.scale) return;
+    lab.scale = scale();
+    clearTimeout(lab.resizing);
+    lab.resizing = setTimeout(lab.redraw, 300);
+  });
+
+  lab.setView = function (view) {
+    lab.fields.view = root.dataset.view = view;
+    setTheme(lab.theme, false);
+    for (const name of ["laboratory", "audit"])
+      if (name === view) by(`view-${name}`).setAttribute("aria-current", "page");
+      else by(`view-${name}`).removeAttribute("aria-current");
+    window.dispatchEvent(new Event("resize"));
+  };
+
+  /* ---- the address bar, and what is said beside it ---- */
+
+  /* The address bar holds the state: what the server made of the controls, the time, and a theme that was chosen. */
+  lab.address = function () {
+    const state = new URLSearchParams(lab.query);
+    if (lab.time > 0) state.set("time", String(Number(lab.time.toFixed(6))));
+    if (lab.themeChosen) state.set("theme", lab.theme);
+    const text = state.toString().replaceAll("%2C", ",").replaceAll("%3A", ":").replaceAll("%2F", "/");
+    history.replaceState(null, "", location.pathname + (text ? `?${text}` : ""));
+  };
+
+  lab.tell = function (words) {
+    by("told").textContent = words;
+    clearTimeout(lab.telling);
+    lab.telling = setTimeout(() => (by("told").textContent = ""), 4000);
+  };
+
+  lab.copyLink = async function () {
+    lab.address();
+    try {
+      await navigator.clipboard.writeText(location.href);
+      lab.tell("link copied");
+    } catch {
+      window.prompt("Copy this link:", location.href);
+    }
+  };
+
+  lab.download = async function (kind) {
+    if (lab.wanted === null) return;
+    lab.tell(`preparing the ${kind} …`);
+    const query = new URLSearchParams({ tab: lab.tab, state: lab.query });
+    const response = await fetch(`download/${kind}?${query}`).catch(() => null);
+    if (!response || !response.ok) return lab.tell(response ? await response.text() : "the lab does not answer");
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(await response.blob());
+    link.download = response.headers.get("X-Name");
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+    lab.tell(`${link.download} saved`);
+  };
+
+  /* ---- a tab that is there says so, one that goes away frees its run ---- */
+
+  setInterval(async () => {
+    const there = await fetch(`tab/${lab.tab}/touch`, { method: "POST" }).then((r) => r.ok, () => false);
+    if (!there) lab.tell("the lab does not answer; is it still running?");
+  }, 5000);
+  window.addEventListener("pagehide", () => navigator.sendBeacon(`tab/${lab.tab}/close`));
+  window.addEventListener("pageshow", (event) => event.persisted && lab.changed(0));
+})();

@@ -1,0 +1,149 @@
+/* One time for everything: the slider, the keys and the player move it, spheres and cursor follow. No server is asked. */
+(function () {
+  "use strict";
+
+  const lab = window.lab, { by, root, graph, clientside } = lab;
+  const FRAME = 120;
+  Object.assign(lab, { player: null, painting: false });
+
+  function indexAt(times, t) {
+    let i = times.length - 1;
+    while (i > 0 && times[i] > t + 1e-9 * times[times.length - 1]) i -= 1;
+    return i;
+  }
+  const times = () => (lab.spheres[0] ? lab.spheres[0].times : [0]);
+  const shownTime = () => times()[indexAt(times(), lab.time)];
+
+  /* ---- figures that come from the server ---- */
+
+  /* Take the frames out of a sphere and put its tokens where they are now. */
+  lab.staged = function (figure, which) {
+    const { times, id } = figure.layout.meta, frames = figure.frames, moving = frames[0].traces;
+    const shown = indexAt(times, lab.time);
+    delete figure.frames;
+    frames[shown].data.forEach(({ x, y, z }, i) => Object.assign(figure.data[moving[i]], z ? { x, y, z } : { x, y }));
+    stepBack(figure, by(`box-sphere-${which + 1}`).querySelector(".plot"));
+    lab.spheres[which] = { times, frames, moving, shown, id };
+    return figure;
+  };
+
+  /* A box that is higher than wide would cut the sphere off on both sides: look at it from further away. */
+  function stepBack(figure, box) {
+    const eye = ((figure.layout.scene || {}).camera || {}).eye, legend = 100;
+    const high = eye && box.clientWidth ? (box.clientHeight - legend) / box.clientWidth : 1;
+    if (high > 1) for (const axis of ["x", "y", "z"]) eye[axis] *= 0.2 + 0.8 * high;
+  }
+
+  /* Put the cursor of a curve where the time is. */
+  lab.pointed = function (figure) {
+    for (const shape of figure.layout.shapes) if (shape.name === "cursor") shape.x0 = shape.x1 = shownTime();
+    return figure;
+  };
+
+  /* ---- moving ---- */
+
+  const moveTo = (lab.moveTo = function (t, own) {
+    lab.time = Math.max(0, Math.min(t, lab.until));
+    if (!own) clientside.set_props("time", { value: lab.time });
+    lab.showTime();
+    lab.paint();
+    clearTimeout(lab.noting);
+    lab.noting = setTimeout(lab.address, 400);
+  });
+
+  const digits = (t) => t.toFixed(lab.until >= 100 ? 0 : lab.until >= 10 ? 1 : lab.until >= 1 ? 2 : 3);
+
+  lab.showTime = function () {
+    by("now").textContent = `t = ${digits(shownTime())} of ${Number(lab.until.toPrecision(4))}`;
+    by("time").setAttribute("aria-valuetext", `t = ${digits(shownTime())}`);
+  };
+
+  /* Bring spheres and cursor to the time; while that takes, only the latest time counts. */
+  lab.paint = async function () {
+    lab.again = true;
+    if (lab.painting) return;
+    lab.painting = true;
+    try {
+      while (lab.again) {
+        lab.again = false;
+        for (const which of [0, 1]) await paintSphere(which);
+        await paintCursor();
+      }
+    } finally {
+      lab.painting = false;
+    }
+  };
+
+  function decoded(column) {
+    if (column.bdata === undefined) return column;
+    const bytes = Uint8Array.from(atob(column.bdata), (c) => c.charCodeAt(0));
+    return column.dtype === "f8" ? new Float64Array(bytes.buffer) : new Float32Array(bytes.buffer);
+  }
+
+  async function paintSphere(which) {
+    const sphere = lab.spheres[which], plot = graph(`sphere-${which + 1}`);
+    // Between the answer and its drawing the plot is still that of another run.
+    if (!sphere || !plot || !plot.layout || (plot.layout.meta || {}).id !== sphere.id) return;
+    const i = indexAt(sphere.times, lab.time), moved = {};
+    if (i === sphere.shown) return;
+    sphere.shown = i;
+    for (const part of sphere.frames[i].data)
+      for (const axis of ["x", "y", "z"]) if (part[axis]) (moved[axis] = moved[axis] || []).push(decoded(part[axis]));
+    await window.Plotly.restyle(plot, moved, sphere.moving);
+  }
+
+  async function paintCursor() {
+    const plot = graph("curve"), shapes = (plot && plot.layout && plot.layout.shapes) || [];
+    const k = shapes.findIndex((shape) => shape.name === "cursor"), t = shownTime();
+    if (k >= 0 && shapes[k].x0 !== t)
+      await window.Plotly.relayout(plot, { [`shapes[${k}].x0`]: t, [`shapes[${k}].x1`]: t });
+  }
+
+  /* Two spheres turn together. */
+  lab.turn = function (name, change) {
+    const camera = change["scene.camera"], other = graph(name === "sphere-1" ? "sphere-2" : "sphere-1");
+    if (!camera || !lab.spheres[1] || !other || !other.layout.scene) return;
+    const seen = JSON.stringify((other.layout.scene.camera || {}).eye);
+    if (seen !== JSON.stringify(camera.eye)) window.Plotly.relayout(other, { "scene.camera": camera });
+  };
+
+  /* ---- playing, and the keys ---- */
+
+  function step(count) {
+    const all = times();
+    moveTo(all[Math.max(0, Math.min(all.length - 1, indexAt(all, lab.time) + count))]);
+  }
+
+  function pause() {
+    clearInterval(lab.player);
+    lab.player = null;
+    by("play").textContent = "▶ Play";
+  }
+
+  const toggle = (lab.toggle = function () {
+    if (lab.player) return pause();
+    if (indexAt(times(), lab.time) === times().length - 1 && !lab.polling) moveTo(0);
+    by("play").textContent = "❚❚ Pause";
+    lab.player = setInterval(() => {
+      if (lab.painting) return; // a slow machine plays slowly rather than in jumps
+      if (indexAt(times(), lab.time) < times().length - 1) step(1);
+      else if (!lab.polling) pause(); // of a run under way there will be more
+    }, FRAME);
+  });
+
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || root.dataset.view !== "laboratory") return;
+    const element = event.target, range = element.matches("input[type=range]");
+    if (element.closest("input:not([type=range]), textarea, select")) return;
+    if (event.key === " ") {
+      if (element.closest("button, a, summary")) return;
+      toggle();
+    } else if (range && element.id !== "time") return;
+    else if (event.key === "ArrowRight" || (event.key === "ArrowUp" && range)) step(1);
+    else if (event.key === "ArrowLeft" || (event.key === "ArrowDown" && range)) step(-1);
+    else if (event.key === "Home") moveTo(0);
+    else if (event.key === "End") moveTo(lab.until);
+    else return;
+    event.preventDefault();
+  });
+})();

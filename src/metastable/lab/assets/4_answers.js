@@ -1,0 +1,203 @@
+/* What the server says: controls accepted or wrong, how a run is getting on, its figures; and the same of an audit. */
+(function () {
+  "use strict";
+
+  const lab = window.lab, { by, root, graph, clientside, send, ENDED } = lab;
+  const FORGOTTEN = 8000, REDRAW = 900;
+  Object.assign(lab, { job: null, polling: false, busy: 0, seen: -1, drawn: 0, cost: 0, auditing: false, auditBusy: 0 });
+
+  /* ---- asking ---- */
+
+  const clock = () => clientside.set_props("clock", { disabled: !lab.polling && !lab.auditing });
+
+  const poll = (lab.poll = function (on) {
+    lab.polling = on;
+    lab.busy = 0;
+    clock();
+  });
+
+  /* The clock ticks faster than some answers come; a question is asked again only when it seems to be lost. */
+  clientside.lab.beat = function () {
+    const now = Date.now();
+    if (lab.polling && now - lab.busy > FORGOTTEN) {
+      lab.busy = now;
+      // Pictures of a run under way come as often as they are cheap to make.
+      const due = now - lab.drawn > Math.max(REDRAW, 4 * lab.cost);
+      const asked = { tab: lab.tab, key: lab.wanted, query: lab.query, seen: lab.seen, due, now };
+      send("tick", { ...asked, theme: lab.theme, scale: lab.scale });
+    }
+    if (lab.auditing && now - lab.auditBusy > FORGOTTEN) lab.askModel();
+  };
+
+  /* Ask for all figures once more, in other colours or another size. */
+  lab.redraw = function () {
+    lab.seen = -1;
+    lab.drawn = 0;
+    poll(lab.wanted !== null);
+    if (root.dataset.audited !== "yes") return;
+    lab.askModel();
+    if (lab.head) askHead();
+  };
+
+  /* ---- the laboratory ---- */
+
+  lab.showStatus = function (answer) {
+    lab.status = answer.status;
+    const busy = ["waiting", "running", "measuring"].includes(answer.status);
+    by("status").setAttribute("aria-live", busy ? "off" : "polite");
+    by("status").textContent = answer.message;
+    by("status").classList.toggle("wrong", answer.status === "failed" || answer.status === "wrong");
+    by("progress").value = answer.fraction;
+    by("progress").hidden = !busy;
+    by("stop").disabled = !busy;
+    by("run").hidden = !["failed", "stopped", "asking"].includes(answer.status);
+    for (const kind of ["report", "data"]) by(`download-${kind}`).disabled = answer.status !== "done";
+    by("download-script").disabled = lab.wanted === null;
+  };
+
+  /* The server has read the controls: they are wrong, or a run for them is on its way. */
+  clientside.lab.accept = function (job) {
+    if (!job || job.serial !== lab.serial) return;
+    lab.showProblems(job.problems);
+    lab.query = job.query;
+    if (job.key === null) {
+      lab.showStatus({ status: job.status, message: job.message, fraction: 0 });
+    } else {
+      if (lab.job !== job.key) lab.seen = -1, lab.drawn = 0;
+      lab.job = lab.wanted = job.key;
+      lab.until = job.until;
+      clientside.set_props("time", { max: job.until, value: Math.min(lab.time, job.until) });
+      lab.moveTo(lab.time);
+      lab.showStatus({ status: "running", message: "starting …", fraction: 0 });
+      poll(true);
+    }
+    lab.address();
+    lab.refresh();
+  };
+
+  /* How the run is getting on. Figures come with it when there are new ones. */
+  clientside.lab.answer = function (answer) {
+    const nothing = clientside.no_update, none = [nothing, nothing, nothing];
+    if (!answer || answer.key !== lab.wanted) return none;
+    lab.busy = 0;
+    if (answer.status === "unknown") { lab.changed(0); return none; } // forgotten, after a long sleep: once more
+    lab.seen = answer.version;
+    lab.showStatus(answer);
+    if (ENDED.includes(answer.status)) poll(false);
+    if (answer.spheres.length) lab.drawn = Date.now(), lab.cost = lab.drawn - answer.asked;
+    const figures = answer.spheres.map((figure, i) => lab.staged(figure, i));
+    figures.forEach((figure, i) => entitle(`sphere-${i + 1}`, figure, answer.names[i]));
+    if (figures.length === 1) lab.spheres[1] = null;
+    if (answer.curve) entitle("curve", lab.pointed(answer.curve));
+    lab.showTime();
+    setTimeout(lab.refresh, 0);
+    return [figures[0] || nothing, figures[1] || nothing, answer.curve || nothing];
+  };
+
+  function entitle(name, figure, title) {
+    by(`title-${name}`).textContent = title || figure.layout.meta.title;
+    const plot = by(`box-${name}`).querySelector(".plot");
+    plot.setAttribute("role", "group");
+    plot.setAttribute("aria-label", figure.layout.meta.caption);
+  }
+
+  /* A graph has been given a figure: listen to it. */
+  clientside.lab.watch = function () {
+    for (const name of ["sphere-1", "sphere-2", "curve", "heat-map"]) {
+      const plot = graph(name);
+      if (!plot || !plot.on || plot.dataset.watched) continue;
+      plot.dataset.watched = "yes";
+      plot.on("plotly_afterplot", () => { lab.refresh(); lab.paint(); });
+      if (name.startsWith("sphere")) plot.on("plotly_relayout", (change) => lab.turn(name, change));
+      if (name === "heat-map") plot.on("plotly_click", (event) => lab.openHead(event.points[0].y, event.points[0].x));
+    }
+    lab.refresh();
+  };
+
+  /* ---- the audit ---- */
+
+  lab.auditModel = function () {
+    lab.consent = true;
+    lab.model = lab.fields.model.trim();
+    lab.head = null;
+    lab.fields.head = "";
+    root.dataset.head = root.dataset.audited = "no";
+    by("audit-headline").textContent = "";
+    lab.askModel(true);
+    lab.changed(0);
+  };
+
+  const looks = () => ({ tab: lab.tab, model: lab.model, theme: lab.theme, scale: lab.scale });
+
+  lab.askModel = function (start) {
+    lab.auditBusy = Date.now();
+    send("model-wanted", { ...looks(), column: lab.fields.column, start: Boolean(start), now: lab.auditBusy });
+    lab.auditing = true;
+    clock();
+  };
+
+  clientside.lab.model = function (answer) {
+    const nothing = clientside.no_update;
+    if (!answer || answer.model !== lab.model) return [nothing, nothing];
+    lab.auditBusy = 0;
+    lab.auditing = ["waiting", "running"].includes(answer.status);
+    clock();
+    by("audit-status").textContent = lab.auditing ? answer.message : "";
+    by("audit-progress").hidden = !lab.auditing;
+    by("audit-progress").value = answer.fraction;
+    lab.modelProblem = answer.status === "failed" ? answer.message : "";
+    lab.showProblems(lab.problems);
+    if (answer.status !== "done") return [nothing, nothing];
+    by("audit-headline").textContent = answer.headline;
+    choices("field-at-layer", answer.layers);
+    choices("field-at-head", answer.heads);
+    lab.put("column", answer.column);
+    root.dataset.audited = "yes";
+    by("box-heat-map").querySelector(".plot").style.minHeight = `${answer.height}px`;
+    entitle("heat-map", answer.figure);
+    answer.figure.layout.shapes = frame();
+    if (lab.head && root.dataset.head === "no") showHead();
+    return [answer.figure, answer.caption];
+  };
+
+  function choices(id, count) {
+    if (by(id).options.length !== count)
+      by(id).replaceChildren(...Array.from({ length: count }, (_, i) => new Option(String(i), String(i))));
+  }
+
+  lab.openHead = function (layer, head) {
+    lab.head = [layer, head];
+    window.Plotly.relayout(graph("heat-map"), { shapes: frame() });
+    showHead();
+    lab.changed(0);
+  };
+
+  function showHead() {
+    const [layer, head] = lab.head;
+    lab.fields.head = `${layer},${head}`;
+    by("field-at-layer").value = layer;
+    by("field-at-head").value = head;
+    root.dataset.head = "yes";
+    askHead();
+  }
+
+  const askHead = () => send("head-wanted", { ...looks(), layer: lab.head[0], head: lab.head[1] });
+
+  /* A frame around the open head in the heat map. */
+  function frame() {
+    if (!lab.head) return [];
+    const [layer, head] = lab.head, line = { color: lab.theme === "dark" ? "#ffffff" : "#000000", width: 3 };
+    return [{ type: "rect", x0: head - 0.5, x1: head + 0.5, y0: layer - 0.5, y1: layer + 0.5, line }];
+  }
+
+  /* From a head of the table to its run. */
+  lab.follow = function (facts) {
+    lab.put("source", "trained");
+    for (const name of ["trained", "beta", "until", "n", "law", "compare", "other"]) lab.put(name, facts[name] || "");
+    lab.consent = true;
+    lab.time = 0;
+    lab.setView("laboratory");
+    window.scrollTo(0, 0);
+    lab.changed(0);
+  };
+})();

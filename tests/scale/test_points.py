@@ -1,0 +1,91 @@
+"""One point against the same calls written out by hand."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+
+import metastable as ms
+from metastable.scale import points
+from metastable.scale.plan import make
+
+SPECTRA = {"interaction": [1.5, 0.6], "value": [1.0, 0.7], "seed": 2}
+
+
+def numbers(plan, index):
+    code = points.outcome(plan, index)
+    assert code[:2] == (index, points.DONE), code[2]
+    row = np.frombuffer(code[2], dtype="<f8")
+    ends = np.cumsum([count for _, count in plan.columns])
+    return {name: part for (name, _), part in zip(plan.columns, np.split(row, ends[:-1]), strict=True)}
+
+
+def test_a_point_is_the_simulation_that_one_would_write():
+    plan = make({"beta": [5.0, 50.0], "seed": [0, 1]}, SPECTRA, {"n": 25}, {"until": 6.0}, ["distance", "phases"])
+    found = numbers(plan, 3)
+    cloud = ms.uniform(25, d=2, seed=plan.cloud_seed(3))
+    run = ms.simulate(ms.Head.from_spectra([1.5, 0.6], [1.0, 0.7], seed=2), cloud, beta=50.0, until=6.0, progress=False)
+    assert np.array_equal(found["distance"], run.distance().values)
+    phases = run.phases()
+    assert (found["least"][0], found["least_time"][0]) == (phases.least, phases.least_time)
+    assert points.COURSES[int(found["course"][0])] == phases.course
+    for name in ("concentrated", "terminal"):
+        expected = getattr(phases, name)
+        assert np.array_equal(found[name], [math.nan if expected is None else expected], equal_nan=True)
+
+
+def test_observables_are_those_of_the_run_at_the_kept_times():
+    names = ["log_energy", "mean_cosine", "effective_rank", "clusters"]
+    outputs = {"distance": [0.5, 2.0], "observables": names}
+    plan = make({"beta": [5.0]}, SPECTRA, {"n": 25}, {"until": 2.0}, outputs)
+    found = numbers(plan, 0)
+    cloud = ms.uniform(25, d=2, seed=plan.cloud_seed(0))
+    run = ms.simulate(plan.head_at(0), cloud, beta=5.0, until=2.0, save=[0.5, 2.0], progress=False)
+    expected = run.observables()
+    for name in names:
+        assert np.array_equal(found[name], expected[name].values[1:]), name
+
+
+def test_times_that_a_point_does_not_reach_are_nan():
+    plan = make({"until": [1.0, 2.0]}, SPECTRA, {"n": 10}, {"beta": 5.0, "save": 5}, ["distance"])
+    short, long = (numbers(plan, i)["distance"] for i in (0, 1))
+    assert np.isnan(short).tolist() == [False, False, False, True, True]
+    assert not np.isnan(long).any()
+    np.testing.assert_allclose(short[:3], long[:3], atol=1e-5)
+
+
+def test_phases_are_read_off_the_whole_curve_even_if_few_distances_are_kept():
+    few = make({"beta": [50.0]}, SPECTRA, {"n": 25}, {"until": 6.0}, {"distance": [3.0], "phases": True})
+    assert few.width == 1 + 5
+    run = ms.simulate(
+        few.head_at(0),
+        few.cloud_at(0, few.head_at(0)),
+        beta=50.0,
+        until=6.0,
+        progress=False,
+    )
+    assert numbers(few, 0)["least"][0] == pytest.approx(run.phases().least, rel=1e-4)
+
+
+def test_points_fail_with_a_reason_in_one_line():
+    plan = make({"beta": [-1.0, 5.0]}, SPECTRA, {"n": 10}, {"until": 1.0})
+    index, code, why = points.outcome(plan, 0)
+    assert (index, code) == (0, points.FAILED)
+    assert b"beta is -1" in why
+    assert b"\n" not in why
+    rotating = make(
+        {"beta": [5.0]}, {"interaction": [[1, 0], [0, 1]], "value": [[0, 1], [-1, 0]]}, {"n": 9}, {"until": 1}
+    )
+    assert b"no limit point" in points.outcome(rotating, 0)[2]
+    fast = make({"beta": [5.0]}, {"interaction": [1e200, 1], "value": [1e200, 1]}, {"n": 9}, {"until": 1})
+    assert points.outcome(fast, 0)[1] == points.FAILED
+    assert points.reason(MemoryError()) == "not enough memory for this many tokens"
+    assert points.reason(KeyError("x\ny")).startswith("unexpected KeyError: ")
+
+
+def test_a_group_gives_the_outcomes_of_its_points_whatever_came_before():
+    plan = make({"beta": [5.0, 50.0], "seed": [0, 1]}, SPECTRA, {"n": 10}, {"until": 1.0, "save": 3})
+    together, seconds = points.compute(pickle.dumps(plan), (3, 0, 2))
+    assert together == [points.outcome(plan, i) for i in (3, 0, 2)]
+    assert seconds > 0
