@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 RESAMPLES = 200
@@ -27,27 +29,29 @@ def weights(clean: np.ndarray, shifted: np.ndarray, bins: int = 10) -> tuple[np.
 def auroc(clean: np.ndarray, shifted: np.ndarray, weight: np.ndarray | None = None) -> float:
     """P(shifted > clean) + P(equal)/2, clean texts counted by weight."""
     weight = np.ones(len(clean)) if weight is None else weight
-    return float(_aurocs(clean, shifted, weight[None], np.full((1, len(shifted)), 1 / len(shifted)))[0])
+    order = np.argsort(clean, kind="stable")
+    cumulated = np.concatenate([[0.0], np.cumsum(weight[order])])
+    low, high = (np.searchsorted(clean[order], shifted, side=side) for side in ("left", "right"))
+    return float(np.mean(cumulated[low] + cumulated[high]) / (2 * cumulated[-1]))
 
 
 def interval(clean: np.ndarray, shifted: np.ndarray, weight: np.ndarray, seed: int) -> tuple[float, float]:
     """95 % of `auroc` over bootstrap samples of both sets."""
-    chance = np.random.default_rng(seed)
-    m, n = len(clean), len(shifted)
-    of_clean = weight * chance.multinomial(m, np.full(m, 1 / m), size=RESAMPLES)
-    of_shifted = chance.multinomial(n, np.full(n, 1 / n), size=RESAMPLES) / n
+    of_clean, of_shifted = _draws(len(clean), len(shifted), seed)
+    of_clean = of_clean * weight
     kept = of_clean.sum(axis=1) > 0
-    low, high = np.quantile(_aurocs(clean, shifted, of_clean[kept], of_shifted[kept]), [0.025, 0.975])
+    won = (clean[:, None] < shifted).astype(np.float64) + 0.5 * (clean[:, None] == shifted)
+    sums = ((of_clean[kept] @ won) * of_shifted[kept]).sum(axis=1)
+    low, high = np.quantile(sums / (len(shifted) * of_clean[kept].sum(axis=1)), [0.025, 0.975])
     return float(low), float(high)
 
 
-def _aurocs(clean: np.ndarray, shifted: np.ndarray, of_clean: np.ndarray, of_shifted: np.ndarray) -> np.ndarray:
-    """For each row of weights (rows, clean) and (rows, shifted), the latter of sum 1: (rows,)."""
-    order = np.argsort(clean, kind="stable")
-    cumulated = np.cumsum(np.pad(of_clean[:, order], ((0, 0), (1, 0))), axis=1)
-    low, high = (np.searchsorted(clean[order], shifted, side=side) for side in ("left", "right"))
-    below = (cumulated[:, low] + cumulated[:, high]) / 2
-    return np.asarray((below * of_shifted).sum(axis=1) / cumulated[:, -1])
+@lru_cache(maxsize=4)
+def _draws(clean: int, shifted: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """How often each text is in each bootstrap sample, (RESAMPLES, texts), of both sets: alike for all methods."""
+    chance = np.random.default_rng(seed)
+    of_clean = chance.multinomial(clean, np.full(clean, 1 / clean), size=RESAMPLES)
+    return of_clean, chance.multinomial(shifted, np.full(shifted, 1 / shifted), size=RESAMPLES)
 
 
 def fpr_at(clean: np.ndarray, shifted: np.ndarray, weight: np.ndarray, share: float = 0.95) -> float:

@@ -73,10 +73,13 @@ def test_a_click_opens_a_head_and_so_do_the_lists(tab, audit):
     words = tab.page.locator("#head-words").inner_text()
     assert "By its weights this head concentrates on two points" in words
     assert tab.page.locator("#head-words .checks tr").count() == 9
+    tab.page.select_option("#field-column", "gap")
+    tab.wait("() => document.getElementById('caption-heat-map').textContent.startsWith('gap:')")
     tab.page.select_option("#field-at-head", "2")
     tab.wait("() => document.getElementById('head-title').textContent === 'Layer 4, head 2'")
+    tab.wait("() => /head=4,2/.test(location.search)")
     state = State.from_query(tab.query())
-    assert (state.view, state.model, state.column, state.head) == ("audit", MODEL, "beta", (4, 2))
+    assert (state.view, state.model, state.column, state.head) == ("audit", MODEL, "gap", (4, 2))
 
 
 def test_the_link_opens_the_same_head_of_a_model_that_is_installed(opened, tab):

@@ -435,6 +435,26 @@ def test_what_ends_a_program_passes(encoder, baseline, batch, kind):
     assert len(kept.records) == 6
 
 
+def test_score_leaves_the_hosts_tokenizer_alone(encoder, baseline, held_texts):
+    """To cut a text a tokenizer is switched over; another thread of the host may be using it at that moment."""
+    tokenizer = copy.deepcopy(encoder.tokenizer)
+    calls = []
+    real = tokenizer._tokenizer
+
+    class Spied:
+        def __getattr__(self, name):
+            calls.append(name)
+            return getattr(real, name)
+
+    monitor = Monitor(encoder.model, baseline, tokenizer=tokenizer)
+    monitor.score(held_texts[:2])
+    tokenizer._tokenizer = Spied()
+    found = monitor.score([held_texts[0], "word " * 2000])
+    assert [r.status for r in found] == ["scored"] * 2
+    assert found[1].cut
+    assert not [name for name in calls if "truncation" in name or "encode" in name]
+
+
 def test_a_failure_in_score_is_a_rejected_record(encoder, baseline, held_texts, monkeypatch):
     monitor = Monitor(encoder.model, baseline, tokenizer=encoder.tokenizer)
     for home, name in ((judging.Readings, "visit"), (live, "records")):

@@ -271,6 +271,38 @@ def test_a_model_that_raises_leaves_the_reader_usable(where):
     assert not problems
 
 
+def test_a_pass_broken_off_by_ctrl_c_is_forgotten_with_the_next_one():
+    """torch runs no hook after KeyboardInterrupt, so the pass is never ended."""
+    model = models.tiny("bert")
+    done = []
+    with reader(model, done) as read:
+        for _ in range(3):
+            handle = anatomy(model).final.register_forward_pre_hook(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                model(**other_inputs(model))
+            handle.remove()
+        assert len(read._stack()) == 1
+        model(**other_inputs(model))
+        assert read._stack() == []
+    assert len(done) == 1
+
+
+def interrupt(*given):
+    raise KeyboardInterrupt
+
+
+def test_tracing_a_watched_model_does_not_take_the_hooks_into_the_graph():
+    model, done = models.tiny("bert"), []
+    given = other_inputs(model)
+    model.config.return_dict = False
+    names = ("input_ids", "attention_mask")
+    plain = torch.jit.trace(model, tuple(given[name] for name in names), check_trace=False)
+    with reader(model, done):
+        watched = torch.jit.trace(model, tuple(given[name] for name in names), check_trace=False)
+    assert len(list(watched.inlined_graph.nodes())) == len(list(plain.inlined_graph.nodes()))
+    assert done == []
+
+
 def test_a_watch_that_raises_is_reported_once_and_the_pass_goes_on():
     model = models.tiny("bert")
     given, _ = models.inputs(model)

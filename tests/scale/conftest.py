@@ -74,7 +74,7 @@ def when_grown(journal, sizes, act):
 
 def until_grown(process, journal, size):
     """Wait until the journal that another process writes has passed a size."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while finished(journal) < size and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
 

@@ -116,7 +116,7 @@ def test_ctrl_c_ends_in_one_line_with_everything_kept(toml, tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as child:
         until_grown(child, folder / "journal", 1)
         os.killpg(child.pid, signal.SIGINT)
-        _, said = child.communicate(timeout=120)
+        _, said = child.communicate(timeout=300)
     assert child.returncode == 130, said
     lines = [line for line in said.splitlines() if "dashboard" not in line]
     assert lines == ["metastable: interrupted; the same command goes on from what was kept"]

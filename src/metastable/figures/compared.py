@@ -30,7 +30,7 @@ def distances(runs: Sequence[Run], measured: Sequence[Measured], names: Sequence
         "W₂ of each run to the limit law of its own tokens. A circle marks where tokens have concentrated, a diamond "
         "where the terminal phase begins. Dotted: the distance between two random samples of the limit law."
     )
-    figure = look.plain("Distance to the limit law over time", 560, text)
+    figure = look.plain("Distance to the limit law", 560, text)
     for m, name, (colour, dash) in zip(measured, names, LINES, strict=True):
         assert m.distance is not None
         _line(figure, m.distance["time"].values, _positive(m.distance.values), f"W₂, {name}", colour, dash)

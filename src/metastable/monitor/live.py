@@ -7,6 +7,7 @@ here (a full disk, a sink that raises, a bug) is counted, logged once for each k
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import threading
@@ -62,8 +63,8 @@ class Monitor:
     ...     serve(model)
     >>> monitor.alarm.raised_at, monitor.records[-1].reason         # doctest: +SKIP
 
-    While it is entered, each forward pass of the model, in any thread and in any gradient mode, is scored: the texts
-    get records, which go to `records` and to the sinks, and the alarm takes their p-values in the order in which passes
+    While it is entered, each call of the model, in any thread and in any gradient mode, is scored (a bare
+    `model.forward(…)` is none: torch runs no hooks there): the texts get records, which go to `records` and to the sinks, and the alarm takes their p-values in the order in which passes
     end. A pass that cannot be scored (training mode, embeddings without token numbers) is counted with its reason.
     Sinks are written to in the thread of the pass; sinks are closed on leaving. Copying the model in there copies hooks
     that do nothing once the monitor is left, and pickling it fails; both are fine afterwards. What is compiled with
@@ -178,11 +179,11 @@ class Monitor:
             encoder, judge = self._watched
         if encoder.model.training:
             raise BadInput("the model is in training mode; call model.eval()")
-        tokenizer, given = encoder.reads_text(), _strings(texts)
+        tokenizer, given = self._own_tokenizer(encoder), _strings(texts)
         reasons = [_unfit(text) for text in given]
         made = [Record.rejected(reason or NO_TOKEN) for reason in reasons]
         places = [place for place, reason in enumerate(reasons) if reason is None]
-        with self._scoring(encoder, judge) as run:
+        with self._scoring(encoder, judge, tokenizer) as run:
             for batch in batches(tokenizer, [given[place] for place in places], encoder.limit, batch_size):
                 rows = [places[number] for number in batch.numbers.tolist()]
                 found = run(batch.inputs, [given[row] for row in rows])
@@ -195,7 +196,9 @@ class Monitor:
         return made
 
     @contextmanager
-    def _scoring(self, encoder: Encoder, judge: Judge) -> Iterator[Callable[[dict[str, Tensor], list[str]], Any]]:
+    def _scoring(
+        self, encoder: Encoder, judge: Judge, tokenizer: Any
+    ) -> Iterator[Callable[[dict[str, Tensor], list[str]], Any]]:
         """A function that runs the model on a batch and gives its records; passes of other threads are not touched."""
         thread = threading.get_ident()
         judged: list[tuple[Passage, Judged]] = []
@@ -218,7 +221,7 @@ class Monitor:
             try:
                 if judged:
                     passage, found = judged[-1]
-                    return records(found, passage, encoder.tokenizer, texts, self.alpha)
+                    return records(found, passage, tokenizer, texts, self.alpha)
             except Exception as error:
                 errors.append(error)
                 self._fail("records", error)
@@ -231,6 +234,12 @@ class Monitor:
                 yield run
         finally:
             self._local.scoring = False
+
+    def _own_tokenizer(self, encoder: Encoder) -> Any:
+        """A copy for this thread: cutting a text switches a tokenizer over, for whoever else uses it at that moment."""
+        if not hasattr(self._local, "tokenizer"):
+            self._local.tokenizer = copy.deepcopy(encoder.reads_text())
+        return self._local.tokenizer
 
     def _checked(self) -> tuple[Encoder, Judge]:
         """The encoder inside the model, if it can be watched and is the baseline's."""

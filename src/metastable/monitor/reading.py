@@ -14,6 +14,7 @@ all this for each depth.
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection
@@ -221,8 +222,11 @@ class Reader:
         state.last = (_tensor(output), None if self._final is None else _first(arguments, named))
 
     def _begin(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        state = _State()
-        self._stack().append(state)
+        state, stack = _State(_frames()), self._stack()
+        # torch ends no pass that KeyboardInterrupt broke off. A pass within another one lies deeper than that.
+        while stack and stack[-1].frames >= state.frames:
+            stack.pop()
+        stack.append(state)
         state.watch = self._open(self._passage(module, arguments, named, state))
 
     def _passage(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any], state: _State) -> Passage:
@@ -286,7 +290,8 @@ class Reader:
         """The hook without gradients and in full precision, and with `failed` never raising."""
 
         def guarded(module: nn.Module, *rest: Any) -> None:
-            if torch.compiler.is_compiling():
+            # What is traced or compiled would carry the hooks' work for ever.
+            if torch.compiler.is_compiling() or torch.jit.is_tracing():
                 return
             try:
                 with torch.no_grad(), torch.autocast(_device(module), enabled=False):
@@ -300,9 +305,10 @@ class Reader:
 
 
 class _State:
-    """Of one forward pass."""
+    """Of one forward pass. frames : how deep in Python it began."""
 
-    def __init__(self) -> None:
+    def __init__(self, frames: int = 0) -> None:
+        self.frames = frames
         self.passage: Passage | None = None
         self.watch: Watch | None = None
         self.seen = 0
@@ -313,6 +319,13 @@ class _State:
         """How often the module has been called in this pass before."""
         self._calls[module] += 1
         return self._calls[module] - 1
+
+
+def _frames() -> int:
+    frame, count = sys._getframe(), 0
+    while frame.f_back is not None:
+        frame, count = frame.f_back, count + 1
+    return count
 
 
 def _device(module: nn.Module) -> str:

@@ -209,7 +209,7 @@ class Words:
             if not value > 0 or len(found) == SHOWN:
                 break
             span = self._span(self._places[place])
-            if span not in found:
+            if span not in found and span[0] < span[1]:
                 found[span] = Token(_shown(self._written(span)), round(value, 3))
         return tuple(found.values())
 
@@ -218,7 +218,8 @@ class Words:
         if self._encoding is not None:
             word = self._encoding.token_to_word(token)
             span = self._encoding.token_to_chars(token) if word is None else self._encoding.word_to_chars(word)
-            return int(span.start), int(span.end)
+            # A token that stands nowhere in the text has no word to show.
+            return (0, 0) if span is None else (int(span.start), int(span.end))
         first, last = token, token + 1
         while first > 0 and self._continues(first):
             first -= 1

@@ -95,7 +95,8 @@
   };
 
   function entitle(name, figure, title) {
-    by(`title-${name}`).textContent = title || figure.layout.meta.title;
+    const words = title || figure.layout.meta.title;
+    by(`title-${name}`).textContent = title ? words : words[0].toUpperCase() + words.slice(1);
     const plot = by(`box-${name}`).querySelector(".plot");
     plot.setAttribute("role", "group");
     plot.setAttribute("aria-label", figure.layout.meta.caption);
