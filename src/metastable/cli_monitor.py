@@ -69,8 +69,21 @@ def watch(
         str | None,
         typer.Option(help="Serve metrics for Prometheus: PORT to this machine only, HOST:PORT where HOST is reached."),
     ] = None,
-    private: Annotated[bool, typer.Option("--private", help="Records quote no words of the texts.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last record in --out.")] = False,
+    private: Annotated[
+        bool,
+        typer.Option(
+            "--private",
+            help="Records quote no words of the texts. Ids stay, and a short hash by which a guess is confirmed.",
+        ),
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on after the last record in --out. Lines of a file that have a record are passed over, and must "
+            "be the same. Of a pipe nothing is: all that comes is new, and line numbers go on.",
+        ),
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin again in --out.")] = False,
     allow_pickle: Pickle = False,
     as_json: Annotated[
@@ -86,6 +99,8 @@ def watch(
     The alarm assumes texts independent of each other and a calibration set drawn like the clean stream.
 
     Exit code: 1 if the alarm was raised; else 2 if lines were rejected, or there were none; else 0.
+    But 130 after Ctrl-C, 143 after SIGTERM, 141 if the reader of standard output went away, with or without an alarm:
+    the summary tells (after 141 none is printed), and summary.json in --out.
     """
     with one_line_errors(debug, resumes=False):
         from metastable import commands_monitor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
 import os
 import signal
@@ -17,13 +18,13 @@ from typing import Any
 from metastable.encoder import texts as reading
 from metastable.encoder.loading import load
 from metastable.errors import BadInput
-from metastable.monitor.baseline import Baseline, check_free
+from metastable.monitor.baseline import Baseline, check_writable
 from metastable.monitor.conformal import share
 from metastable.monitor.live import Monitor
 from metastable.monitor.records import Record
 from metastable.monitor.scoring import SETTINGS
 from metastable.monitor.sinks import Prometheus
-from metastable.monitor.splitting import DELTA
+from metastable.monitor.splitting import DELTA, SHARES
 from metastable.monitor.streaming import (
     AHEAD,
     SCHEMA,
@@ -32,6 +33,7 @@ from metastable.monitor.streaming import (
     Kept,
     Score,
     Tally,
+    arriving,
     as_line,
     batches,
     judged,
@@ -42,6 +44,9 @@ from metastable.monitor.streaming import (
 from metastable.progress import Texts
 
 Shield = Callable[[], AbstractContextManager[None]]
+
+REPEATED = 0.01
+"""A share of all clean texts above which `calibrate` warns of a text that repeats."""
 
 QUIET_END = 141
 """The exit code of a program whose reader went away: 128 + SIGPIPE, as the shell gives it."""
@@ -65,18 +70,24 @@ def watch(
     as_json: bool,
 ) -> int:
     """Score a stream line by line; returns the exit code."""
+    _open_closed()
     _check(texts, setting, batch_size, out, resume, overwrite)
+    jsonl = jsonl or Path(texts).suffix.lower() == ".jsonl"
     # Lines are taken from here on, while the model is loaded.
-    intake = Intake(reading.lines(texts, jsonl or None), AHEAD * batch_size)
+    intake = Intake(reading.lines(texts, jsonl), AHEAD * batch_size)
     tally, judge, facts = _prepare(model, baseline, setting, alpha, batch_size, allow_pickle)
     sink = None if prometheus is None else _serve(prometheus)
     with ExitStack() as stack:
         kept = None
         if out is not None:
-            facts |= {"batch_size": batch_size, "private": private}
+            facts |= {"batch_size": batch_size, "private": private, "jsonl": jsonl}
             kept = stack.enter_context(closing(Kept(out, facts, resume, overwrite)))
             kept.replay(tally)
-        stream = batches(intake, TOGETHER * batch_size, regular(texts), tally.lines)
+        size, done = TOGETHER * batch_size, tally.lines
+        if regular(texts):
+            stream = batches(intake, size, done, kept.past() if kept is not None else ())
+        else:
+            stream = arriving(intake, size, done)
         run = _Run(tally, kept, sink, _Screen(tally, as_json, texts), private)
         return run.through(judged(batch, judge) for batch in stream)
 
@@ -111,7 +122,7 @@ class _Run:
     ) -> None:
         self.tally, self.kept, self.sink, self.screen, self.private = tally, kept, sink, screen, private
 
-    def through(self, stream: Iterable[list[Record]]) -> int:
+    def through(self, stream: Iterable[list[tuple[Record, str]]]) -> int:
         """Take all records, and end with the exit code."""
         code = None
         done = self.tally.lines
@@ -119,7 +130,7 @@ class _Run:
             with _signals() as shield:
                 for records in stream:
                     with shield():
-                        self._take([record for record in records if (record.line or 0) > done])
+                        self._take([(record, sha) for record, sha in records if (record.line or 0) > done])
         except Stopped as stopped:
             code = 128 + stopped.signal
         except BrokenPipeError:
@@ -134,14 +145,14 @@ class _Run:
             code = QUIET_END
         return self.tally.code if code is None else code
 
-    def _take(self, records: list[Record]) -> None:
-        rows = [row(record, self.tally, self.private) for record in records]
+    def _take(self, records: list[tuple[Record, str]]) -> None:
+        rows = [row(record, sha, self.tally, self.private) for record, sha in records]
         if self.kept is not None:
             self.kept.write(b"".join(as_line(found) for found, _ in rows))
         for found, alarmed in rows:
             self.screen.record(found, alarmed)
         if self.sink is not None:
-            for record in records:
+            for record, _ in records:
                 self.sink.write(record)
             self.sink.state(self.tally.alarm)
         self.screen.flush()
@@ -165,9 +176,9 @@ def calibrate(
 ) -> dict[str, Any]:
     """Fit a baseline and save it in the folder `out`; returns what was learned."""
     _check_texts(texts)
+    check_writable(out)  # before the work is done
     if not overwrite and (out / "baseline.json").exists():
         raise BadInput(f"--out {out} holds a baseline; --overwrite replaces it")
-    check_free(out)  # before the work is done, and again when it is saved
     unread: Counter[str] = Counter()
     usable, named = itertools.tee(_usable(texts, unread))
     try:
@@ -215,13 +226,21 @@ def _usable(texts: str, unread: Counter[str]) -> Iterator[reading.Line]:
 
 def calibrated(found: dict[str, Any]) -> list[str]:
     """What `calibrate` learned, for people."""
-    parts, lengths = found["parts"], found["lengths"]
+    parts, lengths, documents = found["parts"], found["lengths"], found["documents"]
     lines = [
         f"{found['encoder']} (weights {found['fingerprint'][:12]}): {sum(parts.values())} clean texts, "
         f"{found['tokens']} tokens, {lengths['least']} to {lengths['most']} a text, median {lengths['median']}",
         f"{parts['fit']} texts to fit detectors on, {parts['adjust']} for scales and lengths, "
         f"{parts['calibrate']} to rank new texts among",
     ]
+    if documents is not None:
+        lines.append(f"{sum(documents.values())} documents, {documents['calibrate']} of them to rank new texts among")
+    lines.append("all promises are for texts that are independent of each other")
+    if found["commonest"] > REPEATED:
+        lines.append(
+            f"warning: one text makes up {found['commonest']:.1%} of the clean texts; where the stream does not repeat "
+            f"it as often, p-values are off by up to {found['commonest'] / SHARES['calibrate']:.1%}"
+        )
     for name, setting in found["settings"].items():
         lines.append(
             f"setting {name}: {', '.join(setting['detectors'])}; the smallest p-value there can be is "
@@ -281,16 +300,20 @@ class _Screen:
 
     def __init__(self, tally: Tally, as_json: bool, texts: str) -> None:
         self.tally, self.as_json = tally, as_json
-        self.lines = as_json or not sys.stdout.isatty()
-        typed = texts == "-" and sys.stdin.isatty()
+        self.terminal = sys.stdout.isatty()
+        self.lines = as_json or not self.terminal
+        typed = texts == "-" and sys.stdin is not None and sys.stdin.isatty()
         self.live = sys.stderr.isatty() and not typed
         self._waiting = bytearray()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")  # where it is not UTF-8, as on some terminals
         if typed:
             print("one text a line; Ctrl-D ends", file=sys.stderr)
 
     def record(self, record: dict[str, Any], alarmed: bool) -> None:
         if self.lines:
-            self._waiting += as_line(record)
+            self._waiting += as_line(record, ascii=self.terminal)
         elif sentence := _sentence(record, self.tally.alpha):
             self._clear()
             print(sentence)
@@ -317,7 +340,7 @@ class _Screen:
     def summary(self, found: dict[str, Any]) -> None:
         self._clear()
         if self.as_json:
-            self._waiting += as_line({"schema": SCHEMA, **found})
+            self._waiting += as_line({"schema": SCHEMA, **found}, ascii=self.terminal)
             self.flush()
             self._clear()
         else:
@@ -329,12 +352,20 @@ class _Screen:
 
 
 def _sentence(record: dict[str, Any], alpha: float) -> str | None:
-    """A record in words, if there is anything to say of it. Words of the text come without control characters."""
+    """A record in words, if there is anything to say of it. Words and ids come without control characters."""
     where = f"line {record['line']}" + ("" if record["id"] is None else f" ({record['id']})")
     if record["status"] == "scored" and record["p_value"] > alpha:
         return None
     found = f"{where}{' rejected' if record['status'] == 'rejected' else ''}: {record['reason']}"
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in found)
+
+
+def _open_closed() -> None:
+    """Standard output and error that were closed (`>&-`) lead nowhere; else a file would get their descriptor."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def _discard_output() -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from safetensors.numpy import load, save
 
 import metastable as ms
 from metastable.encoder.loading import Encoder, twin
+from metastable.encoder.loading import load as load_encoder
 from metastable.errors import BadInput
-from metastable.monitor.baseline import FILES, SCHEMA, Baseline
+from metastable.monitor.baseline import FILES, SCHEMA, Baseline, check_writable
 from metastable.monitor.splitting import part_of
 from tests.encoder.models import tiny, tokenizer
 
@@ -125,8 +127,6 @@ def test_no_tokenizer_is_said():
 
 def test_another_encoder_is_refused(fitted):
     other = tiny("bert", seed=1, vocab_size=30522, max_position_embeddings=128, num_hidden_layers=2)
-    from metastable.encoder.loading import load as load_encoder
-
     encoder = load_encoder(other, tokenizer=tokenizer())
     with pytest.raises(BadInput, match="calibrate again") as error:
         fitted.check(encoder)
@@ -145,7 +145,7 @@ def test_saved_and_loaded(fitted, saved):
     assert sorted(os.listdir(saved)) == sorted(FILES)
     assert sorted(os.listdir(saved.parent)) == ["base"]
     again = Baseline.load(saved)
-    for name in ("encoder_name", "fingerprint", "special", "facts"):
+    for name in ("encoder_name", "fingerprint", "configuration", "tokenizer", "special", "facts"):
         assert getattr(again, name) == getattr(fitted, name)
     for name, scorer in fitted.settings.items():
         for key, array in scorer.to_arrays().items():
@@ -182,6 +182,56 @@ def test_a_baseline_is_replaced_and_nothing_else_is(fitted, saved):
     assert Baseline.load(saved.parent / "empty" / "deeper" / "still").fingerprint == fitted.fingerprint
 
 
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("turn", [0, 1, 2])
+def test_an_interrupt_at_any_rename_leaves_one_of_the_two_whole(fitted, saved, monkeypatch, turn, after):
+    """Renames of a save that replaces: the description inside the new folder, the old one away, the new one in."""
+    before, real, seen = (saved / FILES[0]).read_bytes(), os.replace, []
+
+    def interrupted(*arguments):
+        seen.append(arguments)
+        if len(seen) == turn + 1 and not after:
+            raise KeyboardInterrupt
+        real(*arguments)
+        if len(seen) == turn + 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    monkeypatch.setitem(fitted.facts, "note", "second")
+    with pytest.raises(KeyboardInterrupt):
+        fitted.save(saved)
+    monkeypatch.undo()
+    assert len(seen) > turn
+    assert sorted(os.listdir(saved.parent)) == ["base"]
+    assert ("note" in Baseline.load(saved).facts) == (turn == 2 and after)
+    assert ((saved / FILES[0]).read_bytes() == before) == (not (turn == 2 and after))
+
+
+def test_where_nothing_can_be_written_is_known_before(fitted, saved, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    held = sorted(os.listdir(tmp_path))
+    for folder in (tmp_path / "file" / "base", tmp_path / ("x" * 300), tmp_path / ("x" * 250), Path("/proc/base")):
+        with pytest.raises(BadInput, match="cannot be written") as error:
+            check_writable(folder)
+        assert "\n" not in str(error.value)
+        with pytest.raises((BadInput, OSError)):
+            fitted.save(folder)
+    for folder in (tmp_path / "a" / "b" / "c", tmp_path / "new", saved):
+        check_writable(folder)
+    assert sorted(os.listdir(tmp_path)) == held
+    monkeypatch.setattr(os.path, "ismount", lambda path: str(path) == str(saved))
+    with pytest.raises(BadInput, match="mount point"):
+        check_writable(saved)
+
+
+def test_an_older_or_damaged_baseline_is_not_read_but_replaced(fitted, saved):
+    for schema in ("metastable.baseline/1", SCHEMA):
+        (saved / FILES[0]).write_text(json.dumps({"schema": schema}))
+        refused(saved, "calibrate again")
+        fitted.save(saved)
+        Baseline.load(saved)
+
+
 @pytest.mark.parametrize("name", ["replace", "fsync"])
 def test_a_write_that_fails_leaves_the_old_one_whole(fitted, saved, monkeypatch, name):
     before = {file: (saved / file).read_bytes() for file in FILES}
@@ -205,11 +255,13 @@ def test_a_write_that_fails_leaves_the_old_one_whole(fitted, saved, monkeypatch,
 
 
 def rewritten(folder, change):
-    """Change baseline.json as a function of its content says."""
+    """Change baseline.json as a function of its content says, with a checksum that fits."""
     path = folder / FILES[0]
     content = json.loads(path.read_text())
     change(content)
-    path.write_text(json.dumps(content))
+    content.pop("checksum", None)
+    fixed = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    path.write_text(json.dumps({**content, "checksum": hashlib.sha256(fixed.encode()).hexdigest()}))
 
 
 def resealed(folder, change):
@@ -239,7 +291,7 @@ def test_what_is_no_baseline(tmp_path, saved):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda c: c.update(schema="metastable.baseline/2"), f"'metastable.baseline/2', not {SCHEMA!r}"),
+        (lambda c: c.update(schema="metastable.baseline/3"), f"'metastable.baseline/3', not {SCHEMA!r}"),
         (lambda c: c.pop("schema"), "has the schema None"),
         (lambda c: c.pop("settings"), "damaged .*settings"),
         (lambda c: c.pop("fingerprint"), "damaged .*fingerprint"),
@@ -251,11 +303,110 @@ def test_what_is_no_baseline(tmp_path, saved):
         (lambda c: c["settings"]["light"]["members"][0].pop("places"), "damaged .*places"),
         (lambda c: c["settings"]["light"]["members"][0].update(places=[0]), "shape"),
         (lambda c: c["settings"]["light"].update(members=[]), "shape"),
+        (lambda c: c["settings"].pop("full"), "damaged"),
+        (lambda c: c.update(special=[float("inf")]), "cannot be read"),
+        (lambda c: c.update(special=[1e300]), "damaged .*special is 1e"),
+        (lambda c: c.update(special=[-1]), "damaged .*special is -1"),
+        (lambda c: c.update(special=[2**70]), "damaged .*special"),
+        (lambda c: c.update(encoder=None), "damaged"),
+        (lambda c: c["settings"]["light"]["members"][0].update(visits=[1.5]), "damaged .*visits is 1.5"),
     ],
 )
 def test_an_altered_description_is_refused(saved, change, words):
     rewritten(saved, change)
     refused(saved, words)
+
+
+def test_a_checksum_that_does_not_fit_is_refused(saved):
+    text = (saved / FILES[0]).read_text()
+    for old, new in (
+        ('"seed": 0', '"seed": 1'),
+        ('"checksum": "', '"checksum": "0'),
+        ('"schema"', '"more": 1, "schema"'),
+    ):
+        assert text.count(old) == 1
+        (saved / FILES[0]).write_text(text.replace(old, new))
+        refused(saved, "was altered: its checksum")
+    # What it says counts, not how it is laid out.
+    (saved / FILES[0]).write_text(json.dumps(json.loads(text), sort_keys=True))
+    Baseline.load(saved)
+
+
+def test_random_edits_of_the_description_are_one_line(saved):
+    rng, path = np.random.default_rng(0), saved / FILES[0]
+    data = path.read_bytes()
+    kept, altered = json.loads(data), 0
+    for _ in range(300):
+        edited = bytearray(data)
+        for place in rng.integers(0, len(data), rng.integers(1, 4)):
+            edited[place] = rng.choice(bytearray(b' 0179eE-.,:"[]{}naxN\xff\\'))
+        path.write_bytes(edited)
+        try:
+            same = json.loads(edited) == kept
+        except ValueError:
+            same = False
+        if not same:
+            altered += 1
+            refused(saved, "altered|cannot be read|has the schema")
+    assert altered > 250
+
+
+ODD = (None, True, -1, 3, 10**6, 2**70, 1e300, 0.5, "", "x", [], [0], [[0]], {}, {"x": 1})
+
+
+def leaves(content, path=()):
+    """Paths to all values of the description that its reading depends on, lists and objects among them."""
+    yield path
+    inner = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in inner:
+        yield from leaves(value, (*path, key))
+
+
+def complaint(folder, encoder):
+    """Of loading and checking a baseline; None where there is none."""
+    try:
+        Baseline.load(folder).check(encoder)
+    except BadInput as error:
+        return str(error)
+    return None
+
+
+def test_random_values_with_a_checksum_that_fits_are_one_line(fitted, saved):
+    """Whatever a field of settings, detectors, special tokens or digests is replaced by."""
+    rng = np.random.default_rng(1)
+    encoder = load_encoder(small(), tokenizer=tokenizer())
+    text = (saved / FILES[0]).read_text()
+    paths = [p for p in leaves(json.loads(text)) if p and p[0] not in ("facts", "encoder", "checksum")]
+    for path in (paths[i] for i in rng.integers(0, len(paths), 200)):
+        odd = ODD[rng.integers(len(ODD))]
+        (saved / FILES[0]).write_text(text)
+
+        def change(content, path=path, odd=odd):
+            for key in path[:-1]:
+                content = content[key]
+            content[path[-1]] = odd
+
+        rewritten(saved, change)
+        same = json.loads((saved / FILES[0]).read_text())["checksum"] == json.loads(text)["checksum"]
+        # A list of names may be shorter than it was, and without its digest a tokenizer is not compared.
+        spared = same or (path[0] == "detectors" and len(path) == 2) or (path == ("tokenizer",) and odd is None)
+        message = complaint(saved, encoder)
+        assert spared if message is None else "\n" not in message, (path, odd, message)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"places": [1, 0, 2]}, {"places": [0, 1, 7]}, {"depths": [0, 1, 1]}, {"visits": [0]}, {"visits": [0, 1, 99]}],
+)
+def test_members_that_read_elsewhere_are_refused(saved, change):
+    """Each has the right form, so that only the encoder's own detectors show that it is wrong."""
+    member = json.loads((saved / FILES[0]).read_text())["settings"]["light"]["members"][0]
+    assert (member["name"], member["places"]) == ("pooled-mahalanobis", [0, 1, 2])
+    rewritten(saved, lambda c: c["settings"]["light"]["members"][0].update(change))
+    encoder = load_encoder(small(), tokenizer=tokenizer())
+    with pytest.raises(BadInput, match=r"damaged|shape") as error:
+        Baseline.load(saved).check(encoder)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"schema": 3}', "\xff", "[" * 100_000])
@@ -301,8 +452,6 @@ def test_missing_misshapen_and_infinite_arrays_are_refused(fitted, saved):
 
 
 def _checked(baseline, fitted, encoder):
-    from metastable.encoder.loading import load as load_encoder
-
     known = load_encoder(encoder.model, tokenizer=encoder.tokenizer)
     assert known.fingerprint == fitted.fingerprint
     baseline.check(known)

@@ -1,5 +1,6 @@
 """`metastable calibrate` and `metastable watch` as a person, a pipe, an operator and an unlucky machine meet them."""
 
+import hashlib
 import json
 import os
 import pty
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -30,8 +32,9 @@ def invoke(*arguments, stdin=None):
 
 def started(*arguments, **options):
     """The real command in a process of its own."""
-    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    return subprocess.Popen([sys.executable, "-m", "metastable", *map(str, arguments)], env=ENVIRONMENT, **options)
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    options = {"env": ENVIRONMENT, **pipes, **options}
+    return subprocess.Popen([sys.executable, "-m", "metastable", *map(str, arguments)], **options)
 
 
 def records_of(output):
@@ -238,6 +241,7 @@ def test_records_of_another_kind_are_not_continued(watching, texts, tmp_path):
         ([], "holds records; use --resume"),
         (["--resume", "--setting", "light"], "was made with setting 'full', not 'light'"),
         (["--resume", "--private"], "was made with private False"),
+        (["--resume", "--jsonl"], "was made with jsonl False, not True"),
     ):
         result = invoke(*watching, texts(5), "--out", out, *more)
         assert result.exit_code == 2
@@ -253,6 +257,69 @@ def test_records_of_another_kind_are_not_continued(watching, texts, tmp_path):
     assert json.loads((out / "summary.json").read_text())["texts"] == 8
     assert invoke(*watching, texts(1, "one.txt"), "--out", out, "--overwrite").exit_code == 0
     assert (out / "records.jsonl").read_bytes().count(b"\n") == 1
+
+
+def contents(folder):
+    return {entry.name: entry.read_bytes() for entry in folder.iterdir()}
+
+
+def test_other_texts_are_not_taken_for_those_that_have_records(watching, stream, texts, tmp_path):
+    """Negative control: `test_records_of_another_kind_are_not_continued` goes on with the same texts and more."""
+    path, out = texts(5), tmp_path / "out"
+    assert invoke(*watching, path, "--out", out).exit_code == 0
+    before = contents(out)
+    given = [*stream[:3], "Another text.", *stream[4:8]]
+    path.write_text("".join(f"{text}\n" for text in given), encoding="utf-8")
+    result = invoke(*watching, path, "--out", out, "--resume")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert "line 4 is not the text that its record is of" in result.stderr
+    assert contents(out) == before
+
+
+def test_what_comes_through_a_pipe_after_a_stop_is_new(watching, stream, tmp_path):
+    out = tmp_path / "out"
+    given = [*stream[:3], *GIBBERISH * 8]
+    for part, more in ((given[:10], []), (given[10:], ["--resume"])):
+        child = started(*watching, "--out", out, *more)
+        output, errors = child.communicate("\n".join(part).encode())
+        assert len(output.splitlines()) == len(part), errors.decode()
+    found = records_of((out / "records.jsonl").read_bytes())
+    assert [record["line"] for record in found] == list(range(1, len(given) + 1))
+    assert [record["sha"] for record in found] == [hashlib.sha256(text.encode()).hexdigest()[:12] for text in given]
+    # The alarm is that of one stream: of an evidence that goes on, not of one that begins again.
+    whole = records_of(invoke(*watching, stdin="\n".join(given)).stdout)
+    assert [record["log_e"] for record in found] == pytest.approx([record["log_e"] for record in whole])
+    assert child.returncode == 1
+
+
+def test_a_baseline_is_no_place_for_records(baseline_folder, tmp_path):
+    folder = shutil.copytree(baseline_folder, tmp_path / "baseline")
+    before = contents(folder)
+    for more in ([], ["--resume"], ["--overwrite"]):
+        result = invoke("watch", MINILM, "--baseline", folder, "--out", folder, *more, stdin="A text.\n")
+        assert result.exit_code == 2
+        assert "holds a baseline; give another folder" in result.stderr
+        assert contents(folder) == before
+
+
+@pytest.mark.parametrize("closed", [(1,), pytest.param((1, 2), marks=pytest.mark.slow)], ids=["output", "both"])
+def test_closed_standard_output_leads_nowhere(closed, watching, stream, tmp_path):
+    def close():
+        for number in closed:
+            os.close(number)
+
+    path, out = tmp_path / "texts.txt", tmp_path / "out"
+    path.write_text("\n".join([*stream[:3], *GIBBERISH * 8]), encoding="utf-8")
+    child = started(*watching, path, "--out", out, stdin=subprocess.DEVNULL, preexec_fn=close)
+    output, errors = child.communicate()
+    assert child.returncode == 1, errors.decode()
+    assert output == b""
+    assert "Traceback" not in errors.decode()
+    assert ("alarm at text" in errors.decode()) == (2 not in closed)
+    assert [record["line"] for record in records_of((out / "records.jsonl").read_bytes())] == list(range(1, 36))
+    assert json.loads((out / "summary.json").read_text())["alarm"]["raised"]
 
 
 def killed_at(arguments, out, size):
@@ -360,11 +427,10 @@ def test_a_full_disk_behind_standard_output_is_one_line(watching, texts):
     )
 
 
-def test_on_a_terminal_people_read_words(watching, stream, tmp_path):
-    path = tmp_path / "texts.txt"
-    path.write_text("\n".join([*stream[:3], "", "\x1b[31m zzgh \x07", *GIBBERISH * 8]), encoding="utf-8")
+def on_a_terminal(*arguments, **options):
+    """The exit code, and all that a terminal gets to see."""
     ours, theirs = pty.openpty()
-    child = started(*watching, path, stdin=theirs, stdout=theirs, stderr=theirs)
+    child = started(*arguments, stdin=theirs, stdout=theirs, stderr=theirs, **options)
     os.close(theirs)
     shown = b""
     # A terminal that nobody holds any more is an error to read from.
@@ -374,8 +440,15 @@ def test_on_a_terminal_people_read_words(watching, stream, tmp_path):
         except OSError:
             break
     os.close(ours)
-    assert child.wait() == 1
-    words = shown.decode().replace("\r\n", "\n")
+    return child.wait(), shown.replace(b"\r\n", b"\n")
+
+
+def test_on_a_terminal_people_read_words(watching, stream, tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join([*stream[:3], "", "\x1b[31m zzgh \x07", *GIBBERISH * 8]), encoding="utf-8")
+    code, shown = on_a_terminal(*watching, path)
+    assert code == 1
+    words = shown.decode()
     assert "line 4 rejected: is empty" in words
     assert "clean texts are this strange" in words
     assert "alarm at text" in words
@@ -384,6 +457,42 @@ def test_on_a_terminal_people_read_words(watching, stream, tmp_path):
     assert "log e-value" in words
     assert "\x07" not in words
     assert "\x1b[31m" not in words
+
+
+EVIL = "\x1b[31m\x9b2J\x7f\u202eevil"
+
+
+@pytest.fixture
+def evil(stream, tmp_path):
+    """Texts with an id that a terminal would obey; their words come in quotes that not every terminal can show."""
+    path = tmp_path / "texts.jsonl"
+    given = [stream[0], "", *GIBBERISH * 8]
+    path.write_text("\n".join(json.dumps({"text": text, "id": EVIL}) for text in given), encoding="utf-8")
+    return path
+
+
+def test_ids_are_shown_without_what_a_terminal_obeys_and_in_any_encoding(watching, evil):
+    for encoding in ("utf-8", "ascii"):
+        code, shown = on_a_terminal(*watching, evil, env={**ENVIRONMENT, "PYTHONIOENCODING": encoding})
+        words = shown.decode(encoding)
+        mark = "\ufffd" if encoding == "utf-8" else "?"
+        assert code == 1, words
+        assert f"line 2 ({mark}[31m{mark}2J{mark}{mark}evil) rejected: is empty" in words
+        assert ("‘" in words) == (encoding == "utf-8")
+        assert "34 texts, 33 scored" in words
+        assert "Traceback" not in words
+        assert not any(character in words for character in ("\x1b[31m", "\x9b", "\x7f", "\u202e"))
+
+
+def test_json_on_a_terminal_is_ascii(watching, evil):
+    code, shown = on_a_terminal(*watching, evil, "--json")
+    assert code == 1
+    own = shown.replace(b"\r\x1b[2K", b"\n").splitlines()
+    found = records_of(b"\n".join(line for line in own if line.startswith(b"{")))
+    assert [record.get("id") for record in found] == [EVIL] * 34 + [None]
+    assert found[-1]["schema"] == "metastable.watch/1"
+    for line in own:
+        assert not line.startswith(b"{") or all(0x20 <= byte < 0x7F for byte in line)
 
 
 def test_help_says_how_it_ends_and_imports_nothing_heavy():
@@ -401,6 +510,8 @@ print("HEAVY", sorted({"torch", "numpy", "scipy", "transformers", "pandas"} & se
     assert "HEAVY []" in shown
     assert shown.count("Example") == 2
     assert "Exit code: 1 if the alarm was raised" in shown
+    assert "130 after Ctrl-C, 143 after SIGTERM" in shown
+    assert "Of a pipe nothing is" in " ".join(shown.replace("│", " ").split())
     assert "independent of each other" in shown
 
 
@@ -419,6 +530,9 @@ def test_calibrate_says_what_was_learned_and_watch_uses_it(small, clean, stream,
     assert f"{len(clean)} clean texts" in result.stdout
     assert "left out: 4 lines: 2 × blank" in result.stdout
     assert "smallest p-value there can be" in result.stdout
+    assert f"{len({text.document for text in clean})} documents, 61 of them to rank" in result.stdout
+    assert "promises are for texts that are independent of each other" in result.stdout
+    assert "warning" not in result.stdout
     assert f"baseline: {out}" in result.stdout
     refused = invoke("calibrate", small, "--texts", path, "--out", out)
     assert refused.exit_code == 2
@@ -448,6 +562,33 @@ def test_documents_are_not_cut_apart(small, clean_texts, tmp_path):
         result = invoke("calibrate", small, "--texts", path, "--out", tmp_path / "baseline")
         assert result.exit_code == code, result.output
         assert (tmp_path / "baseline").exists() == (code == 0)
+
+
+def test_texts_that_repeat_are_warned_of(small, clean_texts, tmp_path):
+    """20 copies of one text are 1.3 % of 1520, and half of that is nothing to speak of."""
+    for copies, warned in ((20, True), (10, False)):
+        path = tmp_path / "clean.txt"
+        path.write_text("".join(f"{text}\n" for text in [*clean_texts, *clean_texts[:1] * copies]), encoding="utf-8")
+        result = invoke("calibrate", small, "--texts", path, "--out", tmp_path / "baseline", "--overwrite")
+        assert result.exit_code == 0, result.output
+        share = (copies + 1) / (len(clean_texts) + copies)
+        assert (f"warning: one text makes up {share:.1%} of the clean texts" in result.stdout) == warned
+        assert ("warning" in result.stdout) == warned
+        assert "documents," not in result.stdout
+
+
+def test_a_folder_that_cannot_be_written_is_known_before_the_work(small, clean_texts, tmp_path):
+    """Fifty texts are too few: where that is said, the work had begun."""
+    (tmp_path / "clean.txt").write_text("\n".join(clean_texts[:50]), encoding="utf-8")
+    held = sorted(os.listdir(tmp_path))
+    for out in (tmp_path / "clean.txt" / "baseline", tmp_path / ("x" * 300), Path("/proc/baseline")):
+        result = invoke("calibrate", small, "--texts", tmp_path / "clean.txt", "--out", out)
+        assert result.exit_code == 2
+        assert "a baseline cannot be written to" in result.stderr
+        assert result.stderr.count("\n") == 1
+    result = invoke("calibrate", small, "--texts", tmp_path / "clean.txt", "--out", tmp_path / "new" / "baseline")
+    assert "too few" in result.stderr
+    assert sorted(os.listdir(tmp_path)) == held
 
 
 @pytest.mark.parametrize(

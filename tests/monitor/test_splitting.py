@@ -13,7 +13,18 @@ from scipy.stats import binom
 
 from metastable.errors import BadInput
 from metastable.monitor.conformal import needed
-from metastable.monitor.splitting import LEAST, SHARES, Split, enough, part_of, wanted
+from metastable.monitor.splitting import (
+    COMMON,
+    DOCUMENTS,
+    LEAST,
+    MANY,
+    SHARES,
+    Commonest,
+    Split,
+    enough,
+    part_of,
+    wanted,
+)
 
 
 def texts(count, seed=0):
@@ -178,6 +189,61 @@ def test_the_number_asked_for_is_enough():
     assert wanted({"fit": 1000, "adjust": 500, "calibrate": 300}) == 100 * math.ceil(1.1 * 1800 * 480 / 300 / 100)
     with pytest.raises(BadInput, match="180 to calibrate"):
         enough({"fit": 1000, "adjust": 500, "calibrate": 180}, Counter())
+
+
+def test_few_documents_are_refused_however_many_texts():
+    given = texts(3000)
+    for count, refused in ((25, True), (120, True), (200, False), (3000, False)):
+        labels = [f"document {i % count}" for i in range(3000)]
+        held = sum(part_of(label, 0) == "calibrate" for label in set(labels))
+        assert (held < DOCUMENTS) == refused
+        with Split(0) as split:
+            split.take(given, labels)
+            assert split.documents["calibrate"] == held
+            assert sum(split.documents.values()) == count
+            if refused:
+                with pytest.raises(
+                    BadInput, match=rf"few documents: {count}, and {held} of them .*\(needs 60\)"
+                ) as error:
+                    split.check()
+                assert "\n" not in str(error.value)
+            else:
+                split.check()
+    assert binom.cdf(DOCUMENTS - 1, MANY, SHARES["calibrate"]) < 2e-3
+
+
+def test_texts_without_a_label_are_documents_of_their_own():
+    for labels in (None, [None] * 2000):
+        with Split(0) as split:
+            split.take(texts(2000), labels)
+            assert split.documents is None
+            split.check()
+    with Split(0) as split:
+        split.take(texts(2000), ["one", "two", *[None] * 1998])
+        assert sum(split.documents.values()) == 2000
+        split.check()
+
+
+def test_the_share_of_the_most_frequent_text():
+    """Exact while texts are few; after that, 1/(COMMON + 1) too small at most, and never too large."""
+    found = Commonest()
+    assert found.share == 0.0
+    given = [*texts(COMMON - 1), *["again and again"] * 500]
+    random.Random(0).shuffle(given)
+    for text in given:
+        found.add(text)
+    assert found.share == 500 / len(given)
+    for count, repeats in ((40_000, 0), (40_000, 400), (39_000, 1600)):
+        given = [*texts(count), *["again and again"] * repeats]
+        random.Random(1).shuffle(given)
+        found = Commonest()
+        for text in given:
+            found.add(text)
+        share = max(repeats, 1) / len(given)
+        assert share - 1 / (COMMON + 1) <= found.share <= share
+    with Split(0) as split:
+        split.take(["one text", " one\ttext ", "another", "", "  "])
+        assert split.commonest.share == 2 / 3
 
 
 def test_texts_are_not_kept_in_memory():

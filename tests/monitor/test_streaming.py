@@ -1,10 +1,12 @@
 """Lines in, records out: order, bounds, counting, and a folder that survives whatever happens to its writer."""
 
+import hashlib
 import json
 import math
 import os
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,11 +18,28 @@ from metastable.errors import BadInput
 from metastable.monitor import streaming as module
 from metastable.monitor.alarms import Alarm
 from metastable.monitor.records import Record
-from metastable.monitor.streaming import Intake, Kept, Tally, as_line, batches, judged, kind, regular
+from metastable.monitor.streaming import Intake, Kept, Tally, arriving, as_line, batches, judged, kind, regular, row
 
 
 def numbered(count, size=1):
     return [Line(number, "x" * size) for number in range(1, count + 1)]
+
+
+def different(count):
+    """Lines of all kinds, no two the same."""
+    kinds = [{"text": "text {}"}, {"text": "", "id": "{}"}, {"text": None, "reason": "is not JSON ({})"}]
+    found = []
+    for number in range(1, count + 1):
+        kind = kinds[number % 3]
+        found.append(Line(number, **{name: value and value.format(number) for name, value in kind.items()}))
+    return found
+
+
+def past(lines):
+    """From the definition: what the records of these lines say of them."""
+    for line in lines:
+        content = line.reason if line.text is None else line.text
+        yield hashlib.sha256(content.encode("utf-8")).hexdigest()[:12], line.id
 
 
 def taken(intake, most, whole):
@@ -114,9 +133,10 @@ def test_an_error_of_the_source_comes_after_the_lines_before_it():
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 40), st.integers(0, 45), st.integers(1, 9))
 def test_after_a_stop_lines_are_cut_where_they_were(count, done, size):
-    whole = [[line.number for line in batch] for batch in batches(Intake(numbered(count), 8 * size), size, True, 0)]
+    given_lines = different(count)
+    whole = [[line.number for line in batch] for batch in batches(Intake(given_lines, 8 * size), size)]
     assert [n for batch in whole for n in batch] == list(range(1, count + 1))
-    again = batches(Intake(numbered(count), 8 * size), size, True, done)
+    again = batches(Intake(given_lines, 8 * size), size, done, past(different(done)))
     if done > count:
         with pytest.raises(BadInput, match=f"{count} lines and {done} records"):
             list(again)
@@ -125,15 +145,28 @@ def test_after_a_stop_lines_are_cut_where_they_were(count, done, size):
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 40), st.data(), st.integers(1, 9))
-def test_after_a_stop_a_live_stream_goes_on_with_the_next_line(count, data, size):
-    done = data.draw(st.integers(0, count))
-    found = list(batches(Intake(numbered(count), 8 * size), size, False, done))
-    flat = [line.number for batch in found for line in batch]
-    assert [number for number in flat if number > done] == list(range(done + 1, count + 1))
-    assert flat == sorted(set(flat))
+@given(st.integers(1, 40), st.data(), st.integers(1, 9))
+def test_after_a_stop_a_line_that_is_another_one_is_found(count, data, size):
+    done = data.draw(st.integers(1, count))
+    other = data.draw(st.integers(1, count))
+    lines_now = different(count)
+    lines_now[other - 1] = replace(lines_now[other - 1], **data.draw(st.sampled_from([{"text": "?"}, {"id": "?"}])))
+    again = batches(Intake(lines_now, 8 * size), size, done, past(different(done)))
+    if other <= done:
+        with pytest.raises(BadInput, match=f"line {other} is not the text that its record is of"):
+            next(again)
+    else:
+        assert [line for batch in again for line in batch][-1].number == count
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 40), st.integers(0, 45), st.integers(1, 9))
+def test_after_a_stop_all_that_arrives_on_a_live_stream_is_new(count, done, size):
+    found = list(arriving(Intake(different(count), 8 * size), size, done))
+    flat = [line for batch in found for line in batch]
+    assert [line.number for line in flat] == list(range(done + 1, done + count + 1))
+    assert [line.text for line in flat] == [line.text for line in different(count)]
     assert all(len(batch) <= size for batch in found)
-    assert done - min([done, *flat]) < size
 
 
 def scored(line, p, **more):
@@ -255,8 +288,10 @@ def test_every_line_has_its_record_in_order(size, jsonl, tmp_path):
     path = tmp_path / "bad.txt"
     path.write_bytes(b"\xef\xbb\xbf" + b"".join(BAD))
     found = []
-    for batch in batches(Intake(lines(path, jsonl), 8 * size), size, True, 0):
-        found += [record.to_dict() for record in judged(batch, fake)]
+    tally = Tally(Alarm(999, 0.01), 0.01)
+    for batch in batches(Intake(lines(path, jsonl), 8 * size), size):
+        found += [row(record, sha, tally, private=False)[0] for record, sha in judged(batch, fake)]
+    assert [(record["sha"], record["id"]) for record in found] == list(past(lines(path, jsonl)))
     assert [record["line"] for record in found] == list(range(1, len(BAD) + 1))
     good = {8} if jsonl else {1, 6, 7, 8, 9, 10, 11}
     assert {record["line"] for record in found if record["status"] == "scored"} == good
@@ -268,6 +303,15 @@ def test_every_line_has_its_record_in_order(size, jsonl, tmp_path):
     if not jsonl:
         assert found[0]["score"] == len("A good line.")
         assert found[-1]["score"] == len("last line without an end")
+
+
+def test_long_ids_are_cut_and_documents_are_not(tmp_path):
+    ids = ["a" * 200, "a" * 201, 10**199, 10**200]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("\n".join(json.dumps({"text": "x", "id": name, "document": name}) for name in ids))
+    found = list(lines(path))
+    assert [line.id for line in found] == ["a" * 200, "a" * 199 + "…", 10**199, "1" + "0" * 198 + "…"]
+    assert [line.document for line in found] == [str(name) for name in ids]
 
 
 def replayed(kept):
@@ -340,6 +384,58 @@ def test_a_torn_line_is_removed_wherever_it_is_torn(torn, tmp_path):
     kept.write(as_line(scored(3, 0.5)))
     assert (tmp_path / "records.jsonl").read_bytes() == whole
     kept.close()
+
+
+def contents(folder):
+    return {entry.name: entry.read_bytes() for entry in folder.iterdir()}
+
+
+def test_a_folder_is_as_it_was_until_something_new_is_written(tmp_path):
+    kept = filled(tmp_path, 2)
+    kept.finish({"finished": True, "texts": 2})
+    kept.close()
+    with (tmp_path / "records.jsonl").open("ab") as file:
+        file.write(b'{"line": 3, "sta')
+    before = contents(tmp_path)
+    kept = Kept(tmp_path, FACTS, resume=True)
+    assert replayed(kept).lines == 2
+    assert list(kept.past()) == [(None, None)] * 2
+    kept.close()
+    assert contents(tmp_path) == before
+    kept = Kept(tmp_path, FACTS, resume=True)
+    replayed(kept)
+    kept.finish({"finished": True, "texts": 2})
+    kept.close()
+    assert (tmp_path / "records.jsonl").read_bytes() == as_line(scored(1, 0.5)) + as_line(scored(2, 0.5))
+    assert (tmp_path / "summary.json").read_bytes() == before["summary.json"]
+
+
+STRANGERS = {
+    "a baseline": ({"baseline.json": b"{}"}, "holds a baseline"),
+    "records of others": ({"records.jsonl": b"mine\n"}, r"has no summary\.json of watch"),
+    "a summary of others": ({"summary.json": b'{"schema": "other/1", "made": {}}'}, "is no summary of watch"),
+    "a summary of no kind": ({"summary.json": b"[1]", "records.jsonl": b"mine\n"}, "is no summary of watch"),
+    "a summary that is not UTF-8": ({"summary.json": b"\xff"}, "is no summary of watch"),
+}
+
+
+@pytest.mark.parametrize("more", [{}, {"resume": True}, {"overwrite": True}], ids=str)
+@pytest.mark.parametrize("name", STRANGERS)
+def test_files_of_others_are_left_alone(name, more, tmp_path):
+    files, words = STRANGERS[name]
+    for file, content in files.items():
+        (tmp_path / file).write_bytes(content)
+    with pytest.raises(BadInput, match=words):
+        Kept(tmp_path, FACTS, **more)
+    assert contents(tmp_path) == files
+
+
+def test_json_for_a_terminal_holds_nothing_that_it_would_obey():
+    record = {"id": "\x1b[31m\x7f\x9b2J\u202e‘é"}
+    shown = as_line(record, ascii=True)
+    assert all(0x20 <= byte < 0x7F for byte in shown[:-1])
+    assert json.loads(shown) == json.loads(as_line(record)) == record
+    assert "\x9b".encode() in as_line(record)
 
 
 BROKEN = [as_line({"line": 4}), as_line({**scored(4, 0.5), "p_marginal": None}), as_line(scored(4, 7.0))]

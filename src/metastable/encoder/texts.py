@@ -32,6 +32,9 @@ TOKENS = 2**13
 CHARACTERS = 8
 """Characters for each token that the model can take: longer texts are tokenized alone, from their beginning."""
 
+LONGEST_ID = 200
+"""Characters. A longer id is cut: it would be in every record, log and line on a terminal."""
+
 PIECE = 2**20
 """Most characters tokenized in one call; what a single text has beyond them is cut off."""
 
@@ -143,7 +146,11 @@ def _record(number: int, text: str) -> Line:
     reason = unusable(found)
     document = _name(record.get("document"))
     return Line(
-        number, None if reason else found, reason, _name(record.get("id")), None if document is None else str(document)
+        number,
+        None if reason else found,
+        reason,
+        _short(_name(record.get("id"))),
+        None if document is None else str(document),
     )
 
 
@@ -152,6 +159,10 @@ def _name(value: Any) -> str | int | None:
     if isinstance(value, str):
         return None if unusable(value) else value
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _short(name: str | int | None) -> str | int | None:
+    return name if len(str(name)) <= LONGEST_ID else str(name)[: LONGEST_ID - 1] + "…"
 
 
 def unusable(text: str) -> str | None:

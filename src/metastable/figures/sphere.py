@@ -52,6 +52,8 @@ def sphere(run: Run, *, controls: bool = True, frames: int = MOST_FRAMES) -> go.
     if groups[0].angles:
         # The colour bar takes the place above the sphere; the legend goes into the empty corner of the scene.
         figure.update_layout(legend_yanchor="top", margin_t=look.TITLE_HEIGHT + 50)
+        if not controls:
+            figure.update_layout(legend={"y": 0, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"})
     return figure
 
 

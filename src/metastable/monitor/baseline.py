@@ -1,7 +1,7 @@
 """What an encoder does on clean texts: fitted detectors, scales, calibration; learned from a stream of texts, saved.
 
 A saved baseline is a folder of `baseline.json` (what it is) and `baseline.safetensors` (all arrays), the one with the
-checksum of the other.
+checksum of the other and one of itself.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ from metastable.errors import BadInput
 from metastable.monitor.alarms import Alarm
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.detectors.base import Detector
-from metastable.monitor.learning import Learning
-from metastable.monitor.scoring import SETTINGS, Scorer, within
+from metastable.monitor.identity import checksum, configuration, tokenization
+from metastable.monitor.learning import Learning, special_of
+from metastable.monitor.scoring import SETTINGS, Scorer, wholes, within
 from metastable.monitor.splitting import Split
 
-SCHEMA = "metastable.baseline/1"
+SCHEMA = "metastable.baseline/2"
 FILES = ("baseline.json", "baseline.safetensors")
 
 
 class Baseline:
     """What is normal for one encoder.
 
-    encoder_name, fingerprint : of the encoder
+    encoder_name, fingerprint : of the encoder; the latter is of its weights
+    configuration, tokenizer : digests of the encoder's, see `identity`; None for a tokenizer that has none
     special : numbers of the tokens that are no words
     settings : by name, the `Scorer` of each setting
     facts : about the texts it was made of: `parts` (texts in each), `left_out` (by reason), `cut`, `tokens`, `lengths`
-        (least, median and most tokens of a text), `seed`, `versions`
+        (least, median and most tokens of a text), `documents` (in each part, None without labels), `commonest` (see
+        `Split`), `seed`, `versions`
 
     A loaded baseline has its detectors once `check` has seen the encoder: they read its layers.
     """
@@ -47,6 +50,8 @@ class Baseline:
         self,
         encoder_name: str,
         fingerprint: str,
+        configuration: str,
+        tokenizer: str | None,
         special: tuple[int, ...],
         settings: dict[str, Scorer],
         facts: dict[str, Any],
@@ -54,6 +59,7 @@ class Baseline:
     ) -> None:
         """arrays : by the name of a detector, what it learned."""
         self.encoder_name, self.fingerprint, self.special = encoder_name, fingerprint, special
+        self.configuration, self.tokenizer = configuration, tokenizer
         self.settings, self.facts = settings, facts
         self._arrays = arrays
         self._detectors: dict[str, Detector] | None = None
@@ -90,7 +96,8 @@ class Baseline:
             split.check()
             learning = Learning(encoder, split, batch_size, progress)
             arrays = learning.detectors()
-            found = cls(encoder.name, encoder.fingerprint, learning.special, {}, {}, arrays)
+            made_with = (encoder.name, encoder.fingerprint, configuration(encoder), tokenization(encoder))
+            found = cls(*made_with, learning.special, {}, {}, arrays)
             found.check(encoder)
             found.settings = learning.scorers(SETTINGS, found.detectors)
             found.facts = {**learning.facts(), "seed": int(seed), "versions": store.versions()}
@@ -105,18 +112,31 @@ class Baseline:
 
     def check(self, encoder: Encoder) -> None:
         """Refuse any encoder but the one that the baseline was made with; make the detectors ready for that one."""
-        if encoder.fingerprint != self.fingerprint:
-            own, other = self.fingerprint[:12], encoder.fingerprint[:12]
+        self._check_same("weights", self.fingerprint, encoder.fingerprint, encoder.name)
+        self._check_same("configuration", self.configuration, configuration(encoder), encoder.name)
+        other = tokenization(encoder)
+        if self.tokenizer is not None and other is not None:
+            self._check_same("tokenizer", self.tokenizer, other, encoder.name)
+        if encoder.tokenizer is not None and (special := special_of(encoder.tokenizer)) != self.special:
             raise BadInput(
-                f"the baseline was made with {self.encoder_name!r} (weights {own}), not with {encoder.name!r} "
-                f"(weights {other}); calibrate again for this one"
+                f"the baseline knows the special tokens {[*self.special]} and {encoder.name!r} has {[*special]}; "
+                "calibrate again for this one"
             )
         if self._detectors is not None:
             return
         detectors = {name: DETECTORS[name].blank(encoder) for name in self._arrays}
+        for scorer in self.settings.values():
+            scorer.check(detectors)
         for name, detector in detectors.items():
             detector.restore(self._arrays[name])
         self._detectors = detectors
+
+    def _check_same(self, what: str, own: str, other: str, name: str) -> None:
+        if own != other:
+            raise BadInput(
+                f"the baseline was made with {self.encoder_name!r} ({what} {own[:12]}), not with {name!r} "
+                f"({what} {other[:12]}); calibrate again for this one"
+            )
 
     def alarm(self, setting: str = "light", alpha: float = 0.01, delta: float | None = None) -> Alarm:
         """A new alarm for the p-values of a setting (`Judged.p_alarm`)."""
@@ -128,27 +148,18 @@ class Baseline:
         """Write the baseline into a folder, whole or not at all. Only another baseline is replaced."""
         folder = Path(path).resolve()
         check_free(folder)
-        temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-        old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+        temporary = _beside(folder, "tmp")
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
             self._write(temporary)
-            if folder.exists():
-                os.replace(folder, old)
-            try:
-                os.replace(temporary, folder)
-            except OSError:
-                if old.exists():
-                    os.replace(old, folder)
-                raise
+            _exchange(temporary, folder)
         except OSError as error:
             why = f"the baseline cannot be written to {str(path)!r}: {error.strerror or error}"
             raise BadInput(f"{why}; free some space or give another folder") from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-            shutil.rmtree(old, ignore_errors=True)
 
     def _write(self, folder: Path) -> None:
         from safetensors.numpy import save
@@ -161,16 +172,19 @@ class Baseline:
             handle.write(data)
             handle.flush()
             os.fsync(handle.fileno())
-        content = {
+        content: dict[str, Any] = {
             "schema": SCHEMA,
             "encoder": self.encoder_name,
             "fingerprint": self.fingerprint,
+            "configuration": self.configuration,
+            "tokenizer": self.tokenizer,
             "special": list(self.special),
             "facts": self.facts,
             "detectors": {name: sorted(own) for name, own in self._arrays.items()},
             "settings": {name: scorer.to_dict() for name, scorer in self.settings.items()},
             "sha256": hashlib.sha256(data).hexdigest(),
         }
+        content["checksum"] = checksum(content)
         store.write_text(folder / FILES[0], json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
     @classmethod
@@ -184,18 +198,19 @@ class Baseline:
                 name: Scorer.from_arrays(name, kept, within(arrays, f"setting.{name}."))
                 for name, kept in content["settings"].items()
             }
-            special = tuple(map(int, content["special"]))
+            encoder, fingerprint, configured = (content[name] for name in ("encoder", "fingerprint", "configuration"))
+            special, tokenizer, facts = wholes(content["special"], "special"), content["tokenizer"], content["facts"]
             of_detectors = _of_detectors(content["detectors"], arrays)
             if (
-                not isinstance(content["facts"], dict)
-                or not settings
-                or not set(content["detectors"]) <= set(DETECTORS)
+                not isinstance(facts, dict)
+                or not all(isinstance(word, str) for word in (encoder, fingerprint, configured))
+                or not isinstance(tokenizer, str | None)
+                or set(settings) != set(SETTINGS)
+                or not set(of_detectors) <= set(DETECTORS)
             ):
-                raise ValueError("facts, settings or detectors are not what they should be")
-            return cls(
-                str(content["encoder"]), str(content["fingerprint"]), special, settings, content["facts"], of_detectors
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise ValueError("its names, facts, settings or detectors are not what they should be")
+            return cls(encoder, fingerprint, configured, tokenizer, special, settings, facts, of_detectors)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise BadInput(f"the baseline {str(path)!r} is damaged ({_line(error)}); calibrate again") from error
 
 
@@ -218,13 +233,70 @@ def check_free(folder: Path) -> None:
         raise BadInput(f"the folder {str(folder)!r} holds {other[0]!r}, which is no part of a baseline; give another")
     if held:
         try:
-            _description(folder)
+            content = _content(folder)
         except BadInput as error:
             raise BadInput(f"{error}; to write a new baseline there, remove the folder first") from error
+        # A damaged or an older one may be replaced.
+        if not str(content.get("schema")).startswith(SCHEMA.partition("/")[0] + "/"):
+            raise BadInput(f"{FILES[0]} in {str(folder)!r} is of something else; remove the folder first")
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse, before any work is done, a folder that `Baseline.save` could not write; nothing is left behind.
+
+    A folder is made where the new one would be, under the name that `save` uses, and removed. What cannot be known is
+    whether the disk will have room.
+    """
+    try:
+        folder = folder.resolve()
+        check_free(folder)
+        if os.path.ismount(folder):
+            raise BadInput(f"{str(folder)!r} is a mount point, which cannot be replaced whole; give a folder inside it")
+        place = next(parent for parent in folder.parents if parent.exists())
+        trial = place / _beside(folder, "tmp").name
+        shutil.rmtree(trial, ignore_errors=True)
+        trial.mkdir()
+        trial.rmdir()
+    except OSError as error:
+        why = f"a baseline cannot be written to {str(folder)!r}: {error.strerror or error}"
+        raise BadInput(f"{why}; give another folder") from error
+
+
+def _beside(folder: Path, ending: str) -> Path:
+    return folder.with_name(f".{folder.name}.{os.getpid()}.{ending}")
+
+
+def _exchange(new: Path, folder: Path) -> None:
+    """Put a new folder in the place of another. Whatever happens in between, one of the two is there afterwards."""
+    old = _beside(folder, "old")
+    try:
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            os.replace(folder, old)
+        os.replace(new, folder)
+    finally:
+        if old.exists() and not folder.exists():
+            os.replace(old, folder)
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _description(folder: Path) -> dict[str, Any]:
-    """baseline.json, of this schema."""
+    """baseline.json, of this schema and as it was written."""
+    content, name = _content(folder), repr(str(folder))
+    if content.get("schema") != SCHEMA:
+        raise BadInput(f"{name} has the schema {content.get('schema')!r}, not {SCHEMA!r}; calibrate again")
+    kept = content.pop("checksum", None)
+    try:
+        own = checksum(content)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{FILES[0]} of {name} cannot be read ({_line(error)}); calibrate again") from error
+    if own != kept:
+        raise BadInput(f"{FILES[0]} of {name} was altered: its checksum is not the one it holds; calibrate again")
+    return content
+
+
+def _content(folder: Path) -> dict[str, Any]:
     path, name = folder / FILES[0], repr(str(folder))
     if not path.is_file():
         raise BadInput(f"{name} is no baseline: it holds no {FILES[0]}; give a folder that `calibrate` wrote")
@@ -232,10 +304,9 @@ def _description(folder: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{FILES[0]} of {name} cannot be read ({_line(error)}); calibrate again") from error
-    schema = content.get("schema") if isinstance(content, dict) else None
-    if schema != SCHEMA:
-        raise BadInput(f"{name} has the schema {schema!r}, not {SCHEMA!r}; calibrate again")
-    return dict(content)
+    if not isinstance(content, dict):
+        raise BadInput(f"{FILES[0]} of {name} has the schema None, not {SCHEMA!r}; calibrate again")
+    return content
 
 
 def _tensors(folder: Path, content: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -132,6 +132,8 @@ class Learning:
         return {
             "parts": {part: counts.texts for part, counts in self._counts.items()},
             "left_out": dict(sorted(self._left_out().items())),
+            "documents": self.split.documents,
+            "commonest": self.split.commonest.share,
             "cut": sum(counts.cut for counts in self._counts.values()),
             "tokens": sum(counts.tokens - counts.special for counts in self._counts.values()),
             "lengths": {"least": lengths[0], "median": lengths[len(lengths) // 2], "most": lengths[-1]},

@@ -64,12 +64,13 @@ class Monitor:
     >>> monitor.alarm.raised_at, monitor.records[-1].reason         # doctest: +SKIP
 
     While it is entered, each call of the model, in any thread and in any gradient mode, is scored (a bare
-    `model.forward(…)` is none: torch runs no hooks there): the texts get records, which go to `records` and to the sinks, and the alarm takes their p-values in the order in which passes
-    end. A pass that cannot be scored (training mode, embeddings without token numbers) is counted with its reason.
-    Sinks are written to in the thread of the pass; sinks are closed on leaving. Copying the model in there copies hooks
-    that do nothing once the monitor is left, and pickling it fails; both are fine afterwards. What is compiled with
-    torch.compile runs past the hooks, so compiled models are refused, and a model that is compiled while it is watched
-    is not seen any more.
+    `model.forward(…)` is none: torch runs no hooks there): the texts get records, which go to `records` and to the
+    sinks, and the alarm takes their p-values in the order in which passes end. A pass that cannot be scored
+    (training mode, embeddings without token numbers) is counted with its reason. Sinks are written to in the thread
+    of the pass; sinks are closed on leaving. Copying the model in there copies hooks that do nothing once the
+    monitor is left, and pickling it fails; both are fine afterwards. What is compiled with torch.compile runs past
+    the hooks, so compiled models are refused, and a model that is compiled while it is watched is not seen any
+    more.
 
     model : of transformers, float32, with or without a task head; for `score` alone, also a folder or hub id
     baseline : a `Baseline` of the same encoder, or where it was saved

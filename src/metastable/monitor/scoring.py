@@ -10,7 +10,7 @@ p-values are exact, whatever the detectors are and however badly they were fitte
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metastable.arrays import whole
 from metastable.errors import BadInput
 from metastable.monitor.adjusting import Adjustment, shaped
 from metastable.monitor.alarms import Alarm
@@ -29,6 +30,9 @@ from metastable.monitor.splitting import DELTA
 
 SURPRISED = 2000
 """Most texts that a `Surprise` is fitted on: it is a curve, and more points cost time with each text for nothing."""
+
+
+COUNT = "it must be a whole number, 0 or more"
 
 
 @dataclass(frozen=True)
@@ -126,9 +130,17 @@ class Member:
         z = first(columns[:, places], lengths)
         vector = Vector.of(z) if detector.two_sided else None
         second = Adjustment.of(_one(z, vector), lengths)
-        depths = tuple(detector.columns[i].depth for i in places)
-        visits = detector.depths if None in depths else tuple(sorted({d for d in depths if d is not None}))
-        return cls(detector.name, places, depths, visits, first, vector, second)
+        return cls(detector.name, places, *_reads(detector, places), first, vector, second)
+
+    def check(self, detector: Detector, setting: Setting) -> None:
+        """Refuse what was saved of it where the detector has other columns on this encoder."""
+        places = setting.places(detector)
+        saved = (self.places, self.depths, self.visits, self.vector is not None)
+        if saved != (places, *_reads(detector, places), detector.two_sided):
+            raise BadInput(
+                f"the baseline is damaged: in its setting {setting.name!r} {self.name} reads columns {[*self.places]} "
+                f"at depths {[*self.depths]}, which it does not on this encoder; calibrate again"
+            )
 
     def __call__(self, columns: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of all the detector's columns (texts, K): the number, (texts, 1), and how strange its own k are."""
@@ -148,17 +160,31 @@ class Member:
     @classmethod
     def from_arrays(cls, kept: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Member:
         """kept : what `to_dict` gave."""
-        places, depths = tuple(map(int, kept["places"])), tuple(None if d is None else int(d) for d in kept["depths"])
-        k, vector = len(places), None
-        if kept["two_sided"]:
+        places = wholes(kept["places"], "places")
+        depths = tuple(None if d is None else whole(d, "depths", 0, COUNT) for d in kept["depths"])
+        k, vector, two_sided = len(places), None, kept["two_sided"]
+        if not isinstance(two_sided, bool):
+            raise BadInput(f"two_sided is {two_sided!r}; it must be true or false")
+        if two_sided:
             vector = Vector(shaped(arrays, "white", (k, k)), shaped(arrays, "mean", (k,)))
         first = Adjustment.from_arrays(within(arrays, "first."), k)
         second = Adjustment.from_arrays(within(arrays, "second."), 1)
-        return cls(str(kept["name"]), places, depths, tuple(map(int, kept["visits"])), first, vector, second)
+        return cls(str(kept["name"]), places, depths, wholes(kept["visits"], "visits"), first, vector, second)
+
+
+def _reads(detector: Detector, places: tuple[int, ...]) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
+    """`depths` and `visits` of a member with these columns."""
+    depths = tuple(detector.columns[i].depth for i in places)
+    return depths, detector.depths if None in depths else tuple(sorted({d for d in depths if d is not None}))
 
 
 def _one(z: np.ndarray, vector: Vector | None) -> np.ndarray:
     return (z.mean(axis=1) if vector is None else vector(z))[:, None]
+
+
+def wholes(values: Iterable[Any], name: str) -> tuple[int, ...]:
+    """Saved numbers, each of which counts something."""
+    return tuple(whole(value, name, 0, COUNT) for value in values)
 
 
 def within(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
@@ -288,6 +314,14 @@ class Scorer:
     def setting(self) -> Setting:
         return self.scale.setting
 
+    def check(self, detectors: Mapping[str, Detector]) -> None:
+        """Refuse members that were saved otherwise than the setting and the encoder's detectors have them."""
+        if [member.name for member in self.scale.members] != [*self.setting.members]:
+            name = self.setting.name
+            raise BadInput(f"the baseline is damaged: its setting {name!r} is of other detectors; calibrate again")
+        for member, detector in zip(self.scale.members, _own(self.setting, detectors), strict=True):
+            member.check(detector, self.setting)
+
     @property
     def texts(self) -> int:
         """The number m of calibration texts."""
@@ -340,7 +374,7 @@ class Scorer:
     @classmethod
     def from_arrays(cls, name: str, kept: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Scorer:
         """kept : what `to_dict` gave."""
-        chosen = {n: None if places is None else tuple(map(int, places)) for n, places in kept["setting"].items()}
+        chosen = {n: None if places is None else wholes(places, n) for n, places in kept["setting"].items()}
         members = tuple(Member.from_arrays(m, within(arrays, f"{m['name']}.")) for m in kept["members"])
         surprise = Surprise(shaped(arrays, "surprise", (-1, len(members))))
         calibration = Calibration(shaped(arrays, "calibration", (-1,)))

@@ -8,6 +8,7 @@ rounding of float32; a p-value differs only where a score lies that near to a ca
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import re
 import stat
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -158,8 +159,9 @@ class Tally:
         """The summary for people."""
         if not self.lines:
             return ["the stream is empty: no text was scored; give one text a line"]
+        texts = "text" if self.lines == 1 else "texts"
         found = [
-            f"{_many(self.lines, 'text')}, {self.scored} scored, {self.strange} strange at p ≤ {self.alpha:g}"
+            f"{self.lines} {texts}, {self.scored} scored, {self.strange} strange at p ≤ {self.alpha:g}"
             + (f" (of clean texts about {math.ceil(self.alpha * self.scored)} or fewer)" if self.scored else "")
         ]
         if self.cut:
@@ -186,10 +188,6 @@ def kind(reason: str) -> str:
     return re.split(r"\s*[(,;]", reason, maxsplit=1)[0]
 
 
-def _many(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
-
-
 def _power(log: float) -> str:
     """e^log, where it may be far too large for a float."""
     if abs(log) > 600:
@@ -202,40 +200,52 @@ Score = Callable[[list[str]], Sequence[Record]]
 """Texts to their records, one each, in order."""
 
 
-def judged(lines: Sequence[Line], score: Score) -> list[Record]:
-    """The records of some lines, with their numbers and names."""
+def judged(lines: Sequence[Line], score: Score) -> list[tuple[Record, str]]:
+    """The records of some lines, with their numbers and names, and the `sha` of each line."""
     found = iter(score([line.text for line in lines if line.text is not None]))
     records = []
     for line in lines:
         record = Record.rejected(line.reason or "") if line.text is None else next(found)
-        records.append(replace(record, line=line.number, id=line.id))
+        records.append((replace(record, line=line.number, id=line.id), sha(line)))
     return records
 
 
-def row(record: Record, tally: Tally, private: bool) -> tuple[dict[str, Any], bool]:
+def sha(line: Line) -> str:
+    """The first 12 hexadecimal digits of SHA-256 of the text in UTF-8, or of why it cannot be used."""
+    content = line.reason or "" if line.text is None else line.text
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def row(record: Record, sha: str, tally: Tally, private: bool) -> tuple[dict[str, Any], bool]:
     """A record for JSON, with the state of the alarm after it; and whether it raised the alarm.
 
     private : leave out all words of the text
     """
     found = record.to_dict(words=not private)
     raised = tally.take(found)
-    return found | {"log_e": tally.alarm.log_e, "alarm": tally.alarm.raised_at is not None}, raised
+    return found | {"sha": sha, "log_e": tally.alarm.log_e, "alarm": tally.alarm.raised_at is not None}, raised
 
 
 class Kept:
     """The records of a stream in a folder: records.jsonl, a line a record as they are made, and summary.json.
 
-    A process that is killed leaves whole records and at most a torn last line; `replay` removes that line and counts
-    the others, so that the tally goes on as if nothing had happened.
+    A process that is killed leaves whole records and at most a torn last line; `replay` leaves that line out and counts
+    the others, so that the tally goes on as if nothing had happened. Records that are continued, and their summary,
+    stay as they are until something new is written.
 
     facts : what the records depend on; records made otherwise are not continued
     """
 
     def __init__(self, folder: Path, facts: dict[str, Any], resume: bool = False, overwrite: bool = False) -> None:
         self.records, self.summary, self.facts = folder / "records.jsonl", folder / "summary.json", facts
+        self._begun = False
+        self._torn_at: int | None = None
         if folder.exists() and not folder.is_dir():
             raise BadInput(f"--out {folder} is a file; give a folder")
         try:
+            if (folder / "baseline.json").exists():
+                raise BadInput(f"--out {folder} holds a baseline; give another folder for the records")
+            self._saved()
             folder.mkdir(parents=True, exist_ok=True)
             self._file = open(self.records, "ab", buffering=0)  # noqa: SIM115
         except OSError as error:
@@ -254,17 +264,29 @@ class Kept:
                 raise BadInput(f"another process writes {self.records}; wait for it or give another --out") from error
         if overwrite:
             self._file.truncate(0)
-        elif os.path.getsize(self.records) and not resume:
-            raise BadInput(f"{self.records} holds records; use --resume to go on, --overwrite to begin again")
         elif os.path.getsize(self.records):
-            self._check()
-        self._write_summary({"finished": False})
+            if not resume:
+                raise BadInput(f"{self.records} holds records; use --resume to go on, --overwrite to begin again")
+            self._agree()
+            return
+        self._begin()
 
-    def _check(self) -> None:
+    def _saved(self) -> dict[str, Any]:
+        """What a stream that was kept here depended on. Files of other programs are refused, not written over."""
+        if not self.summary.exists():
+            if self.records.exists() and os.path.getsize(self.records):
+                raise BadInput(f"{self.records} has no summary.json of watch beside it; give another --out")
+            return {}
         try:
-            saved = json.loads(self.summary.read_text(encoding="utf-8"))["made"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BadInput(f"{self.summary} cannot be read; --overwrite begins again") from error
+            saved = json.loads(self.summary.read_text(encoding="utf-8"))
+            if saved["schema"] == SCHEMA:
+                return dict(saved["made"])
+        except (ValueError, KeyError, TypeError):
+            pass
+        raise BadInput(f"{self.summary} is no summary of watch; give another --out")
+
+    def _agree(self) -> None:
+        saved = self._saved()
         for name, value in self.facts.items():
             if saved.get(name) != value:
                 raise BadInput(
@@ -272,12 +294,12 @@ class Kept:
                 )
 
     def replay(self, tally: Tally) -> None:
-        """Give the whole records that are there to a tally; a torn one at the end is removed."""
+        """Give the whole records that are there to a tally; a torn one at the end is left out."""
         good = 0
         with open(self.records, "rb") as file:
             for number, raw in enumerate(file, start=1):
                 if not raw.endswith(b"\n"):
-                    self._file.truncate(good)
+                    self._torn_at = good
                     return
                 good += len(raw)
                 try:
@@ -289,7 +311,26 @@ class Kept:
                     words = f"{self.records} is damaged: its line {number} is not the record of line {number}"
                     raise BadInput(f"{words}; --overwrite begins again") from error
 
+    def past(self) -> Iterator[tuple[str | None, Any]]:
+        """Of each whole record that is there, its sha and id."""
+        with open(self.records, "rb") as file:
+            for raw in file:
+                if not raw.endswith(b"\n"):
+                    return
+                record = json.loads(raw)
+                yield record.get("sha"), record.get("id")
+
+    def _begin(self) -> None:
+        """Before anything is written: the stream is not finished, and nothing follows a torn line."""
+        if self._begun:
+            return
+        if self._torn_at is not None:
+            self._file.truncate(self._torn_at)
+        self._write_summary({"finished": False})
+        self._begun = True
+
     def write(self, data: bytes) -> None:
+        self._begin()
         try:
             while data:
                 data = data[self._file.write(data) :]
@@ -297,6 +338,7 @@ class Kept:
             raise _unwritable(self.records, error) from error
 
     def finish(self, found: dict[str, Any]) -> None:
+        self._begin()
         self._write_summary(found)
 
     def close(self) -> None:
@@ -314,8 +356,9 @@ def _unwritable(path: Path, error: OSError) -> BadInput:
     return BadInput(f"{path} cannot be written: {error.strerror or error}; free some space or give another --out")
 
 
-def as_line(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+def as_line(record: dict[str, Any], ascii: bool = False) -> bytes:
+    """JSON on one line. ascii : with all other characters as escapes, so that a terminal obeys none of them."""
+    return json.dumps(record, ensure_ascii=ascii, allow_nan=False).encode() + b"\n"
 
 
 def regular(source: str) -> bool:
@@ -327,20 +370,31 @@ def regular(source: str) -> bool:
     return stat.S_ISREG(mode)
 
 
-def batches(intake: Intake, size: int, whole: bool, done: int) -> Iterable[list[Line]]:
-    """The lines after the first `done`, in batches; the batch that `done` cuts in two comes whole.
+def batches(
+    intake: Intake, size: int, done: int = 0, past: Iterable[tuple[str | None, Any]] = ()
+) -> Iterator[list[Line]]:
+    """The lines of a regular file after the first `done`, in batches; the one that `done` cuts in two comes whole.
 
     Lines that are done are passed over in whole batches, so that those that follow are cut where they were at first.
+
+    past : sha and id of each of them, which must be those of the lines
     """
+    known = iter(past)
     passed = 0
-    while done - passed >= size:
-        batch = intake.take(size, whole=True)
-        if not batch:
-            break
-        passed += len(batch)
-    while batch := intake.take(size, whole):
+    while batch := intake.take(size, whole=True):
+        for line, then in zip(batch[: max(done - passed, 0)], known, strict=False):
+            if (sha(line), line.id) != then:
+                raise BadInput(
+                    f"line {line.number} is not the text that its record is of; give the same texts, or use --overwrite"
+                )
         passed += len(batch)
         if passed > done:
             yield batch
     if passed < done:
         raise BadInput(f"there are {passed} lines and {done} records of them; give the same texts, or use --overwrite")
+
+
+def arriving(intake: Intake, size: int, done: int = 0) -> Iterator[list[Line]]:
+    """The lines of a live stream, in batches of those that are there. What was done is over: numbers go on after it."""
+    while batch := intake.take(size, whole=False):
+        yield [replace(line, number=done + line.number) for line in batch]
