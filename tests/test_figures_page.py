@@ -5,6 +5,7 @@ import math
 from functools import cache
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -16,6 +17,10 @@ from metastable.figures.page import DARK, cursor, dark, enlarged, fitted
 
 HEAD = ms.Head.from_spectra([1.5, 1.0, 0.6], [1.2, 0.9, 0.5], seed=0)
 TURNING = ms.Head.from_interaction(torch.eye(3), [[1.0, -0.8, 0.0], [0.8, 1.0, 0.0], [0.0, 0.0, 0.3]])
+
+HEADS = pd.DataFrame(
+    {"layer": [0, 0, 1, 1], "head": [0, 1, 0, 1], "prediction": ["two points", "rotates", "rotates", "two points"]}
+)
 
 
 @cache
@@ -81,6 +86,7 @@ def test_the_cursor_is_one_named_shape_across_the_figure():
     lambda: figures.distance(run()),
     lambda: figures.distance(run(head=TURNING)),
     lambda: figures.distances(*two(), ("a", "b")),
+    lambda: figures.heat_map(HEADS, "prediction"),
     lambda: figures.eigenvalues(np.array([1.0, 0.5 + 0.2j, 0.5 - 0.2j]), np.array([1.0, 0.2]), "", 8),
 ])  # fmt: skip
 def test_dark_figures_have_no_light_colour_left_and_the_same_numbers(make):

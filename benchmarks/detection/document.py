@@ -166,8 +166,9 @@ def _overview(record: dict[str, Any]) -> Iterator[str]:
     yield "## Every method on average"
     yield ""
     yield from _words(
-        "Mean over the frozen shifts of a domain: length-matched AUROC of texts / of batches of 8. Distances in principal "
-        "subspaces come out far below 50: shifted tokens have less of the clean tokens' principal directions, not more."
+        "Mean over the frozen shifts of a domain: length-matched AUROC of texts / of batches of 8. Distances in "
+        "principal subspaces come out far below 50: shifted tokens have less of the clean tokens' principal "
+        "directions, not more."
     )
     rows = []
     for name in (method for methods in TABLES.values() for method in methods):

@@ -51,18 +51,31 @@ def click_cell(tab, layer, head):
     )
 
 
-def test_the_table_is_that_of_the_audit_column_by_column(tab, audit):
+def test_from_the_table_to_a_head_and_on_to_the_laboratory(tab, audit):
+    """One test of many steps: the page and the encoder are slow to open."""
+    the_table_is_that_of_the_audit(tab, audit)
+    a_click_opens_a_head_and_so_do_the_lists(tab, audit)
+    one_button_follows_it(tab, audit)
+
+
+def the_table_is_that_of_the_audit(tab, audit):
     assert tab.page.locator("#audit-headline").inner_text() == f"{MODEL}, {audit.verdict.headline}"
     shown = cells(tab)
     for place, row in audit.heads.set_index(["layer", "head"]).iterrows():
         assert shown[place[0]][place[1]] == row["prediction"]
+    ground = "document.querySelector('#heat-map .js-plotly-plot').layout.paper_bgcolor"
+    for theme, colour in (("dark", "#1B1F24"), ("light", "white")):
+        tab.page.click("#theme")
+        tab.wait(f"colour => {ground} === colour", colour)
+        assert tab.evaluate("document.documentElement.dataset.theme") == theme
+        assert cells(tab) == shown
     tab.page.select_option("#field-column", "beta")
     tab.wait("() => document.getElementById('caption-heat-map').textContent.startsWith('beta:')")
     assert cells(tab)[4][9] == number(audit.heads.query("layer == 4 and head == 9")["beta"].iloc[0])
     assert "β = d‖B‖₂" in tab.page.locator("#caption-heat-map").inner_text()
 
 
-def test_a_click_opens_a_head_and_so_do_the_lists(tab, audit):
+def a_click_opens_a_head_and_so_do_the_lists(tab, audit):
     click_cell(tab, 4, 9)
     m, _ = audit.weights.spectra[(4, 9)]
     first = tab.evaluate(
@@ -82,30 +95,7 @@ def test_a_click_opens_a_head_and_so_do_the_lists(tab, audit):
     assert (state.view, state.model, state.column, state.head) == ("audit", MODEL, "gap", (4, 2))
 
 
-def test_the_link_opens_the_same_head_of_a_model_that_is_installed(opened, tab):
-    other = opened(f"view=audit&model={MODEL}&column=gap&head=2,4")
-    other.wait("() => (document.getElementById('head-title') || {}).textContent === 'Layer 2, head 4'")
-    assert other.page.locator("#caption-heat-map").inner_text().startswith("gap:")
-    other.wait("() => document.querySelectorAll('#heat-map .heatmaplayer image').length === 1")
-    assert len(cells(other)) == 6
-    frame = other.evaluate("document.querySelector('#heat-map .js-plotly-plot').layout.shapes[0]")
-    assert (frame["x0"], frame["x1"], frame["y0"], frame["y1"]) == (3.5, 4.5, 1.5, 2.5)
-    assert other.page.input_value("#field-at-layer") == "2"
-
-
-def test_a_model_that_is_none_is_told_beside_its_field(opened, tab):
-    other = opened("view=audit&model=/no/such/folder")
-    other.wait("() => window.lab && lab.fields.model === '/no/such/folder'")
-    other.page.wait_for_timeout(500)
-    assert other.problem("model") == "", "a link alone makes the lab read nothing"
-    other.page.click("#audit-run")
-    other.wait("() => document.getElementById('problem-model').textContent")
-    assert "/no/such/folder" in other.problem("model")
-    assert other.page.locator("#field-model").get_attribute("aria-invalid") == "true"
-    assert other.page.locator("#audit-table").is_hidden()
-
-
-def test_one_button_follows_a_head_in_the_laboratory(tab, audit):
+def one_button_follows_it(tab, audit):
     tab.page.select_option("#field-at-layer", "2")
     tab.page.select_option("#field-at-head", "4")
     tab.wait("() => document.getElementById('head-title').textContent === 'Layer 2, head 4'")
@@ -122,3 +112,26 @@ def test_one_button_follows_a_head_in_the_laboratory(tab, audit):
     text = tab.page.locator("#theory").inner_text()
     assert f"Head 4 of layer 2 of {MODEL}" in text
     assert "projected from 384 to 3 dimensions" in text.lower()
+
+
+def test_the_link_opens_the_same_head_of_a_model_that_is_installed(opened):
+    other = opened(f"view=audit&model={MODEL}&column=gap&head=2,4")
+    other.wait("() => (document.getElementById('head-title') || {}).textContent === 'Layer 2, head 4'")
+    assert other.page.locator("#caption-heat-map").inner_text().startswith("gap:")
+    other.wait("() => document.querySelectorAll('#heat-map .heatmaplayer image').length === 1")
+    assert len(cells(other)) == 6
+    frame = other.evaluate("document.querySelector('#heat-map .js-plotly-plot').layout.shapes[0]")
+    assert (frame["x0"], frame["x1"], frame["y0"], frame["y1"]) == (3.5, 4.5, 1.5, 2.5)
+    assert other.page.input_value("#field-at-layer") == "2"
+
+
+def test_a_model_that_is_none_is_told_beside_its_field(opened):
+    other = opened("view=audit&model=/no/such/folder")
+    other.wait("() => window.lab && lab.fields.model === '/no/such/folder'")
+    other.page.wait_for_timeout(500)
+    assert other.problem("model") == "", "a link alone makes the lab read nothing"
+    other.page.click("#audit-run")
+    other.wait("() => document.getElementById('problem-model').textContent")
+    assert "/no/such/folder" in other.problem("model")
+    assert other.page.locator("#field-model").get_attribute("aria-invalid") == "true"
+    assert other.page.locator("#audit-table").is_hidden()

@@ -43,7 +43,12 @@ def dark(figure: go.Figure) -> go.Figure:
     """The same figure in light colours on a dark ground."""
     for part in (figure.layout, *figure.data):
         for path, colour in _colours(part.to_plotly_json()):
-            part[path] = DARK[colour]
+            if "colorscale" in path:
+                # A colour scale is one value, which cannot be changed in parts.
+                scale = path[: path.index("colorscale") + 1]
+                part[scale] = [[place, DARK.get(c, c)] for place, c in part[scale]]
+            else:
+                part[path] = DARK[colour]
     figure.update_layout(hoverlabel={"bgcolor": "#2B3138", "bordercolor": "#4A525A", "font_color": "#E8EAED"})
     return figure
 

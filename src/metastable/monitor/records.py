@@ -44,8 +44,8 @@ class Record:
         so strange
     p_marginal : the rank among the calibration texts over their number + 1; what alarms take
     score : higher is stranger
-    first_layer : the first depth where the text is strange at level `alpha`, corrected for the number of depths; None
-        where it is at none. Depth 0 is the first layer's input.
+    first_layer : of a strange text, the first depth where it is strange at level `alpha`, corrected for the number of
+        depths; None where it is at none. Depth 0 is the first layer's input.
     tokens : the words that contribute most, at most three
     detector : the one that finds it strangest
     n : tokens that are neither special nor padding
@@ -94,13 +94,13 @@ class Record:
         if not self.strange:
             return f"ordinary: p = {_up(self.p_value)}"
         p = f"p is at most {_up(self.p_value)}" if self.p_value <= self.least else f"p = {_up(self.p_value)}"
-        where = "no depth alone is so strange"
+        where = "no depth alone is so strange, but all together:"
         if self.first_layer is not None:
-            where = f"it begins at depth {self.first_layer}"
+            where = f"it begins at depth {self.first_layer}, because"
         words = ", ".join(f"‘{token.text}’" for token in tokens)
         # Words that another detector points to are not why this one finds the text strange.
         join = ": " if self.shown_by == self.detector else "; most unusual of its words: "
-        return f"{p}: at most {_in(self.p_value)} clean texts are this strange; {where}, because {self.because}" + (
+        return f"{p}: at most {_in(self.p_value)} clean texts are this strange; {where} {self.because}" + (
             f"{join}{words}" if words else ""
         )
 
@@ -152,7 +152,7 @@ def records(
                 p_value=float(judged.p_value[i]),
                 p_marginal=float(judged.p_marginal[i]),
                 score=float(judged.score[i]),
-                first_layer=layers[i],
+                first_layer=layers[i] if judged.p_value[i] <= alpha else None,
                 tokens=tokens,
                 detector=judged.names[top[i]],
                 n=n,
