@@ -1,6 +1,6 @@
 """Texts to try the monitor with: editorials, and a stream in which they turn into something else.
 
-    python examples/demo_texts.py FOLDER    # writes clean.jsonl to calibrate on, and stream.txt to watch
+    python examples/demo_texts.py [FOLDER]    # writes clean.jsonl to calibrate on, and stream.txt to watch
 
 The editorials come out of the package vaderSentiment, which is fetched into a cache (see benchmarks/detection). The
 stream holds 100 editorial sentences of documents that are not in clean.jsonl, in random order; then 60 with their words
@@ -15,9 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks" / "detection"))
 from corpora import splits
 
-if len(sys.argv) != 2:
-    raise SystemExit(f"usage: python {sys.argv[0]} FOLDER")
-folder = Path(sys.argv[1])
+folder = Path(sys.argv[1] if len(sys.argv) > 1 else "demo-texts")
 folder.mkdir(parents=True, exist_ok=True)
 parts = splits("editorials", {"clean": 0.9, "held": 0.1}, seed=0)
 chance = random.Random(0)

@@ -241,8 +241,25 @@ def test_version():
     assert command("--version").stdout.strip() == ms.__version__
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parent.parent / "examples").glob("*.py")), ids=lambda p: p.name)
-def test_examples_run(path, tmp_path):
-    result = subprocess.run([sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, check=False)
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def example(name, folder, *arguments):
+    given = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
+    result = subprocess.run(given, cwd=folder, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.strip()
+    return result.stdout.strip()
+
+
+@pytest.mark.parametrize("name", sorted({path.name for path in EXAMPLES.glob("*.py")} - {"live_monitor.py"}))
+def test_examples_run(name, tmp_path):
+    assert example(name, tmp_path)
+
+
+def test_the_example_of_a_live_monitor_tells_shuffled_words_from_clean_texts(tmp_path):
+    example("demo_texts.py", tmp_path)
+    lines = (tmp_path / "demo-texts" / "clean.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "clean.jsonl").write_text("".join(lines[:1800]), encoding="utf-8")
+    said = example("live_monitor.py", tmp_path, tmp_path / "clean.jsonl")
+    raised = int(said.split("-- alarm at text ")[1].split(":")[0])
+    assert 100 < raised <= 200, said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
@@ -16,6 +17,7 @@ from metastable.encoder.weights import CHECKS
 from metastable.figures.heads import meaning, written
 from metastable.figures.look import TITLE_HEIGHT, caption
 from metastable.lab.callbacks import Room, sent
+from metastable.lab.running import one_line
 from metastable.lab.theory_words import SIGNS
 from metastable.report.audit_words import ASSUMPTIONS, head_sentence
 
@@ -38,7 +40,7 @@ FOLLOWED = {"law": "tokens", "n": "500"}
 
 def register(app: dash.Dash, room: Room) -> None:
     app.callback(Output("model-answer", "data"), Input("model-wanted", "data"), prevent_initial_call=True)(
-        lambda asked: modelled(asked, room)
+        lambda asked: modelled_or_told(asked, room)
     )
     app.callback(
         Output("head-words", "children"), Output("eigenvalues", "figure"), Output("caption-eigenvalues", "children"),
@@ -50,6 +52,15 @@ def register(app: dash.Dash, room: Room) -> None:
         Output("caption-heat-map", "children"),
         Input("model-answer", "data"),
     )
+
+
+def modelled_or_told(asked: dict[str, Any], room: Room) -> dict[str, Any]:
+    """`modelled`, or what went wrong with it: the page must not go on asking."""
+    try:
+        return modelled(asked, room)
+    except Exception as error:
+        logging.getLogger(__name__).exception("the table of an audit could not be shown")
+        return {"model": asked["model"], "status": "failed", "fraction": 0.0, "message": one_line(error)}
 
 
 def modelled(asked: dict[str, Any], room: Room) -> dict[str, Any]:
