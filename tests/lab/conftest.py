@@ -58,6 +58,8 @@ class Tab:
         self.page.on("console", lambda line: line.type == "error" and self.complaints.append(line.text))
         self.page.on("dialog", lambda dialog: self.complaints.append(f"a dialog: {dialog.message}"))
         self.page.goto(lab.url + (f"?{query}" if query else ""))
+        # Dash builds the page after it is loaded.
+        self.page.wait_for_selector("#problem-n", state="attached")
 
     def evaluate(self, script, argument=None):
         return self.page.evaluate(script, argument)
