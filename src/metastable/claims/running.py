@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import threading
 import time
@@ -161,14 +162,16 @@ def _begin(shares: Any) -> None:
     global _shares
     _shares = shares
     torch.set_num_threads(1)
-    parent = os.getppid()
+    parent = multiprocessing.parent_process()
 
-    def end_with_parent() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
+    assert parent is not None
+
+    def end_with_parent(sentinel: int) -> None:
+        # Not by the parent's number: it may have ended before this worker began.
+        multiprocessing.connection.wait([sentinel])
         os._exit(1)
 
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(parent.sentinel,), daemon=True).start()
 
 
 def _in_worker(name: str, full: bool, head: Head | None, place: int) -> Finding:

@@ -180,7 +180,7 @@ def _read_records(data: mmap.mmap, identity: bytes, width: int, start: int, foun
         at, record = _next_record(data, identity, here)
         gap = at - here
         if record is None:
-            whole = gap // usual
+            whole = 0 if _unfinished(data, here) else gap // usual
             found.damaged, found.torn = found.damaged + whole, gap - whole * usual
         elif gap:
             found.damaged += max(1, round(gap / usual))
@@ -203,6 +203,14 @@ def _next_record(data: mmap.mmap, identity: bytes, start: int) -> tuple[int, tup
             return at, record
         at = data.find(MARK, at + 1)
     return len(data), None
+
+
+def _unfinished(data: mmap.mmap, at: int) -> bool:
+    """Whether a record begins here that says of itself that it goes on beyond the end of the file."""
+    body = at + FRONT.size
+    if data[at : at + len(MARK)] != MARK or body > len(data):
+        return False
+    return body + FRONT.unpack(data[at:body])[1] + CHECK > len(data)
 
 
 def _checked(data: mmap.mmap, identity: bytes, at: int) -> tuple[int, Entry] | None:
