@@ -25,7 +25,7 @@ NAMES = ("run", "other")
 
 
 def script(state: State) -> str:
-    """A Python program that makes the runs of a state again, on the same machine and on as many threads to the last bit.
+    """A Python program that makes the runs of a state again; on the same machine and as many threads to the last bit.
 
     It leaves run.zarr and run.html, of a comparison also other.zarr and other.html.
     """
