@@ -11,6 +11,8 @@ TITLES = {
     "spectrum": "eigenvalues of 144 heads of width 768, factored against dense",
     "weights": "audit: the table of 144 heads of width 768, against dense eigenvalues of M and V",
     "audit": "audit of MiniLM: its time over that of plain forward passes",
+    "monitor": "a forward pass of MiniLM with the monitor over one without",
+    "sweep": "sweeps",
     "two_atoms": "one field evaluation at N = 10⁴ against exact W₂ to a two-atom law at N = 10⁶",
 }
 
@@ -19,8 +21,11 @@ def main() -> None:
     print("| what | detail | ratio | spread |\n|---|---|---|---|")
     for name, title in TITLES.items():
         for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]:
+            if "ratio" not in row:
+                continue
             spread = f"{row['lowest']:.3g}–{row['highest']:.3g}, {row['repeats']} repeats" if "lowest" in row else ""
-            detail = row["what"] + (f", β = {row['beta']:g}" if "beta" in row else "")
+            detail = row.get("what") or f"{row['setting']}, 32 texts of {row['n']} tokens, sinks: {row['sinks']}"
+            detail += f", β = {row['beta']:g}" if "beta" in row else ""
             print(f"| {title} | {detail} | **{row['ratio']:.3g}×** | {spread} |")
     rows = [row for row in json.loads((RESULTS / "tree.json").read_text())["rows"] if "ratio" in row]
     betas = sorted({row["beta"] for row in rows})

@@ -1,4 +1,4 @@
-"""The command line of `sweep`."""
+"""The command line of `sweep`, and the options of other commands that go through workers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ Scheduler = Annotated[
     str | None, typer.Option(help="Address of a Dask scheduler, tcp://HOST:PORT; else this machine's cores work.")
 ]
 Workers = Annotated[int | None, typer.Option(help="Worker processes on this machine; one a core unless given.")]
+OnScheduler = Annotated[
+    str | None, typer.Option(help="Put the texts through the workers of a Dask scheduler, tcp://HOST:PORT.")
+]
+OnWorkers = Annotated[
+    int | None, typer.Option(help="Put the texts through so many processes of this machine; else through this one.")
+]
 Memory = Annotated[str | None, typer.Option(help="Memory limit of one worker on this machine, as 4GB.")]
 
 
@@ -28,7 +34,7 @@ def sweep(
     scheduler: Scheduler = None,
     workers: Workers = None,
     memory: Memory = None,
-    out: Annotated[Path, typer.Option(help="Folder for sweep.zarr and the journal of points.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for sweep.zarr, report.html and the journal of points.")] = Path(
         "metastable-sweep"
     ),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another sweep in that folder.")] = False,
@@ -38,7 +44,7 @@ def sweep(
     as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Simulate at every combination of the values in \\[axes] and keep the outputs as one dataset (xarray, Zarr).
+    """Simulate at every combination of the values in \\[axes]: a dataset (xarray, Zarr) and a page of phase diagrams.
 
     Axes are arguments of simulate, of the starting law and of the head: beta, until, n, law, seed, gap, angle, ...
 

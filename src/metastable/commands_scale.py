@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xarray as xr
 
+from metastable.errors import BadInput
+from metastable.report import sweep as report
 from metastable.scale import sweep as room
-from metastable.scale.dataset import Places
+from metastable.scale.dataset import Places, head_of
 from metastable.scale.points import FAILED
+from metastable.theory import Theory
 
 SHOWN = 5
 """So many reasons of failed points are printed; the dataset has all."""
@@ -19,6 +23,7 @@ SHOWN = 5
 def sweep(config: Path, out: Path, **options: Any) -> dict[str, Any]:
     """Make (or go on with) the sweep of a TOML file in the folder `out`; what there is to say about it."""
     data = room.sweep(out=out, **room.read(config), **options)
+    page = report.write(data, Places(out).folder / "report.html", lambda at: _theory(data, at))
     failed = data["status"].values == FAILED
     reasons = Counter(str(words) for words in data["reason"].values[failed])
     return {
@@ -30,10 +35,19 @@ def sweep(config: Path, out: Path, **options: Any) -> dict[str, Any]:
         "variables": sorted(map(str, data.data_vars)),
         "least_distance": _least(data),
         "dataset": str(Places(out).dataset),
+        "report": str(page),
     }
 
 
-def _least(data: Any) -> float | None:
+def _theory(data: xr.Dataset, at: dict[str, Any]) -> Theory | None:
+    """Of the head at these values; None where no head can be made, which the points there say too."""
+    try:
+        return head_of(data, **at).theory()
+    except BadInput:
+        return None
+
+
+def _least(data: xr.Dataset) -> float | None:
     """The least distance to the limit law at any point and time."""
     name = next((name for name in ("least", "distance") if name in data), None)
     values = np.array([]) if name is None else data[name].values
@@ -51,4 +65,4 @@ def swept(found: dict[str, Any]) -> list[str]:
         reasons = list(found["reasons"].items())
         lines += [f"  {count} × {words}" for words, count in reasons[:SHOWN]]
         lines += [f"  and {len(reasons) - SHOWN} other reasons"] if len(reasons) > SHOWN else []
-    return [*lines, f"dataset: {found['dataset']}"]
+    return [*lines, f"dataset: {found['dataset']}", f"report: {found['report']}"]

@@ -219,5 +219,8 @@ def test_what_can_be_taken_home(opened):
     tab.done()
     with tab.page.expect_download() as waited:
         tab.page.click("#download-report")
+    stem = waited.value.suggested_filename.removesuffix(".zip")
+    assert stem.isascii()
+    assert stem.endswith("-compare-weights")
     with zipfile.ZipFile(waited.value.path()) as archive:
-        assert archive.namelist() == ["metastable-lab equal weights.html", "metastable-lab graded weights.html"]
+        assert archive.namelist() == [f"{stem}-first.html", f"{stem}-second.html"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, chi2, kstest
 
 from metastable.errors import BadInput
-from metastable.monitor.conformal import Calibration, Surprise, combine, first_layer, ladder, needed, worst
+from metastable.monitor.conformal import Calibration, Surprise, combine, ladder, needed, worst
 
 few = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=12)
 
@@ -187,15 +187,7 @@ def test_the_least_corrected_p_value_over_layers_is_that_of_the_worst():
     overall = calibration.p_values(worst(found))
     assert by_layer.shape == (100, 6)
     assert (by_layer.min(axis=1) == overall).all()
-    fired = [first_layer(p, 0.05) for p in by_layer]
-    assert [layer is not None for layer in fired] == (overall <= 0.05).tolist()
-    assert sum(layer == 2 for layer in fired) > 20
-
-
-def test_first_layer():
-    assert first_layer([0.5, 0.01, 0.001], 0.01) == 1
-    assert first_layer([0.5, 0.01, 0.001], 0.005) == 2
-    assert first_layer([0.5, 0.01], 0.005) is None
+    assert (by_layer[:, 2] <= 0.05).sum() > 20
 
 
 def test_surprise_is_minus_log_p_at_the_fitted_scores():
@@ -247,7 +239,6 @@ def test_saved_arrays_give_the_same():
         (lambda: Surprise([[1.0]])([[1.0, 2.0]]), "the 1 scores of a text"),
         (lambda: needed(1.5), "alpha is 1.5"),
         (lambda: needed(0.1, delta="x"), "delta is 'x'"),
-        (lambda: first_layer([[0.1]], 0.1), "one text"),
         (lambda: Calibration.from_arrays({"other": np.zeros(2)}), "no 'scores'"),
     ],
 )

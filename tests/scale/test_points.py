@@ -89,3 +89,26 @@ def test_a_group_gives_the_outcomes_of_its_points_whatever_came_before():
     together, seconds = points.compute(pickle.dumps(plan), (3, 0, 2))
     assert together == [points.outcome(plan, i) for i in (3, 0, 2)]
     assert seconds > 0
+
+
+def test_a_mean_field_point_is_that_of_the_solver():
+    fixed = {"until": 2.0, "tol": 0.01, "mean_field": True, "save": 5}
+    plan = make({"beta": [10.0, 20.0]}, SPECTRA, {}, fixed)
+    found = numbers(plan, 1)
+    run = ms.mean_field(plan.head_at(1), "uniform", beta=20.0, until=2.0, tol=0.01, save=5)
+    assert np.array_equal(found["distance"], run.distance().values)
+    assert (found["least"][0], found["least_time"][0]) == (run.phases().least, run.phases().least_time)
+
+
+def test_a_mean_field_that_is_not_known_well_enough_fails():
+    plan = make({"beta": [20.0]}, SPECTRA, {}, {"until": 2.0, "tol": 1e-12, "mean_field": True, "save": 3})
+    _, status, words = points.outcome(plan, 0)
+    assert status == points.FAILED
+    assert "more than tol" in words.decode()
+
+
+def test_a_mean_field_takes_no_setting_of_tokens():
+    with pytest.raises(ms.BadInput, match="unknown name 'merge'"):
+        make({"beta": [20.0]}, SPECTRA, {}, {"until": 2.0, "merge": 0.1, "mean_field": True})
+    with pytest.raises(ms.BadInput, match="unknown name 'step'"):
+        make({"beta": [20.0], "step": [0.1, 0.2]}, SPECTRA, {}, {"until": 2.0, "mean_field": True})

@@ -14,6 +14,7 @@ from metastable.figures.distance import distance
 from metastable.figures.heads import comparison, eigenvalues, heat_map
 from metastable.figures.look import caption
 from metastable.figures.observables import observables
+from metastable.figures.phase_diagram import phase_diagram
 from metastable.figures.picture import picture
 from metastable.figures.spectrum import spectrum
 from metastable.figures.sphere import sphere
@@ -43,6 +44,7 @@ __all__ = [
     "lengths",
     "loop_curves",
     "observables",
+    "phase_diagram",
     "picture",
     "spectrum",
     "sphere",

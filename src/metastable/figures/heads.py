@@ -136,7 +136,7 @@ class _Scale:
         if high - low < 1e-12 * max(1.0, abs(high)):
             low, high = low - 0.5, high + 0.5
         if self.logarithmic:
-            ticks = _round_numbers(low, high)
+            ticks = look.round_numbers(low, high)
             bar |= {"tickvals": [math.log10(t) for t in ticks], "ticktext": [look.number(t) for t in ticks]}
         else:
             bar["nticks"] = 6
@@ -146,18 +146,6 @@ class _Scale:
             scale: Any = [[0, look.BLUE], [0.5, "#F4F4F4"], [1, look.VERMILLION]]
             return {"colorscale": scale, "cmin": -reach, "cmax": reach, "colorbar": bar}
         return {"colorscale": "Cividis", "cmin": low, "cmax": high, "colorbar": bar}
-
-
-def _round_numbers(low: float, high: float) -> list[float]:
-    """At most six of 1, 2, 5, 10, … between 10^low and 10^high; the two ends where fewer than two lie there."""
-    for steps in ((1, 2, 5), (1, 3), (1,)):
-        powers = range(math.floor(low), math.ceil(high) + 1)
-        found = [float(f"{step}e{power}") for power in powers for step in steps]
-        found = [t for t in found if low <= math.log10(t) <= high]
-        if len(found) <= 6:
-            break
-    found = found[:: math.ceil(len(found) / 6)] if len(found) > 6 else found
-    return found if len(found) > 1 else [10**low, 10**high]
 
 
 def written(value: Any) -> str:

@@ -116,3 +116,15 @@ def wrapped(text: str, width: int) -> str:
     import textwrap
 
     return "<br>".join(textwrap.wrap(text, width))
+
+
+def round_numbers(low: float, high: float) -> list[float]:
+    """At most six of 1, 2, 5, 10, … between 10^low and 10^high; the two ends where fewer than two lie there."""
+    for steps in ((1, 2, 5), (1, 3), (1,)):
+        powers = range(math.floor(low), math.ceil(high) + 1)
+        found = [float(f"{step}e{power}") for power in powers for step in steps]
+        found = [t for t in found if low <= math.log10(t) <= high]
+        if len(found) <= 6:
+            break
+    found = found[:: math.ceil(len(found) / 6)] if len(found) > 6 else found
+    return found if len(found) > 1 else [10**low, 10**high]

@@ -9,7 +9,8 @@ from flask import Flask, Response, request
 
 from metastable.errors import BadInput
 from metastable.lab import scripts
-from metastable.lab.callbacks import Room, key_of, names
+from metastable.lab.callbacks import Room, key_of
+from metastable.lab.controls import head_of
 from metastable.lab.state import State
 
 TAB = 32
@@ -37,7 +38,7 @@ def register(server: Flask, room: Room) -> None:
 def _file(kind: str, state: State, tab: str, room: Room) -> Response:
     """One file, or a line that says why there is none."""
     if kind == "script":
-        return _sent(scripts.script(state).encode(), "metastable-lab.py", "text/x-python")
+        return _sent(scripts.script(state).encode(), f"{stem(state)}.py", "text/x-python")
     if kind not in ("report", "data"):
         return Response("there is nothing here", 404, mimetype="text/plain")
     key = key_of(state)
@@ -46,15 +47,23 @@ def _file(kind: str, state: State, tab: str, room: Room) -> Response:
         raise BadInput("this run is not kept any more; reload the page to run it again")
     if kind == "data":
         distances = [m.distance for m in measured]
-        return _sent(scripts.data(runs, distances), "metastable-lab.npz", "application/octet-stream")
+        return _sent(scripts.data(runs, distances), f"{stem(state)}.npz", "application/octet-stream")
     reports = [scripts.report(run) for run in runs]
     if len(reports) == 1:
-        return _sent(reports[0], "metastable-lab.html", "text/html")
+        return _sent(reports[0], f"{stem(state)}.html", "text/html")
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, page in zip(names(state), reports, strict=True):
-            archive.writestr(f"metastable-lab {name}.html", page)
-    return _sent(packed.getvalue(), "metastable-lab.zip", "application/zip")
+        for which, page in zip(("first", "second"), reports, strict=True):
+            archive.writestr(f"{stem(state)}-{which}.html", page)
+    return _sent(packed.getvalue(), f"{stem(state)}.zip", "application/zip")
+
+
+def stem(state: State) -> str:
+    """The name of a file without its ending: plain letters, and enough to tell two runs apart."""
+    controls = state.controls
+    who = "-".join(["head", *controls.trained.rsplit(":", 2)[1:]]) if controls.trained else f"d{head_of(controls).dim}"
+    compared = f"-compare-{state.compare}" if state.compare else ""
+    return f"metastable-{who}-beta{controls.beta:g}-n{controls.n}-seed{controls.seed}{compared}"
 
 
 def _sent(content: bytes, name: str, kind: str) -> Response:

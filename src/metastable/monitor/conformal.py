@@ -222,19 +222,6 @@ def combine(surprises: Any) -> np.ndarray:
     return np.asarray(2 * numbers(surprises, "the surprises", finite=False).sum(axis=-1))
 
 
-def first_layer(p_by_layer: Any, alpha: float) -> int | None:
-    """The first layer with p ≤ α, or None. The p-values (k,) must be corrected for the number of layers: see `worst`.
-
-    >>> first_layer([0.4, 0.008, 0.001], alpha=0.01)
-    1
-    """
-    p = numbers(p_by_layer, "the p-values")
-    if p.ndim != 1:
-        raise BadInput(f"the p-values have shape {p.shape}; give those of one text, one for each layer")
-    fired = np.flatnonzero(p <= share(alpha, "alpha"))
-    return int(fired[0]) if len(fired) else None
-
-
 def numbers(values: Any, name: str, finite: bool = True) -> np.ndarray:
     """A float64 array without NaN, and without infinities where `finite`."""
     try:

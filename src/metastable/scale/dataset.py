@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import xarray as xr
 
 from metastable import store
 from metastable.errors import BadInput
+from metastable.head import Head
 from metastable.scale.journal import Journal, disk_trouble
-from metastable.scale.plan import Plan
+from metastable.scale.plan import HEAD, Plan, build_head
 from metastable.scale.points import COURSES, DONE
 
 CHUNK = 65_536
@@ -136,6 +138,16 @@ def assemble(plan: Plan, journal: Journal) -> xr.Dataset:
         coords["time"] = ("time", np.array(plan.times))
     found = xr.Dataset(data, coords=coords, attrs=_attributes(plan))
     return _described(found)
+
+
+def head_of(data: xr.Dataset, **at: Any) -> Head:
+    """The head of a sweep, at values of the axes that make it: gap, angle, interaction, value."""
+    table = json.loads(data.attrs["configuration"])["head"]
+    if "dtype" in table:
+        return store.head_from_json(table, getattr(torch, table["dtype"]))
+    moved = {name: at.get(name, data[name].values.tolist()[0]) for name in HEAD if name in data.dims}
+    spectra = {name: json.loads(v) if isinstance(v, str) else v for name, v in moved.items()}
+    return build_head({**table, **spectra})
 
 
 def _labels(values: list[Any]) -> np.ndarray:

@@ -27,6 +27,9 @@ from metastable.simulation import saved_times
 
 SCHEMA = "metastable.sweep/1"
 RUN = tuple(key for key in configuration.RUN_KEYS if key != "save")
+FIXED = (*configuration.RUN_KEYS, "mean_field")
+SOLVED = ("beta", "until", "tol", "save", "mean_field")
+"""What `mean_field` takes of these."""
 HEAD = ("gap", "angle", "interaction", "value")
 LAW = ("law", *sorted({a for law in configuration.LAWS.values() for a in inspect.signature(law).parameters} - {"head"}))
 AXES = (*RUN, *(key for key in LAW if key != "d"), *HEAD)
@@ -41,7 +44,7 @@ class Plan:
     """A sweep, checked. `head` and `cloud` are tables as in `configuration`, or the things themselves.
 
     axes : the values of each axis, in order
-    run : the fixed arguments of `simulate`
+    run : the fixed arguments of `simulate`, or with `mean_field` those of `meanfield.mean_field`
     times : the dimension "time" of the dataset; where a point ends before, its values are NaN
     phases, observables : names of the further outputs; `distance` says whether distances are kept
     """
@@ -157,7 +160,11 @@ def make(
     head = head if isinstance(head, Head) else dict(plain(head or {}))
     cloud = cloud if isinstance(cloud, Cloud) else dict(plain(cloud))
     fixed = {key: plain(value) for key, value in run.items() if value is not None}
-    known(fixed, configuration.RUN_KEYS, "the sweep")
+    known(fixed, FIXED, "the sweep")
+    if fixed.get("mean_field"):
+        known([*fixed, *(key for key in listed if key in RUN)], SOLVED, "a sweep of mean fields")
+        # The law alone counts there, and not how many tokens are drawn from it.
+        cloud = cloud if isinstance(cloud, Cloud) or "n" in listed else {"n": 1, **cloud}
     _refuse_twice(listed, head, cloud, fixed)
     _check_head(head, listed)
     _check_cloud(cloud, listed)

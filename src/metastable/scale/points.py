@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 import pickle
 import time
+import warnings
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
+from metastable.cloud import Cloud
 from metastable.errors import BadInput, SimulationStopped
+from metastable.head import Head
+from metastable.meanfield import mean_field
 from metastable.observables import observe
 from metastable.run import Run
 from metastable.scale.plan import FRAMES, Plan
@@ -67,7 +72,7 @@ def measure(plan: Plan, index: int) -> np.ndarray:
     # Phases are read off a whole curve, also where distances are kept at a few times only.
     whole = saved_times(save if isinstance(save, int) else [t for t in save if t <= until], until)
     times = [*kept, *whole] if plan.phases else kept
-    run = simulate(head, cloud, save=times, progress=False, **arguments)
+    run = _solved(head, cloud, times, arguments)
     places = np.searchsorted(run.times.numpy(), kept)
     parts = [_along(plan, run.distance().values[places])] if plan.distance else []
     if plan.observables:
@@ -76,6 +81,17 @@ def measure(plan: Plan, index: int) -> np.ndarray:
     if plan.phases:
         parts.append(_phases(plan, run))
     return np.concatenate(parts)
+
+
+def _solved(head: Head, cloud: Cloud, times: list[float], arguments: dict[str, Any]) -> Run:
+    if not arguments.pop("mean_field", False):
+        return simulate(head, cloud, save=times, progress=False, **arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        solved = mean_field(head, cloud, save=times, progress=False, **arguments)
+    if not solved.converged:
+        raise BadInput(f"the mean field is known to {solved.discretisation:.2g} only, which is more than tol")
+    return solved
 
 
 def _along(plan: Plan, values: Sequence[float] | np.ndarray) -> np.ndarray:

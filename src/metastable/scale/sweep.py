@@ -25,7 +25,7 @@ from metastable.scale import dataset
 from metastable.scale.cluster import SchedulerLost, connected
 from metastable.scale.dataset import Places
 from metastable.scale.journal import Journal, locked, scan
-from metastable.scale.plan import Plan, make
+from metastable.scale.plan import FIXED, Plan, make
 from metastable.scale.points import FAILED, compute
 
 if TYPE_CHECKING:
@@ -78,14 +78,15 @@ def sweep(
     workers, memory : how many workers, and the memory limit of one; see `cluster.connected`
     overwrite : replace another sweep in `out`
     retry_failed : compute once more the points that failed
-    arguments : what stays fixed, of `simulate` and of the law: beta, until, tol, save, n, seed, kappa, ...
+    arguments : what stays fixed, of `simulate` and of the law: beta, until, tol, save, n, seed, kappa, ...; with
+        mean_field=True the equation itself is solved at each point (see `mean_field`), and no number n is needed
 
     The seed of a point's tokens is made of the given seed, the law and its arguments alone (the variable cloud_seed).
     So points that differ in beta start from the same tokens: comparisons are paired.
 
     Points that fail are NaN with a `status` of 1 and a `reason`, and the others go on.
     """
-    run = {key: arguments.pop(key) for key in configuration.RUN_KEYS if key in arguments}
+    run = {key: arguments.pop(key) for key in FIXED if key in arguments}
     if cloud is not None and arguments:
         raise BadInput(f"both cloud and {next(iter(arguments))} were given; give a cloud or a law with its arguments")
     plan = make(axes, head, arguments if cloud is None else cloud, run, outputs)
@@ -106,7 +107,7 @@ def sweep(
 
 def read(path: Path) -> dict[str, Any]:
     """The arguments of `sweep` from a TOML file: [axes], [outputs], and the rest as for `simulate`."""
-    tables = configuration.read(path, further=("axes", "outputs"))
+    tables = configuration.read(path, further=("axes", "outputs", "mean_field"))
     for name in ("axes", "outputs"):
         if not isinstance(tables.get(name, {}), dict):
             raise BadInput(f"{path}: {name} must be a table, [{name}]")
