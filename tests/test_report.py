@@ -2,6 +2,7 @@ import dataclasses
 import math
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,7 +11,7 @@ from metastable import report
 from metastable.errors import BadInput
 from metastable.figures.measured import Measured, measure
 from metastable.phases import Phases, Plateau
-from metastable.report.words import afterwards, assumptions, headline, key_numbers
+from metastable.report.words import afterwards, assumptions, headline, key_numbers, mean_cosine
 from tests.problems import circle_head
 
 HEAD = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
@@ -206,7 +207,9 @@ def test_headlines_for_all_courses(run, measured):
     )
     assert "terminal phase was not seen up to t = 20" in said(3.1, None, 20.0, 0.12, 5.0, ())
     assert "still concentrating" in said(None, None, 20.0, 0.12, 20.0, (), course="falling")
-    assert "Hardly anything changed" in said(None, None, 20.0, 0.12, 20.0, (), course="still")
+    assert "stayed near 0.12 up to t = 20, while the tokens' mean cosine went from" in said(
+        None, None, 20.0, 0.12, 20.0, (), course="still"
+    )
     assert "Only one time" in said(None, None, 20.0, 0.12, 20.0, (), course="one time")
 
 
@@ -223,16 +226,41 @@ def test_the_headline_of_a_head_without_a_gap_says_that_tokens_start_at_their_li
     assert f"{float(run.distance()[-1]):.3g}" in headline(run, measure(run))
 
 
-def test_a_later_rest_is_told_only_if_there_was_one(measured):
+def test_a_later_rest_is_told_only_if_there_was_one(run, measured):
     def told(*plateaus, terminal=9.0):
-        return afterwards(phased(measured, 3.0, terminal, 20.0, 0.1, 5.0, plateaus))
+        return afterwards(run, phased(measured, 3.0, terminal, 20.0, 0.1, 5.0, plateaus))
 
     assert told() == ""
     assert told(Plateau(3.0, 8.0, 0.1)) == ""
     assert told(Plateau(11.0, 20.0, 0.2)) == "They then rested at distance 0.2 from t = 11 to the end of the run."
     assert told(Plateau(8.5, 15.0, 0.2)) == "They then rested at distance 0.2 to t = 15."
-    assert told(Plateau(11.0, 20.0, 0.2), terminal=None) == ""
-    assert afterwards(Measured()) == ""
+    assert afterwards(run, Measured()) == ""
+
+
+def test_tokens_that_left_without_the_distance_rising_are_told_of():
+    """±e and ±v lie near each other: all tokens end at ±v, and the distance to ±e hardly tells."""
+    angle = np.radians(35.0)
+    R = np.eye(3)
+    R[:2, :2] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
+    head = ms.Head.from_interaction(np.diag([1.5, 1.0, 0.8]), R @ np.diag([1.2, 0.9, 0.72]) @ R.T)
+    run = ms.simulate(head, ms.uniform(250, 3), beta=100.0, until=15.0, save=31)
+    found = measure(run)
+    assert found.phases.terminal is None
+    told = afterwards(run, found)
+    e, v = head.theory().basis[:, 0], head.theory().terminal.basis[:, 0]
+    share = ((run.frames[-1] @ v.double()).abs() > (run.frames[-1] @ e.double()).abs()).double().mean()
+    assert share > 0.9
+    assert f"{100 * share:.0f} % of the tokens are nearer to ±v" in told
+    early = ms.simulate(head, ms.uniform(250, 3), beta=100.0, until=4.0, save=31)
+    assert afterwards(early, measure(early)) == ""
+
+
+def test_a_still_distance_is_told_with_what_the_tokens_did():
+    cloud = ms.uniform(40, 3, seed=1)
+    w, x = cloud.weights, cloud.points
+    pairs = [(w[i] * w[j], x[i] @ x[j]) for i in range(40) for j in range(40) if i != j]
+    slow = float(sum(a * b for a, b in pairs) / sum(a for a, _ in pairs))
+    assert mean_cosine(cloud) == pytest.approx(slow, abs=1e-12)
 
 
 def test_assumptions_are_counted():

@@ -17,6 +17,7 @@ class Watcher(Protocol):
     """A context manager that `simulate` reports to, in its own thread. What a call raises ends the run.
 
     at(t) : after every step, also after one that is taken again because it was too long
+    stage() : if there is one, before every evaluation of the field; a step has several
     frame(t, x) : the positions (N, d) at each saved time, 0 included, in order; a run that is resumed reports those of
         before too. x is what the run keeps: it must not be changed
     """

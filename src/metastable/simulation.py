@@ -6,7 +6,7 @@ import math
 import numbers
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -220,6 +220,7 @@ class _Solver:
         self.frames: list[Tensor] = []
         self.checksums: list[int] = []
         self.evaluations = 0
+        self.stage: Callable[[], None] | None = None
         self.merging = None if plan.merge is None else Merging(head, cloud, plan.beta, plan.merge)
         self._prepare(plan.engine)
 
@@ -229,11 +230,14 @@ class _Solver:
         self.moving = Moving(self.head, logs, self.plan.beta, engine, self.plan.tol)
 
     def field(self, x: Tensor) -> Tensor:
+        if self.stage is not None:
+            self.stage()
         self.evaluations += 1
         return self.moving(x)
 
     def run(self, watcher: Watcher) -> Run:
         began = time.perf_counter()
+        self.stage = getattr(watcher, "stage", None)
         state = self._resume() or self._begin()
         self.evaluations = state.evaluations
         with watcher:

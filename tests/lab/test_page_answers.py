@@ -6,18 +6,23 @@ import math
 import time
 from dataclasses import replace
 
+import dash
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metastable import figures
+from metastable.figures.look import number
 from metastable.lab import callbacks
 from metastable.lab.audits import Audits
-from metastable.lab.callbacks import Room, accepted, answered, drawn_or_told, key_of, names
+from metastable.lab.callbacks import Room, accepted, accepted_or_told, answered, drawn_or_told, key_of, names
 from metastable.lab.callbacks_audit import modelled_or_told
+from metastable.lab.controls import arguments, common_frames, frames, head_of
 from metastable.lab.fields import read, texts
 from metastable.lab.running import Runs
+from metastable.lab.scripts import script
 from metastable.lab.state import Controls, State, problems
+from metastable.lab.theory_words import of_the_spectra
 
 SMALL = Controls(n=40, until=1.0)
 
@@ -115,8 +120,69 @@ def test_models_are_read_when_somebody_asks(room):
     job = accepted(filled(state), room)
     assert (job["key"], job["status"]) == (None, "asking")
     assert room.runs.look("a", key_of(state)).status == "unknown"
-    assert accepted(filled(state, consent=True), room)["key"] == key_of(state)
+    assert accepted(filled(state, consent="another"), room)["status"] == "asking"
+    assert accepted(filled(state, consent="elsewhere"), room)["key"] == key_of(state)
     assert room.trusted == {"installed", "elsewhere"}
+
+
+def test_controls_that_are_wrong_end_the_run_of_before(room):
+    state = State(replace(SMALL, beta=math.inf, n=150, until=1000.0))
+    accepted(filled(state), room)
+    assert room.runs.look("a", key_of(state)).status in ("waiting", "running")
+    data = filled(state) | {"n": "abc"}
+    assert accepted(data, room)["status"] == "wrong"
+    assert room.runs.look("a", key_of(state)).status == "stopped"
+
+
+def test_two_runs_of_one_slider_are_saved_at_the_same_times():
+    big = replace(SMALL, d=32, interaction=(1.0,) * 32, value=(0.5,) * 32, n=100)
+    both = [big, replace(big, n=7000)]
+    counts = [frames(one, 32) for one in both]
+    assert counts[0] != counts[1]
+    assert common_frames(both) == min(counts)
+    assert {arguments(one, 32, common_frames(both))["save"] for one in both} == {min(counts)}
+    text = script(State(big, compare="n", other=7000.0))
+    assert text.count(f"save={min(counts)}") == 2
+
+
+def test_two_temperatures_have_two_names():
+    assert names(State(replace(SMALL, beta=1000.0), compare="beta", other=1000.4)) == ["β = 1000.0", "β = 1000.4"]
+
+
+def test_every_number_of_the_theory_stands_beside_its_own_name(room):
+    state = State(SMALL)
+    theory = head_of(SMALL).theory()
+    shown = {one.name: one.value for one in of_the_spectra(theory)}
+    assert shown["token rate c"] == number(theory.rate)
+    assert shown["escape rate κ"] == number(theory.escape_rate)
+    assert shown["law rate"] == number(theory.law_rate())
+    assert shown["gap g"] == number(theory.gap)
+    assert len({shown[name] for name in ("token rate c", "escape rate κ", "gap g")}) == 3
+    accepted(filled(state), room)
+    finished(state, room)
+    _, words = answered(tick(state), room)
+    found = dict(zip(_texts(words, "Dt"), _texts(words, "Dd", "value"), strict=True))
+    assert shown.items() <= found.items()
+
+
+def _texts(node, kind, name=None):
+    """What is in the elements of a kind, in the order of the page."""
+    if isinstance(node, (list, tuple)):
+        return [text for part in node for text in _texts(part, kind, name)]
+    if not hasattr(node, "to_plotly_json"):
+        return []
+    if type(node).__name__ == kind and name in (None, getattr(node, "className", None)):
+        return [node.children]
+    return _texts(getattr(node, "children", None) or [], kind, name)
+
+
+def test_odd_requests_are_no_errors_of_the_server(room):
+    for data in (None, "text", [], {"serial": 1}):
+        with pytest.raises(dash.exceptions.PreventUpdate):
+            accepted_or_told(data, room)
+    told = accepted_or_told({"serial": 1, "tab": "a", "n": {}}, room)
+    assert told["serial"] == 1
+    assert told["key"] is None
 
 
 def test_figures_come_once_with_the_key_of_their_state(room):

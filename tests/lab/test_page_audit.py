@@ -51,6 +51,42 @@ def click_cell(tab, layer, head):
     )
 
 
+def test_a_model_that_only_a_link_names_is_not_read_because_another_was_asked_for(opened, tmp_path):
+    query = f"trained={tmp_path}:0:0&law=uniform&n=60&until=1&view=audit"
+    tab = opened(query)
+    tab.wait("() => window.lab && document.documentElement.dataset.view === 'audit'")
+    tab.page.click("#bundled")
+    tab.wait("() => document.documentElement.dataset.audited === 'yes'")
+    tab.page.click("#view-laboratory")
+    tab.wait("() => lab.status === 'asking'")
+    assert str(tmp_path) in tab.page.locator("#status").inner_text()
+
+
+def test_a_head_that_is_not_there_is_told_and_a_chosen_column_is_in_the_link(opened):
+    tab = opened(f"view=audit&model={MODEL}&head=99,99")
+    tab.wait("() => document.documentElement.dataset.audited === 'yes'")
+    tab.wait("() => document.getElementById('told').textContent.includes('no head 99 in layer 99')")
+    assert tab.evaluate("document.documentElement.dataset.head") == "no"
+    tab.page.select_option("#field-column", "gap")
+    tab.wait("() => location.search.includes('column=gap')")
+
+
+def test_an_audit_that_others_took_the_place_of_is_made_again(opened, lab):
+    tab = opened(f"view=audit&model={MODEL}")
+    tab.wait("() => document.documentElement.dataset.audited === 'yes'")
+    with lab.audits._lock:
+        lab.audits._kept.clear()
+        lab.audits._looks.clear()
+    tab.page.select_option("#field-column", "gap")
+    tab.wait("() => document.getElementById('caption-heat-map').textContent.startsWith('gap:')")
+    with lab.audits._lock:
+        lab.audits._kept.clear()
+        lab.audits._looks.clear()
+    tab.page.select_option("#field-at-layer", "3")
+    tab.wait("() => (document.getElementById('head-title') || {}).textContent === 'Layer 3, head 0'")
+    assert tab.evaluate("document.documentElement.dataset.head") == "yes"
+
+
 def test_from_the_table_to_a_head_and_on_to_the_laboratory(tab, audit):
     """One test of many steps: the page and the encoder are slow to open."""
     the_table_is_that_of_the_audit(tab, audit)

@@ -183,6 +183,7 @@ def test_a_new_dimension_keeps_what_eigenvalues_there_are(tab):
 
 def test_pasted_matrices(tab):
     tab.page.select_option("#field-source", "matrices")
+    tab.put("matrices", "")
     tab.wait("() => document.getElementById('problem-matrices').textContent")
     tab.put("matrices", "1.4 0.1\n0.1 0.7\n\n1.2 0.2\n0.2 0.5")
     tab.done()

@@ -97,9 +97,9 @@ def test_no_other_file_is_served_and_there_is_no_debugger(client, app, path):
 
 
 def test_downloads_of_a_run_that_is_not_there(client):
-    assert client.get("/download/data?tab=x&state=n=60").status_code == 400
-    assert "run it again" in client.get("/download/report?tab=x&state=n=60").text
-    answer = client.get("/download/script?state=n=0")
+    assert client.post("/download/data", data={"tab": "x", "state": "n=60"}).status_code == 400
+    assert "run it again" in client.post("/download/report", data={"tab": "x", "state": "n=60"}).text
+    answer = client.post("/download/script", data={"state": "n=0"})
     assert answer.status_code == 400
     assert answer.text.startswith("n: ")
 

@@ -200,6 +200,98 @@ def test_a_run_that_the_server_forgot_is_run_again(opened):
     assert eventually(lambda: status(tab, LONG) == "running")
 
 
+def test_a_wrong_field_ends_the_run_under_way(opened):
+    tab = running(opened(LONG))
+    tab.put("n", "abc")
+    assert eventually(lambda: status(tab, LONG) == "stopped")
+
+
+def test_a_stop_right_after_a_change_holds(opened):
+    tab = running(opened(LONG))
+    tab.put("seed", 1)
+    tab.evaluate("document.getElementById('stop').disabled = false")
+    tab.page.click("#stop")
+    time.sleep(2)
+    assert status(tab, f"{LONG}&seed=1") == "unknown"
+    assert tab.evaluate("lab.status") == "stopped"
+
+
+def test_controls_that_were_lost_on_the_way_are_sent_again(opened):
+    tab = opened(SMALL).done()
+    lost = []
+
+    def lose(route):
+        if lost or "job.data" not in (route.request.post_data or ""):
+            return route.continue_()
+        lost.append(1)
+        return route.fulfill(status=204)
+
+    tab.page.route("**/_dash-update-component**", lose)
+    tab.put("seed", 5)
+    tab.wait("() => lab.query.includes('seed=5') && lab.status === 'done'")
+    assert lost
+
+
+def test_a_link_is_of_the_controls_as_they_stand(opened):
+    tab = opened(SMALL).done()
+    tab.put("seed", 9)
+    tab.evaluate("() => { navigator.clipboard.writeText = async (text) => { lab.copied = text; }; lab.copyLink(); }")
+    tab.wait("() => lab.copied")
+    assert "seed=9" in tab.evaluate("lab.copied")
+
+
+def test_matrices_that_are_too_long_for_a_link_can_be_taken_home(opened):
+    tab = opened("n=20&until=1").done()
+    rows = "\n".join(" ".join(f"{math.sin(i * 32 + j + 1):.17f}" for j in range(32)) for i in range(32))
+    tab.page.select_option("#field-source", "matrices")
+    tab.page.fill("#field-matrices", f"{rows}\n\n{rows}")
+    tab.wait("() => lab.query.includes('matrices') && lab.status === 'done'")
+    with tab.page.expect_download() as waited:
+        tab.page.click("#download-script")
+    assert "B = [" in waited.value.path().read_text(encoding="utf-8")
+
+
+def test_matrices_begin_with_what_the_fields_say(opened):
+    tab = opened("n=40&until=1&angle=30").done()
+    before = tab.curve()
+    tab.page.select_option("#field-source", "matrices")
+    tab.wait("() => lab.query.includes('matrices') && lab.status === 'done'")
+    tab.done()
+    np.testing.assert_allclose(tab.curve(), before, rtol=1e-4, atol=1e-5)
+
+
+def test_laws_that_the_head_cannot_have_cannot_be_chosen(opened):
+    tab = opened(SMALL).done()
+    refused = "() => [...document.getElementById('field-law').options].filter(o => o.disabled).map(o => o.value)"
+    assert set(tab.evaluate(refused)) == {"tokens", "equally_spaced"}
+    tab.put("d", 2)
+    tab.wait("() => lab.query.includes('d=2') && lab.status === 'done'")
+    assert set(tab.evaluate(refused)) == {"tokens", "fibonacci"}
+
+
+def test_a_click_on_the_curve_moves_the_time_and_the_wheel_scrolls(opened):
+    tab = opened(SMALL).done()
+    box = tab.page.locator("#curve .nsewdrag").first.bounding_box()
+    tab.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    tab.page.wait_for_timeout(300)
+    tab.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    tab.wait("() => Math.abs(lab.time - 2) < 0.3")
+    place = tab.page.locator("#sphere-1").bounding_box()
+    tab.page.mouse.move(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
+    tab.page.mouse.wheel(0, 300)
+    tab.wait("() => window.scrollY > 50")
+
+
+def test_a_theme_that_changes_while_the_answer_is_on_its_way(opened):
+    tab = opened(SMALL).done()
+    late = """() => { lab.changeTheme('dark', true);
+        const answer = { key: lab.wanted, status: 'done', version: 10 ** 9, fraction: 1, message: '', names: [] };
+        dash_clientside.lab.answer({ ...answer, spheres: [], curve: null, theme: 'light', scale: lab.scale, asked: 0 });
+        return lab.polling && lab.seen === -1; }"""
+    assert tab.evaluate(late)
+    tab.wait("() => document.querySelector('#curve .js-plotly-plot').layout.paper_bgcolor === '#1B1F24'")
+
+
 def test_what_can_be_taken_home(opened):
     tab = opened(SMALL).done()
     found = {}

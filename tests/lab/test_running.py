@@ -433,16 +433,17 @@ def test_errors_are_short():
 
 def test_turns_never_hold_more_cores_than_there_are_and_all_come_to_an_end():
     changed = threading.Condition()
-    turns, busy, most, order = Turns(changed, 3), [0], [0], []
+    turns, busy, most, order = Turns(changed, 3), [0, 0], [0, 0], []
 
     def step(cores, name):
+        lane = int(cores > 1)
         with changed:
-            busy[0] += cores
-            most[0] = max(most[0], busy[0])
+            busy[lane] += cores
+            most[lane] = max(most[lane], busy[lane])
             order.append(name)
         time.sleep(0.001)
         with changed:
-            busy[0] -= cores
+            busy[lane] -= cores
 
     def work(cores, name):
         claim = Claim(cores, lambda: True)
@@ -457,13 +458,29 @@ def test_turns_never_hold_more_cores_than_there_are_and_all_come_to_an_end():
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
-    assert most[0] == 3
+    assert most == [3, 3]
     assert len(order) == 180
     # Nobody is left behind: while all are at work, each comes again before long.
     middle = order[40:120]
     for name in range(6):
         places = [i for i, found in enumerate(middle) if found == name]
         assert max(np.diff(places)) <= 24
+
+
+def test_a_small_run_goes_on_beside_a_step_of_a_large_one():
+    turns, small, found = Turns(threading.Condition(), 2), Claim(1, lambda: True), []
+
+    def steps():
+        with turns.turn(small):
+            for _ in range(3):
+                turns.pass_on(small)
+                found.append("a step")
+
+    with turns.turn(Claim(2, lambda: True)):
+        thread = threading.Thread(target=steps)
+        thread.start()
+        thread.join(60)
+        assert found == ["a step"] * 3
 
 
 def test_a_turn_that_is_no_longer_wanted_is_not_waited_for():
@@ -481,11 +498,11 @@ def test_a_turn_that_is_no_longer_wanted_is_not_waited_for():
     with turns.turn(holder):
         thread = threading.Thread(target=waits)
         thread.start()
-        until(lambda: len(turns._queue) == 1)
+        until(lambda: len(turns._lane(holder).queue) == 1)
         with changed:
             wanted["it"] = False
             changed.notify_all()
         thread.join(60)
         assert found == ["stopped"]
         assert holder.held
-    assert turns._free == 1
+    assert turns._lane(holder).free == 1

@@ -49,7 +49,7 @@ def parse_address(text: str) -> tuple[str, int, int]:
     if len(parts) < 3 or not parts[0].strip():
         raise BadInput(f"{text!r} is not the address of a head; {wanted}")
     for name, part in zip(("layer", "head"), parts[1:], strict=True):
-        if not (part.isascii() and part.isdigit()):
+        if not (part.isascii() and part.isdigit() and len(part) < 10):
             raise BadInput(f"{name} is {part!r} in {text!r}; it must be a whole number from 0; {wanted}")
     return parts[0], int(parts[1]), int(parts[2])
 

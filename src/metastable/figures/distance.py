@@ -54,6 +54,7 @@ def distance(run: Run, measured: Measured | None = None) -> go.Figure:
     _floor(figure, m, run.horizon)
     rows = _shade(figure, m.phases) if m.phases is not None else 0
     figure.update_xaxes(title_text="time t", range=[0, run.horizon], showgrid=False)
+    figure.update_xaxes(unifiedhovertitle_text="t = %{x:.4g}")
     figure.update_yaxes(
         title_text="Wasserstein-2 distance (chordal)",
         type="log",
@@ -271,7 +272,8 @@ def _caption(m: Measured) -> str:
     if m.floor is not None and m.floor.mean > 0:
         so = "these tokens are a quadrature and no random sample, so lower distances mean something too"
         floor = f"Dotted: the distance between two random samples of the limit law, {m.floor.size} tokens each; "
-        floor += f"{so if m.quadrature else 'another sample would change the distance by about as much'}."
+        own = "another sample would change the distance by about as much; its own limit a cloud may be nearer to"
+        floor += f"{so if m.quadrature else own}."
     return " ".join([text, floor, *m.missing])
 
 

@@ -167,7 +167,8 @@ class _Axis:
         if not all(map(_number, values)):
             places = np.arange(len(values), dtype=float)
             labels = [look.wrapped(html.escape(_label(v)), 16) for v in values]
-            return cls(values, list(range(len(values))), places, np.arange(len(values) + 1) - 0.5, [*places], labels)
+            edges = np.arange(len(values) + 1, dtype=np.float64) - 0.5
+            return cls(values, list(range(len(values))), places, edges, [*places], labels)
         order = sorted(range(len(values)), key=lambda i: values[i])
         values = [values[i] for i in order]
         finite = np.array([v for v in values if math.isfinite(v)], dtype=float)

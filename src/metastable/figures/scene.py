@@ -99,6 +99,8 @@ def _globe(figure: go.Figure) -> None:
         colorscale=[[0, "#9AA5B1"], [1, "#9AA5B1"]],
         showscale=False,
         hoverinfo="skip",
+        # Else the mouse draws dark rings on it.
+        contours={axis: {"highlight": False} for axis in "xyz"},
         lighting={"ambient": 1, "diffuse": 0, "specular": 0},
         name="sphere",
         showlegend=False,
@@ -193,7 +195,7 @@ def _eye(run: Run, view: View) -> Floats:
         side = np.cross(e, v)
         side = side if np.linalg.norm(side) > 1e-3 else np.cross(e, np.eye(3)[np.abs(e).argmin()])
         side /= np.linalg.norm(side)
-        eye = 0.8 * (e + v) / np.linalg.norm(e + v) + 0.6 * (side if side[2] >= 0 else -side)
+        eye = 0.5 * (e + v) / np.linalg.norm(e + v) + 0.86 * (side if side[2] >= 0 else -side)
         # From straight above or below, "up" has no meaning and the picture would turn over.
         eye[2] = np.clip(eye[2], -0.7, 0.7)
     return np.asarray(CAMERA * eye / np.linalg.norm(eye))

@@ -21,6 +21,7 @@ MOST_TOKENS = 1500
 MOST_FRAMES = 40
 CLOSER = 0.86
 """Without controls below it there is more room for the sphere than the camera's usual distance allows for."""
+RIM = 1.3
 LEGEND = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "font": {"size": 13}, "itemsizing": "constant"}
 
 
@@ -88,6 +89,7 @@ class _Group:
     rows: np.ndarray[Any, Any]
     colour: Any
     angles: bool = False
+    scale: float = 1.0
 
 
 def _groups(run: Run, keep: Tensor) -> list[_Group]:
@@ -99,7 +101,9 @@ def _groups(run: Run, keep: Tensor) -> list[_Group]:
     if run.theory.dim >= 2:
         return [_Group("angle of the limit in E", everyone, _degrees(along[:, 0], along[:, 1]), angles=True)]
     sides = (("sent to +e", along[:, 0] > 0, look.BLUE), ("sent to −e", along[:, 0] <= 0, look.VERMILLION))
-    return [_Group(name, np.flatnonzero(mask), colour) for name, mask, colour in sides if mask.any()]
+    # Those that are drawn first are larger: a rim of their colour is seen where the others lie on top of them.
+    rims = {"sent to +e": RIM}
+    return [_Group(n, np.flatnonzero(mask), c, scale=rims.get(n, 1.0)) for n, mask, c in sides if mask.any()]
 
 
 def _degrees(x: Floats, y: Floats) -> Floats:
@@ -118,7 +122,7 @@ def _sizes(run: Run, keep: Tensor) -> Floats | float:
 def _tokens(x: np.ndarray[Any, Any], group: _Group, sizes: Floats | float) -> Any:
     marker: dict[str, Any] = {
         "color": group.colour,
-        "size": sizes if isinstance(sizes, float) else sizes[group.rows],
+        "size": group.scale * (sizes if isinstance(sizes, float) else sizes[group.rows]),
         "opacity": 0.8 if x.shape[-1] == 3 else 0.65,
         "line": {"width": 0},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import ipaddress
 import socket
@@ -178,14 +179,12 @@ def serve(host: str = "127.0.0.1", port: int = 8050, open_browser: bool = True) 
             "read any model that this user can; use --host 127.0.0.1 unless that is wanted",
             file=sys.stderr,
         )
-    print(f"metastable lab: {address} (Ctrl-C ends it)", flush=True)
-    if open_browser:
-        threading.Timer(0.3, webbrowser.open, [address]).start()
-    threading.Thread(target=_prepare, name="lab warm-up", daemon=True).start()
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
+        print(f"metastable lab: {address} (Ctrl-C ends it)", flush=True)
+        if open_browser:
+            threading.Timer(0.3, webbrowser.open, [address]).start()
+        threading.Thread(target=_prepare, name="lab warm-up", daemon=True).start()
         server.serve_forever()
-    except KeyboardInterrupt:
-        pass
-    finally:
+    with contextlib.suppress(KeyboardInterrupt):
         server.server_close()
         runs.close()

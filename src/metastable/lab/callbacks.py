@@ -44,7 +44,7 @@ def register(app: dash.Dash, room: Room) -> None:
     """Connect the page with its answers."""
     app.callback(Output("restored", "data"), Input("address", "search"))(lambda search: restored(search, room))
     app.callback(Output("job", "data"), Input("fields", "data"), prevent_initial_call=True)(
-        lambda data: accepted(data, room)
+        lambda data: accepted_or_told(data, room)
     )
     app.callback(
         Output("answer", "data"), Output("theory", "children"), Input("tick", "data"), prevent_initial_call=True
@@ -75,18 +75,32 @@ def restored(search: str | None, room: Room) -> dict[str, Any]:
     }
 
 
+def accepted_or_told(data: dict[str, Any], room: Room) -> dict[str, Any]:
+    """`accepted`, or what went wrong with it: the page must not wait for ever for a run that cannot begin."""
+    if not (isinstance(data, dict) and {"serial", "tab"} <= set(data)):
+        raise dash.exceptions.PreventUpdate
+    try:
+        return accepted(data, room)
+    except Exception as error:
+        logging.getLogger(__name__).exception("the controls could not be read")
+        told = {"serial": data["serial"], "query": "", "problems": {}, "key": None}
+        return {**told, "status": "failed", "message": one_line(error)}
+
+
 def accepted(data: dict[str, Any], room: Room) -> dict[str, Any]:
     """Read the controls; start their run unless something is wrong with them or it is under way already."""
     state, wrong = fields.read(data)
     job = {"serial": data["serial"], "query": state.to_query(), "problems": wrong, "key": None, "message": ""}
     if wrong:
+        room.runs.stop(data["tab"])
         return {**job, "status": "wrong", "message": "nothing is computed until the marked field is put right"}
     if state.view != "laboratory":
         return {**job, "status": "elsewhere"}
     model = state.controls.trained.rsplit(":", 2)[0]
-    if data.get("consent"):
+    if model and data.get("consent") == model:
         room.trusted.add(model)
     if model and model not in room.trusted:
+        room.runs.stop(data["tab"])
         return {**job, "status": "asking", "message": f"this link follows a head of {model}; Run reads that model"}
     key = key_of(state)
     found = room.runs.look(data["tab"], key).status
@@ -116,7 +130,9 @@ def controls_of(state: State) -> list[Any]:
 def names(state: State) -> list[str]:
     """What tells the runs apart, where there are two."""
     if state.compare == "beta":
-        return [f"β = {number(c.beta)}" for c in controls_of(state)]
+        betas = [c.beta for c in controls_of(state)]
+        short = [number(beta) for beta in betas]
+        return [f"β = {b}" for b in (short if len(set(short)) > 1 else map(str, betas))]
     if state.compare == "n":
         return [f"N = {c.n}" for c in controls_of(state)]
     return ["equal weights", "graded weights"] if state.compare else ["run"]
@@ -147,6 +163,7 @@ def answered(tick: dict[str, Any], room: Room) -> tuple[dict[str, Any], Any]:
     state = State.from_query(tick["query"])
     answer |= {"names": names(state) if state.compare else []}
     answer |= {"version": tick["seen"], "spheres": [], "curve": None, "asked": tick["now"]}
+    answer |= {"theme": tick["theme"], "scale": tick["scale"]}
     fresh = look.version != tick["seen"] and (tick["due"] or look.status in ENDED)
     runs = room.runs.partial(tab, key) if fresh else []
     if not runs:
@@ -161,6 +178,8 @@ def answered(tick: dict[str, Any], room: Room) -> tuple[dict[str, Any], Any]:
             else figures.distances(runs, measured, names(state))
         )
         captions.append(caption(curve))
+        # A click moves the time; a box drawn by mistake in front of an audience would only hide the curve.
+        curve.update_layout(dragmode=False)
         answer["curve"] = sent(cursor(curve, 0.0), tick, key, f"{key} {look.version}")
     answer["spheres"] = [sent(one, tick, key, f"{key} {look.version} {i}") for i, one in enumerate(drawn)]
     answer["version"] = look.version

@@ -9,6 +9,7 @@ axes fixed,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,8 +78,8 @@ class Call:
     arguments: dict[str, Any]
 
 
-def call_of(controls: Controls) -> Call:
-    """What `simulate` is called with; a model is loaded if there is one."""
+def call_of(controls: Controls, most: int = ALL_FRAMES) -> Call:
+    """What `simulate` is called with, with at most so many frames; a model is loaded if there is one."""
     if controls.trained:
         ready = _follow(controls)
         head, cloud = ready.head, ready.cloud
@@ -86,9 +87,9 @@ def call_of(controls: Controls) -> Call:
         head = head_of(controls)
         cloud = cloud_of(controls, head)
     if head.dim * len(cloud) > MOST_NUMBERS:
-        most = f"take at most n = {MOST_NUMBERS // head.dim}"
-        raise BadInput(f"{len(cloud)} tokens in d = {head.dim} need too much memory for a page; {most}")
-    return Call(head, cloud, arguments(controls, None if controls.trained else head.dim))
+        fewer = f"take at most n = {MOST_NUMBERS // head.dim}"
+        raise BadInput(f"{len(cloud)} tokens in d = {head.dim} need too much memory for a page; {fewer}")
+    return Call(head, cloud, arguments(controls, None if controls.trained else head.dim, most))
 
 
 def head_of(controls: Controls) -> Head:
@@ -125,16 +126,27 @@ def law_arguments(controls: Controls, d: int) -> dict[str, Any]:
     return n if controls.law in ("fibonacci", "equally_spaced") else {**n, **seed}
 
 
-def arguments(controls: Controls, dim: int | None) -> dict[str, Any]:
-    """The further arguments of `simulate`: fewer frames than usual where they would take long or fill the memory.
+def arguments(controls: Controls, dim: int | None, most: int = ALL_FRAMES) -> dict[str, Any]:
+    """The further arguments of `simulate`, with at most so many frames.
 
     dim : None for a trained head, whose dimension is not known before it is loaded
     """
+    count = min(frames(controls, dim), most)
+    fewer = {} if count == ALL_FRAMES else {"save": count}
+    return {"beta": float(controls.beta), "until": float(controls.until), **fewer}
+
+
+def common_frames(compared: Sequence[Controls]) -> int:
+    """As many frames as each of these runs can have: one time slider moves them all."""
+    return min(frames(one, None if one.trained else head_of(one).dim) for one in compared)
+
+
+def frames(controls: Controls, dim: int | None) -> int:
+    """How many frames a run saves: fewer than usual where they would take long or fill the memory."""
     count = FEW_FRAMES if dim is None or controls.n > MANY_TOKENS else ALL_FRAMES
     if dim is not None:
         count = min(count, FRAMES_BYTES // (8 * controls.n * dim))
-    fewer = {} if count == ALL_FRAMES else {"save": count}
-    return {"beta": float(controls.beta), "until": float(controls.until), **fewer}
+    return count
 
 
 def _follow(controls: Controls) -> Followed:

@@ -18,11 +18,11 @@ TAB = 32
 
 
 def register(server: Flask, room: Room) -> None:
-    @server.get("/download/<kind>")
+    @server.post("/download/<kind>")
     def _download(kind: str) -> Response:
-        state = State.from_query(request.args.get("state", ""))
+        state = State.from_query(request.form.get("state", ""))
         try:
-            return _file(kind, state, request.args.get("tab", ""), room)
+            return _file(kind, state, request.form.get("tab", ""), room)
         except BadInput as error:
             return Response(str(error), 400, mimetype="text/plain")
 

@@ -145,8 +145,11 @@ def _controls() -> html.Aside:
                 _choice("source", "given by", SOURCES),
                 html.Div(
                     [
-                        _row({"d": "dim. d", "interaction": "spectrum of B", "value": "spectrum of V"}, "spectrum"),
-                        _sliding("angle", "angle between their frames, in degrees", 0, 90),
+                        _row(
+                            {"d": "dim. d", "interaction": "eigenvalues of B = QᵀK", "value": "eigenvalues of V"},
+                            "spectrum",
+                        ),
+                        _sliding("angle", "angle between B and V, in degrees", 0, 90),
                     ],
                     className="source spectra",
                 ),

@@ -77,7 +77,7 @@ def _tokens(controls: Controls, dim: int | None, found: dict[str, str]) -> None:
     known = OF_A_TRAINED_HEAD if controls.trained else [law for law in LAWS if law != "tokens"]
     if controls.law not in known:
         of = "the law of a trained head is" if controls.trained else "choose"
-        found["law"] = f"{_shown(controls.law)}: {of} one of {', '.join(known)}"
+        found["law"] = f"{_shown(controls.law)}: {of} one of {', '.join(known).replace('_', ' ')}"
     for law, wanted in (("fibonacci", 3), ("equally_spaced", 2)):
         if controls.law == law and dim is not None and dim != wanted:
             found["law"] = f"{law} is for d = {wanted}, and d is {dim}"

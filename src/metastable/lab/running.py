@@ -1,8 +1,8 @@
 """The runs of the page: one job a tab, in threads of its own, watched and stopped from others.
 
-A run learns that it is no longer wanted in `_Part.at`, which `simulate` calls after every step; there, too, it lets
-others have their turn (see `turns`). Numbers do not depend on turns, nor on the number of threads: a job's run is that
-of `simulate`, bit for bit.
+A run learns that it is no longer wanted in `_Part.stage`, which `simulate` calls several times a step; after every step
+it lets others have their turn (see `turns`). Numbers do not depend on turns: a job's run is that of `simulate`, on as
+many threads bit for bit.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from metastable.attention.tree.ordered import threads
 from metastable.cloud import Cloud, uniform
 from metastable.errors import BadInput, SimulationStopped
 from metastable.figures.measured import Measured, measure
-from metastable.lab.controls import Call, Controls, call_of, head_of
+from metastable.lab.controls import Call, Controls, call_of, common_frames, head_of
 from metastable.lab.problems import controls_problems
 from metastable.lab.turns import Claim, Stopped, Turns
 from metastable.run import Run
 from metastable.simulation import simulate
 
 MOST_JOBS = 4
-MOST_TABS = 32
+MOST_TABS = 12
 """A tab keeps its finished runs in memory; of more tabs than this, the one that was longest away is forgotten."""
 MANY = 4000
 """From so many tokens on a step of an exact engine is worth more than one thread, even beside a busy browser."""
@@ -137,15 +137,16 @@ class Runs:
             self._drop(tab)
 
     def close(self) -> None:
-        """End every job and wait for the threads, a step at the longest."""
+        """End every job and wait for the threads, but not for long: a part of a large step may last seconds."""
         with self.changed:
             self._closed = True
             for tab in list(self._tabs):
                 self._drop(tab)
             ending = [*self._workers, *([self._sweeper] if self._sweeper else [])]
             self.changed.notify_all()
+        deadline = time.monotonic() + 2
         for thread in ending:
-            thread.join()
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _current(self, tab: Hashable, key: Hashable) -> _Job | None:
         job = self._tabs.get(tab)
@@ -276,7 +277,7 @@ class _Part:
             raise BadInput(f"{field}: {line}")
         if self.controls.trained:
             self._tell(f"reading {self.controls.trained.rsplit(':', 2)[0]}")
-        self.call = call_of(self.controls)
+        self.call = call_of(self.controls, common_frames([part.controls for part in self.job.parts]))
         engine = _engine(self.call)
         self._tell(COMPILING if engine == "tree" and not _compiled() else "starting")
         many = engine == "tree" or len(self.call.cloud) >= MANY
@@ -302,6 +303,10 @@ class _Part:
 
     def __exit__(self, *exc: Any) -> None:
         pass
+
+    def stage(self) -> None:
+        if not self.claim.wanted():
+            raise Stopped
 
     def at(self, t: float) -> None:
         self.t = t

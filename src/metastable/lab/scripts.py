@@ -13,7 +13,7 @@ import xarray as xr
 
 from metastable import __version__, store
 from metastable.errors import BadInput
-from metastable.lab.controls import Controls, arguments, head_of, law_arguments
+from metastable.lab.controls import Controls, arguments, common_frames, head_of, law_arguments
 from metastable.lab.matrices import Matrix, parse_matrices
 from metastable.lab.state import State, problems, second
 from metastable.report import render
@@ -33,7 +33,8 @@ def script(state: State) -> str:
         raise BadInput(f"{field}: {line}")
     other = second(state)
     shown = [state.controls] if other is None else [state.controls, other]
-    made = [_followed(one) if one.trained else _simulated(one) for one in shown]
+    most = common_frames(shown)
+    made = [_followed(one, most) if one.trained else _simulated(one, most) for one in shown]
     lines = list(made[0])
     if other is not None:
         # The head is the same; what differs is the cloud, or β alone.
@@ -58,9 +59,9 @@ def _imports(body: str, controls: Controls) -> list[str]:
     return [*found, "import metastable as ms"]
 
 
-def _simulated(controls: Controls) -> list[str]:
+def _simulated(controls: Controls, most: int) -> list[str]:
     dim = head_of(controls).dim
-    settings = _settings(arguments(controls, dim))
+    settings = _settings(arguments(controls, dim, most))
     return [*_head(controls), f"cloud = {_cloud(controls, dim)}", f"run = ms.simulate(head, cloud, {settings})"]
 
 
@@ -90,10 +91,10 @@ def _cloud(controls: Controls, dim: int) -> str:
     return f"ms.{controls.law}({given['n']}, {filled}{rest})".replace(", )", ")")
 
 
-def _followed(controls: Controls) -> list[str]:
+def _followed(controls: Controls, most: int) -> list[str]:
     texts = "TEXTS, " if controls.law == "tokens" else ""
     start = f"{texts}law={controls.law!r}, n={controls.n}, seed={controls.seed}"
-    return [f"run = follow({controls.trained!r}, {start}, {_settings(arguments(controls, None))})"]
+    return [f"run = follow({controls.trained!r}, {start}, {_settings(arguments(controls, None, most))})"]
 
 
 def _settings(given: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,11 @@ from metastable.run import Run
 from metastable.theory import Theory
 
 MOST_EIGENVALUES = 5
+PHASES = (
+    "Concentration lasts until the distance first comes within a factor 1.5 of the least that this run reaches; the "
+    "plateau until it exceeds 1.5 times that least; what follows is the terminal phase. The factor counts from each "
+    "run's own least distance, so the marks of two runs lie at different heights."
+)
 SIGNS = {"holds": "✓", "doubtful": "?", "fails": "✗"}
 
 
@@ -28,7 +34,7 @@ def words(
     for i, (one, m) in enumerate(zip(runs, measured, strict=False)):
         place = [html.Span(f"{names[i]}: ", className="which")] if len(runs) > 1 else []
         found.append(html.H2([*place, headline(one, m)], className="headline"))
-        found.append(html.P(afterwards(m)) if afterwards(m) else None)
+        found += [html.P(text) for text in (afterwards(one, m), _early(one, m)) if text]
         found.append(html.P(following.sentence(one)) if "address" in one.cloud.law else None)
     found.append(html.P(assumptions(run.theory.verdict)))
     predicted = of_the_spectra(run.theory)
@@ -38,7 +44,22 @@ def words(
         title = f"Numbers of the run, {names[i]}" if len(runs) > 1 else "Numbers of the run"
         found.append(_numbers([n for n in key_numbers(one, m) if n.name not in said], title))
     found += [html.H3("Which assumptions hold"), _checks(run.theory), html.H3("How to read the figures")]
-    return [part for part in [*found, *(html.P(text) for text in captions)] if part is not None]
+    return [part for part in [*found, html.P(PHASES), *(html.P(text) for text in captions)] if part is not None]
+
+
+def _early(run: Run, measured: Measured) -> str:
+    """Why these tokens leave sooner than the theory's law, if they do."""
+    if measured.phases is None or measured.phases.terminal is None or not run.cloud.equal_weights:
+        return ""
+    if math.isinf(run.beta):
+        return (
+            "At β = ∞ each token looks at the one token that fits best. With finitely many that is not yet the zero "
+            "temperature of the theory, whose law has tokens everywhere: hence the Laplace term, and hence they leave."
+        )
+    return (
+        "Tokens of equal weight leave sooner than infinitely many would, because soon none is left near the boundary "
+        "between the sides; with the starting law “graded” the plateau lasts longer."
+    )
 
 
 def of_the_spectra(theory: Theory) -> list[KeyNumber]:
@@ -62,7 +83,9 @@ def of_the_spectra(theory: Theory) -> list[KeyNumber]:
             "law rate", number(theory.law_rate()), "the whole law approaches it in W₂ like exp of minus this times t"
         ),
         KeyNumber(
-            "escape rate κ", number(theory.escape_rate), "tokens that start near the boundary leave it like exp(κt)"
+            "escape rate κ",
+            number(theory.escape_rate),
+            "tokens that start near the boundary between the sides leave it like exp(κt)",
         ),
     ]
 

@@ -2,7 +2,9 @@
 
 Two runs that use every core at the same time only get into each other's way: threads that wait for one another keep
 their core busy meanwhile, and both runs take many times as long as one after the other. So work is done in turns, a
-step of a run each. A turn holds as many cores as the work has threads, and whoever has waited longest comes next.
+step of a run each. A turn holds as many cores as the work has threads, and whoever has waited longest comes next. Work
+of one thread, whose steps are short, has turns of its own: it need not wait for a step of a large run, which may take
+seconds, and the system shares the cores between the two.
 """
 
 from __future__ import annotations
@@ -27,12 +29,18 @@ class Claim:
     held: bool = False
 
 
+class _Lane:
+    def __init__(self, cores: int) -> None:
+        self.free = cores
+        self.queue: deque[Claim] = deque()
+
+
 class Turns:
     """Turns on `cores` cores. `changed` guards them; notify it when something is no longer wanted."""
 
     def __init__(self, changed: threading.Condition, cores: int) -> None:
-        self.cores, self._changed, self._free = cores, changed, cores
-        self._queue: deque[Claim] = deque()
+        self.cores, self._changed = cores, changed
+        self._lanes = {large: _Lane(cores) for large in (False, True)}
 
     @contextmanager
     def turn(self, claim: Claim) -> Iterator[None]:
@@ -50,25 +58,29 @@ class Turns:
         with self._changed:
             if not claim.wanted():
                 raise Stopped
-            if self._queue:
+            if self._lane(claim).queue:
                 self._release(claim)
                 self._wait(claim)
 
+    def _lane(self, claim: Claim) -> _Lane:
+        return self._lanes[claim.cores > 1]
+
     def _wait(self, claim: Claim) -> None:
-        self._queue.append(claim)
+        lane = self._lane(claim)
+        lane.queue.append(claim)
         try:
-            while claim.wanted() and (self._queue[0] is not claim or self._free < claim.cores):
+            while claim.wanted() and (lane.queue[0] is not claim or lane.free < claim.cores):
                 self._changed.wait()
         finally:
-            self._queue.remove(claim)
+            lane.queue.remove(claim)
             self._changed.notify_all()
         if not claim.wanted():
             raise Stopped
-        self._free -= claim.cores
+        lane.free -= claim.cores
         claim.held = True
 
     def _release(self, claim: Claim) -> None:
         if claim.held:
-            self._free += claim.cores
+            self._lane(claim).free += claim.cores
             claim.held = False
             self._changed.notify_all()

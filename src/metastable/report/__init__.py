@@ -46,7 +46,7 @@ def render(run: Run) -> str:
         .render(
             plotly=Markup(get_plotlyjs()),
             headline=headline(run, measured),
-            afterwards=afterwards(measured),
+            afterwards=afterwards(run, measured),
             assumptions=assumptions(run.theory.verdict),
             numbers=key_numbers(run, measured),
             figures={kind: _block(kind, figure) for kind, figure in drawn.items()},

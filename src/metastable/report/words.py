@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from metastable.figures.look import number
 
 if TYPE_CHECKING:
+    from metastable.cloud import Cloud
     from metastable.figures.measured import Measured
     from metastable.run import Run
     from metastable.verdict import Verdict
@@ -29,7 +30,9 @@ def headline(run: Run, measured: Measured) -> str:
         return f"Only one time was saved: distance {least} from the limit law at {end}."
     if phases.concentrated is None and phases.course == "still":
         # The tokens themselves may have gone a long way: from everywhere to one point elsewhere, for one.
-        return f"Hardly anything changed in the distance to the limit law: it stayed near {least} up to {end}."
+        first, last = (number(mean_cosine(run.at(i))) for i in (0, -1))
+        moved = f"the tokens' mean cosine went from {first} to {last}"
+        return f"The distance to the limit law stayed near {least} up to {end}, while {moved}."
     if phases.concentrated is None:
         return f"Tokens were still concentrating when the run ended at {end}, at distance {least} from the limit law."
     came = f"Tokens concentrated by t = {number(phases.concentrated)}"
@@ -40,11 +43,21 @@ def headline(run: Run, measured: Measured) -> str:
     return f"{came}, {stayed}, and left for the terminal phase at t = {number(phases.terminal)}."
 
 
-def afterwards(measured: Measured) -> str:
-    """Where the tokens came to rest after they had left, if they did; else nothing."""
+def mean_cosine(cloud: Cloud) -> float:
+    """Between two different tokens, Σ_{i≠j} w_i w_j ⟨x_i, x_j⟩/Σ_{i≠j} w_i w_j."""
+    w, x = cloud.weights.double(), cloud.points.double()
+    alone = float((w * w).sum())
+    mean = w @ x
+    return (float(mean @ mean) - alone) / (1 - alone) if alone < 1 else 1.0
+
+
+def afterwards(run: Run, measured: Measured) -> str:
+    """Where the tokens came to rest after they had left, or where they are if leaving cannot be told; else nothing."""
     phases = measured.phases
-    if phases is None or phases.terminal is None or phases.concentrated is None:
+    if phases is None or phases.concentrated is None:
         return ""
+    if phases.terminal is None:
+        return _unnoticed(run)
     later = [plateau for plateau in phases.plateaus if plateau.end > phases.terminal]
     if not later:
         return ""
@@ -52,6 +65,22 @@ def afterwards(measured: Measured) -> str:
     since = f" from t = {number(last.start)}" if last.start > phases.terminal else ""
     until = "to the end of the run" if last.end == phases.horizon else f"to t = {number(last.end)}"
     return f"They then rested at distance {number(last.level)}{since} {until}."
+
+
+def _unnoticed(run: Run) -> str:
+    """Tokens that went from ±e to ±v nearby, without the distance rising by what counts as leaving."""
+    th = run.theory
+    if th.dim != 1 or th.terminal.dim != 1:
+        return ""
+    e, v = (space.basis[:, 0].double().cpu() for space in (th.attention, th.terminal))
+    end = run.at(-1)
+    x, w = end.points.double().cpu(), end.weights.double().cpu()
+    share = float(w[(x @ v).abs() > (x @ e).abs()].sum())
+    angle = math.degrees(math.acos(min(1.0, abs(float(e @ v)))))
+    if share <= 0.5 or angle < 1:
+        return ""
+    near = f"At the end {100 * share:.0f} % of the tokens are nearer to ±v, where the terminal phase leads, than to ±e"
+    return f"{near}: the two are {angle:.0f}° apart, too little for the distance to rise by what counts as leaving."
 
 
 def assumptions(verdict: Verdict) -> str:

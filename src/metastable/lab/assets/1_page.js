@@ -7,6 +7,7 @@
 (function () {
   "use strict";
 
+  const LONGEST = 60000; // characters of an address that the server takes
   const clientside = (window.dash_clientside = window.dash_clientside || {});
   clientside.lab = {};
   const root = document.documentElement;
@@ -47,6 +48,7 @@
         box.querySelector(".veil").dataset.words = veil();
       } else delete box.dataset.stale;
     }
+    if (by("play")) by("play").disabled = by("box-sphere-1").dataset.stale === "yes" && !lab.player;
   };
 
   /* ---- themes, sizes and views ---- */
@@ -108,7 +110,11 @@
   };
 
   lab.copyLink = async function () {
+    // The link is of controls that the server has read.
+    for (let i = 0; i < 20 && lab.answered !== lab.serial; i += 1) await new Promise((done) => setTimeout(done, 100));
+    if (lab.answered !== lab.serial) return lab.tell("the lab has not read the controls yet; try again");
     lab.address();
+    if (location.href.length > LONGEST) return lab.tell("these matrices are too long for a link; download the script instead");
     try {
       await navigator.clipboard.writeText(location.href);
       lab.tell("link copied");
@@ -120,8 +126,8 @@
   lab.download = async function (kind) {
     if (lab.wanted === null) return;
     lab.tell(`preparing the ${kind} …`);
-    const query = new URLSearchParams({ tab: lab.tab, state: lab.query });
-    const response = await fetch(`download/${kind}?${query}`).catch(() => null);
+    const body = new URLSearchParams({ tab: lab.tab, state: lab.query });
+    const response = await fetch(`download/${kind}`, { method: "POST", body }).catch(() => null);
     if (!response || !response.ok) return lab.tell(response ? await response.text() : "the lab does not answer");
     const link = document.createElement("a");
     link.href = URL.createObjectURL(await response.blob());

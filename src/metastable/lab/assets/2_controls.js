@@ -4,7 +4,11 @@
 
   const lab = window.lab, { by, root, clientside, send } = lab;
   const DEBOUNCE = 350;
-  Object.assign(lab, { serial: 0, consent: false, model: "" });
+  const LOST = 10000;
+  Object.assign(lab, { serial: 0, consent: "", model: "" });
+
+  /* Somebody here has asked for the model in the field: it, and no other, may be read. */
+  lab.agree = () => (lab.consent = lab.fields.trained.trim().split(":").slice(0, -2).join(":"));
 
   /* β is 10^(7p/970 − 1) up to 10⁶ at p = 970; the last stretch of the slider is ∞. */
   const SLIDERS = {
@@ -29,6 +33,7 @@
     const text = lab.fields[name], place = SLIDERS[name] && SLIDERS[name].place(value(text));
     if (!slid && Number.isFinite(place)) clientside.set_props(`slide-${name}`, { value: Math.round(place) });
     if (name === "source") root.dataset.source = text;
+    if (name === "source" || name === "d") offered();
     if (name === "compare") {
       root.dataset.compare = text ? "yes" : "no";
       root.dataset.other = text === "beta" || text === "n" ? "yes" : "no";
@@ -61,8 +66,29 @@
       const trained = lab.fields.source === "trained";
       if (trained && lab.fields.law !== "uniform") put("law", "tokens");
       if (!trained && lab.fields.law === "tokens") put("law", "uniform");
+      if (lab.fields.source === "matrices" && !lab.fields.matrices.trim()) put("matrices", spelled());
     },
   };
+
+  /* B = diag(b) and V = R diag(v) Rᵀ as they stand in the fields, written out: something to change. */
+  function spelled() {
+    const numbers = (name) => lab.fields[name].split(/[\s,;]+/).filter(Boolean).map(Number);
+    const b = numbers("interaction"), v = numbers("value"), angle = (Number(lab.fields.angle) * Math.PI) / 180;
+    if (b.length !== v.length || b.length < 2 || ![...b, ...v, angle].every(Number.isFinite)) return "";
+    const unit = (i, j) => (i === j ? 1 : 0), c = Math.cos(angle), s = Math.sin(angle);
+    const R = (i, j) => (i > 1 || j > 1 ? unit(i, j) : i === j ? c : i ? s : -s);
+    const rows = (entry) => b.map((_, i) => b.map((_, j) => Number(entry(i, j).toPrecision(6)) || 0).join(" ")).join("\n");
+    return `${rows((i, j) => unit(i, j) * b[i])}\n\n${rows((i, j) => v.reduce((sum, x, k) => sum + R(i, k) * x * R(j, k), 0))}`;
+  }
+
+  /* Laws that the head at hand cannot have cannot be chosen. */
+  function offered() {
+    const trained = lab.fields.source === "trained", d = Number(lab.fields.d);
+    const spectra = lab.fields.source === "spectra";
+    const refused = { tokens: !trained, fibonacci: trained || (spectra && d !== 3), equally_spaced: trained || (spectra && d !== 2) };
+    for (const law of ["graded", "von_mises_fisher", "mixture"]) refused[law] = trained;
+    for (const option of by("field-law").options) option.disabled = Boolean(refused[option.value]);
+  }
 
   document.addEventListener("input", (event) => {
     const id = event.target.id || "", text = event.target.value;
@@ -75,7 +101,7 @@
     const name = id.slice(6);
     lab.fields[name] = text;
     mirror(name);
-    if (name === "column") return lab.askModel();
+    if (name === "column") { lab.askModel(); return changed(0); }
     if (name.startsWith("at-")) return lab.openHead(Number(by("field-at-layer").value), Number(by("field-at-head").value));
     if (name === "model") return;
     if (FOLLOWS[name]) FOLLOWS[name]();
@@ -87,7 +113,7 @@
   /* A model's name is used when it is complete: after Enter, or when the field is left. */
   document.addEventListener("change", (event) => {
     if (event.target.id !== "field-trained") return;
-    lab.consent = true;
+    lab.agree();
     changed(0);
   });
   document.addEventListener("keydown", (event) => {
@@ -102,7 +128,12 @@
     lab.refresh();
     clearTimeout(lab.timer);
     const told = { tab: lab.tab, serial: lab.serial, consent: lab.consent, again: Boolean(again), model: lab.model };
-    if (delay !== null) lab.timer = setTimeout(() => send("fields", { ...lab.fields, ...told }), delay);
+    clearInterval(lab.sending);
+    if (delay === null) return;
+    const tell = () => send("fields", { ...lab.fields, ...told, sent: Date.now() });
+    lab.timer = setTimeout(tell, delay);
+    // What was lost on the way is sent again, until the server has answered it.
+    lab.sending = setInterval(() => (lab.answered === told.serial ? clearInterval(lab.sending) : tell()), LOST);
   });
 
   /* What is wrong, beside the field that it is wrong with. */
@@ -121,8 +152,12 @@
 
   const CLICKS = {
     play: () => lab.toggle(),
-    stop: () => fetch(`tab/${lab.tab}/stop`, { method: "POST" }),
-    run: () => { lab.consent = true; changed(0, true); },
+    stop: () => {
+      // Also what has not been sent yet.
+      if (lab.wanted === null) { changed(null); lab.showStatus({ status: "stopped", message: "stopped", fraction: 0 }); }
+      return fetch(`tab/${lab.tab}/stop`, { method: "POST" });
+    },
+    run: () => { lab.agree(); changed(0, true); },
     theme: () => lab.changeTheme(lab.theme === "dark" ? "light" : "dark", true),
     "view-laboratory": () => { lab.setView("laboratory"); changed(0); },
     "view-audit": () => { lab.setView("audit"); changed(0); },

@@ -131,6 +131,11 @@
     }, FRAME);
   });
 
+  /* Over a figure the wheel scrolls the page; Plotly would swallow it. */
+  document.addEventListener("wheel", (event) => {
+    if (event.target.closest(".js-plotly-plot")) event.stopPropagation();
+  }, { capture: true, passive: true });
+
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || root.dataset.view !== "laboratory") return;
     const element = event.target, range = element.matches("input[type=range]");

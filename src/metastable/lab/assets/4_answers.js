@@ -3,7 +3,7 @@
   "use strict";
 
   const lab = window.lab, { by, root, graph, clientside, send, ENDED } = lab;
-  const FORGOTTEN = 8000, REDRAW = 900;
+  const FORGOTTEN = 8000, REDRAW = 900, HEAD_LOST = 3000;
   Object.assign(lab, { job: null, polling: false, busy: 0, seen: -1, drawn: 0, cost: 0, auditing: false, auditBusy: 0 });
 
   /* ---- asking ---- */
@@ -58,6 +58,7 @@
   /* The server has read the controls: they are wrong, or a run for them is on its way. */
   clientside.lab.accept = function (job) {
     if (!job || job.serial !== lab.serial) return;
+    lab.answered = job.serial;
     lab.showProblems(job.problems);
     lab.query = job.query;
     if (job.key === null) {
@@ -81,6 +82,8 @@
     if (!answer || answer.key !== lab.wanted) return none;
     lab.busy = 0;
     if (answer.status === "unknown") { lab.changed(0); return none; } // forgotten, after a long sleep: once more
+    // Of a theme or size that has been left meanwhile: it is asked for again.
+    if (answer.theme && (answer.theme !== lab.theme || answer.scale !== lab.scale)) { lab.redraw(); return none; }
     lab.seen = answer.version;
     lab.showStatus(answer);
     if (ENDED.includes(answer.status)) poll(false);
@@ -110,6 +113,7 @@
       plot.dataset.watched = "yes";
       plot.on("plotly_afterplot", () => { lab.refresh(); lab.paint(); });
       if (name.startsWith("sphere")) plot.on("plotly_relayout", (change) => lab.turn(name, change));
+      if (name === "curve") plot.on("plotly_click", (event) => lab.moveTo(event.points[0].x));
       if (name === "heat-map") plot.on("plotly_click", (event) => lab.openHead(event.points[0].y, event.points[0].x));
     }
     lab.refresh();
@@ -118,7 +122,6 @@
   /* ---- the audit ---- */
 
   lab.auditModel = function () {
-    lab.consent = true;
     lab.model = lab.fields.model.trim();
     lab.head = null;
     lab.fields.head = "";
@@ -141,6 +144,12 @@
     const nothing = clientside.no_update;
     if (!answer || answer.model !== lab.model) return [nothing, nothing];
     lab.auditBusy = 0;
+    // Audits of other tabs may have taken its place.
+    if (answer.status === "unknown" && root.dataset.audited === "yes") { lab.askModel(true); return [nothing, nothing]; }
+    if (answer.column && lab.fields.column && answer.column !== lab.fields.column && lab.columns().includes(lab.fields.column)) {
+      lab.askModel();
+      return [nothing, nothing];
+    }
     lab.auditing = ["waiting", "running"].includes(answer.status);
     clock();
     by("audit-status").textContent = lab.auditing ? answer.message : "";
@@ -157,6 +166,11 @@
     by("box-heat-map").querySelector(".plot").style.minHeight = `${answer.height}px`;
     entitle("heat-map", answer.figure);
     answer.figure.layout.shapes = frame();
+    if (lab.head && (lab.head[0] >= answer.layers || lab.head[1] >= answer.heads)) {
+      lab.tell(`this model has no head ${lab.head[1]} in layer ${lab.head[0]}`);
+      lab.head = null;
+      lab.fields.head = "";
+    }
     if (lab.head && root.dataset.head === "no") showHead();
     return [answer.figure, answer.caption];
   };
@@ -178,11 +192,27 @@
     lab.fields.head = `${layer},${head}`;
     by("field-at-layer").value = layer;
     by("field-at-head").value = head;
-    root.dataset.head = "yes";
+    // Shown once its words are there: those of another head must not stand beside it.
+    root.dataset.head = "no";
     askHead();
   }
 
-  const askHead = () => send("head-wanted", { ...looks(), layer: lab.head[0], head: lab.head[1] });
+  new MutationObserver(() => {
+    const title = by("head-title");
+    if (title && lab.head && title.textContent === `Layer ${lab.head[0]}, head ${lab.head[1]}`) root.dataset.head = "yes";
+  }).observe(document.documentElement, { childList: true, subtree: true });
+
+  lab.columns = () => Array.from(by("field-column").options, (option) => option.value);
+
+  function askHead() {
+    send("head-wanted", { ...looks(), layer: lab.head[0], head: lab.head[1], sent: Date.now() });
+    clearTimeout(lab.heading);
+    lab.heading = setTimeout(() => {
+      if (!lab.head || root.dataset.head === "yes") return;
+      lab.askModel(true);
+      askHead();
+    }, HEAD_LOST);
+  }
 
   /* A frame around the open head in the heat map. */
   function frame() {
@@ -195,7 +225,7 @@
   lab.follow = function (facts) {
     lab.put("source", "trained");
     for (const name of ["trained", "beta", "until", "n", "law", "compare", "other"]) lab.put(name, facts[name] || "");
-    lab.consent = true;
+    lab.agree();
     lab.time = 0;
     lab.setView("laboratory");
     window.scrollTo(0, 0);
