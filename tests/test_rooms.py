@@ -16,7 +16,7 @@ ORDER = [
     *("response", "merging", "transport", "phases", "plateau", "certificate", "observables", "store", "checkpoint"),
     *("run", "progress", "simulation", "meanfield", "claims", "encoder", "monitor"),
     *("figures", "report", "configuration", "summary", "scale", "commands", "commands_monitor", "commands_scale"),
-    *("ending", "lab", "cli_monitor", "cli_lab", "cli_scale", "cli", "__main__"),
+    *("ending", "lab", "cli_scale", "cli_monitor", "cli_lab", "cli", "__main__"),
 ]
 # Doors to the right, opened only when called: a head knows its theory, a run its pictures.
 DOORS = {("head", "theory"), ("run", "figures"), ("run", "report"), ("verdict", "theory"), ("store", "run")}

@@ -154,6 +154,8 @@ def audit(
     layer: Annotated[int | None, typer.Option(help="Which layer --loop repeats, where layers are not shared.")] = None,
     special: Annotated[str, typer.Option(help="exclude or include special tokens in the clouds of texts.")] = "exclude",
     batch_size: Annotated[int, typer.Option(help="Texts at a time.")] = 32,
+    scheduler: cli_scale.OnScheduler = None,
+    workers: cli_scale.OnWorkers = None,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Read pytorch_model.bin where there are no safetensors.")
     ] = False,
@@ -169,12 +171,26 @@ def audit(
 
     Without --texts the weights alone are read. --fail-on compares columns of heads.csv, or of layers.csv, with numbers,
     words in quotes, true and false: < <= > >= == != and or not ( ).
+
+    With --workers or --scheduler the same command after an interruption goes on with the texts that are missing.
     """
-    with one_line_errors(debug, resumes=False):
+    with one_line_errors(debug, resumes=False, kept=scheduler is not None or workers is not None):
         from metastable import commands
 
         found = commands.audit(
-            model, texts, out, fail_on, reference, loop, layer, special, batch_size, allow_pickle, seed
+            model,
+            texts,
+            out,
+            fail_on,
+            reference,
+            loop,
+            layer,
+            special,
+            batch_size,
+            allow_pickle,
+            seed,
+            scheduler,
+            workers,
         )
         from metastable.summary import audit_json, audit_lines
 

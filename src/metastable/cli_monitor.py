@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from metastable.cli_scale import OnScheduler, OnWorkers
 from metastable.ending import one_line_errors
 
 Model = Annotated[str, typer.Argument(help="A folder, a hub id, or an installed package with a folder `model`.")]
@@ -85,6 +86,8 @@ def watch(
         ),
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin again in --out.")] = False,
+    scheduler: OnScheduler = None,
+    workers: OnWorkers = None,
     allow_pickle: Pickle = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Records as JSON on a terminal too, and the summary as the last line.")
@@ -108,6 +111,6 @@ def watch(
         code = commands_monitor.watch(
             model, baseline, texts, setting=setting, alpha=alpha, out=out, jsonl=jsonl, batch_size=batch_size,
             prometheus=prometheus, private=private, resume=resume, overwrite=overwrite, allow_pickle=allow_pickle,
-            as_json=as_json,
+            as_json=as_json, scheduler=scheduler, workers=workers,
         )  # fmt: skip
     raise typer.Exit(code)

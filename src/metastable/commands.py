@@ -136,22 +136,34 @@ def audit(
     batch_size: int,
     allow_pickle: bool,
     seed: int,
+    scheduler: str | None = None,
+    workers: int | None = None,
 ) -> dict[str, Any]:
     """Audit an encoder into the folder `out`; returns what to print, with the rows that meet `fail_on`."""
     from metastable.encoder import audit as room
+    from metastable.encoder.measuring import measure
 
     _own_folder(out, "audit.json")
     if fail_on is not None:
         parse(fail_on)  # a slip of the pen is found before the model is loaded
     if texts is not None and texts != "-" and (not Path(texts).exists() or Path(texts).is_dir()):
         raise BadInput(f"--texts {texts} is no file; give a file with one text a line, or - for standard input")
+    spread = None
+    if scheduler is not None or workers is not None:
+        if texts is None:
+            raise BadInput("--workers and --scheduler are for measuring on texts; give --texts FILE too")
+        from metastable.scale import corpora
+
+        spread = corpora.Audit(texts, out / "partial", scheduler, workers, allow_pickle)
     with Texts() as bar:
         found = room.audit(
             model, texts, reference=reference, loops=loops, layer=layer, special=special, batch_size=batch_size,
-            allow_pickle=allow_pickle, seed=seed, fail_on=fail_on, progress=bar,
+            allow_pickle=allow_pickle, seed=seed, fail_on=fail_on, progress=bar, measuring=spread or measure,
         )  # fmt: skip
     rows = None if fail_on is None else found.findings(fail_on)
     written = found.save(out)
+    if spread is not None:
+        spread.clear()
     return {"audit": found, "findings": rows, "written": {name: str(path) for name, path in written.items()}}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import itertools
 import os
 import signal
@@ -16,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from metastable.encoder import texts as reading
-from metastable.encoder.loading import load
+from metastable.encoder.loading import Encoder, load
 from metastable.errors import BadInput
 from metastable.monitor.baseline import Baseline, check_writable
 from metastable.monitor.conformal import share
 from metastable.monitor.live import Monitor
 from metastable.monitor.records import Record
 from metastable.monitor.scoring import SETTINGS
+from metastable.monitor.screen import Screen
 from metastable.monitor.sinks import Prometheus
 from metastable.monitor.splitting import DELTA, SHARES
 from metastable.monitor.streaming import (
     AHEAD,
-    SCHEMA,
     TOGETHER,
     Intake,
     Kept,
@@ -68,14 +67,21 @@ def watch(
     overwrite: bool,
     allow_pickle: bool,
     as_json: bool,
+    scheduler: str | None = None,
+    workers: int | None = None,
 ) -> int:
     """Score a stream line by line; returns the exit code."""
     _open_closed()
     _check(texts, setting, batch_size, out, resume, overwrite)
+    spread = scheduler is not None or workers is not None
+    if spread and not regular(texts):
+        raise BadInput(
+            "--workers and --scheduler are for files of texts, and a stream is scored as it comes; give a file"
+        )
     jsonl = jsonl or Path(texts).suffix.lower() == ".jsonl"
     # Lines are taken from here on, while the model is loaded.
     intake = Intake(reading.lines(texts, jsonl), AHEAD * batch_size)
-    tally, judge, facts = _prepare(model, baseline, setting, alpha, batch_size, allow_pickle)
+    encoder, tally, judge, facts = _prepare(model, baseline, setting, alpha, batch_size, allow_pickle)
     sink = None if prometheus is None else _serve(prometheus)
     with ExitStack() as stack:
         kept = None
@@ -88,14 +94,21 @@ def watch(
             stream = batches(intake, size, done, kept.past() if kept is not None else ())
         else:
             stream = arriving(intake, size, done)
-        run = _Run(tally, kept, sink, _Screen(tally, as_json, texts), private)
-        return run.through(judged(batch, judge) for batch in stream)
+        run = _Run(tally, kept, sink, Screen(tally, as_json, texts), private)
+        if not spread:
+            return run.through(judged(batch, judge) for batch in stream)
+        from metastable.scale import corpora
+
+        of = (str(baseline.absolute()), facts["baseline"], setting, alpha, batch_size)
+        watched = corpora.Watched(corpora.Source.of(encoder, allow_pickle), *of)
+        records = corpora.scored(watched, stream, scheduler, workers, out is not None)
+        return run.through(stack.enter_context(closing(records)))
 
 
 def _prepare(
     model: str, baseline: Path, setting: str, alpha: float, batch_size: int, allow_pickle: bool
-) -> tuple[Tally, Score, dict[str, Any]]:
-    """The empty tally, what scores texts, and all that a record depends on besides its text."""
+) -> tuple[Encoder, Tally, Score, dict[str, Any]]:
+    """The encoder, the empty tally, what scores texts, and all that a record depends on besides its text."""
     share(alpha, "--alpha")
     known = Baseline.load(baseline)
     encoder = load(model, allow_pickle)
@@ -111,15 +124,14 @@ def _prepare(
         "setting": setting,
         "alpha": alpha,
     }
-    return Tally(known.alarm(setting, alpha), alpha), partial(monitor.score, batch_size=batch_size), facts
+    tally = Tally(known.alarm(setting, alpha), alpha)
+    return encoder, tally, partial(monitor.score, batch_size=batch_size), facts
 
 
 class _Run:
     """A stream from its first batch of records to its summary."""
 
-    def __init__(
-        self, tally: Tally, kept: Kept | None, sink: Prometheus | None, screen: _Screen, private: bool
-    ) -> None:
+    def __init__(self, tally: Tally, kept: Kept | None, sink: Prometheus | None, screen: Screen, private: bool) -> None:
         self.tally, self.kept, self.sink, self.screen, self.private = tally, kept, sink, screen, private
 
     def through(self, stream: Iterable[list[tuple[Record, str]]]) -> int:
@@ -182,7 +194,8 @@ def calibrate(
     unread: Counter[str] = Counter()
     usable, named = itertools.tee(_usable(texts, unread))
     try:
-        with Texts() as bar:
+        # Some texts go through the model twice: to fit, and to be scored by what was fitted.
+        with Texts(what="passes of texts through the model") as bar:
             found = Baseline.fit(
                 model,
                 (line.text or "" for line in usable),
@@ -291,86 +304,12 @@ def _signals() -> Iterator[Shield]:
             signal.signal(number, handler)
 
 
-class _Screen:
-    """What a person or a pipe sees: records on standard output, the rest on standard error.
-
-    In a pipe, or with `as_json`, every record is a line of JSON; on a terminal strange and rejected texts are a line in
-    words. Where standard error is a terminal, its last line counts along, unless someone types the texts there.
-    """
-
-    def __init__(self, tally: Tally, as_json: bool, texts: str) -> None:
-        self.tally, self.as_json = tally, as_json
-        self.terminal = sys.stdout.isatty()
-        self.lines = as_json or not self.terminal
-        typed = texts == "-" and sys.stdin is not None and sys.stdin.isatty()
-        self.live = sys.stderr.isatty() and not typed
-        self._waiting = bytearray()
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="replace")  # where it is not UTF-8, as on some terminals
-        if typed:
-            print("one text a line; Ctrl-D ends", file=sys.stderr)
-
-    def record(self, record: dict[str, Any], alarmed: bool) -> None:
-        if self.lines:
-            self._waiting += as_line(record, ascii=self.terminal)
-        elif sentence := _sentence(record, self.tally.alpha):
-            self._clear()
-            print(sentence)
-        if alarmed:
-            self.flush()
-            self._clear()
-            print(self.tally.alarm_words(), file=sys.stderr)
-
-    def flush(self) -> None:
-        try:
-            if self._waiting:
-                sys.stdout.buffer.write(self._waiting)
-            sys.stdout.flush()
-            self._waiting.clear()
-        except OSError as error:
-            _discard_output()
-            if isinstance(error, BrokenPipeError):
-                raise
-            raise BadInput(f"standard output cannot be written: {error.strerror}; free some space") from error
-        if self.live:
-            counts = f"{self.tally.lines} texts, {self.tally.strange} strange, {self.tally.rejected.total()} rejected"
-            print(f"\r\x1b[2K{counts}, log e-value {self.tally.alarm.log_e:.1f}", end="", file=sys.stderr, flush=True)
-
-    def summary(self, found: dict[str, Any]) -> None:
-        self._clear()
-        if self.as_json:
-            self._waiting += as_line({"schema": SCHEMA, **found}, ascii=self.terminal)
-            self.flush()
-            self._clear()
-        else:
-            print("\n".join(self.tally.words()), file=sys.stderr)
-
-    def _clear(self) -> None:
-        if self.live:
-            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
-
-
-def _sentence(record: dict[str, Any], alpha: float) -> str | None:
-    """A record in words, if there is anything to say of it. Words and ids come without control characters."""
-    where = f"line {record['line']}" + ("" if record["id"] is None else f" ({record['id']})")
-    if record["status"] == "scored" and record["p_value"] > alpha:
-        return None
-    found = f"{where}{' rejected' if record['status'] == 'rejected' else ''}: {record['reason']}"
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in found)
-
-
 def _open_closed() -> None:
     """Standard output and error that were closed (`>&-`) lead nowhere; else a file would get their descriptor."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-
-
-def _discard_output() -> None:
-    """What is still in the buffer of standard output goes nowhere: nobody takes it, and it would be tried at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _listed(reasons: Counter[str]) -> str:

@@ -12,17 +12,22 @@ EXIT_FINDING, EXIT_BAD_INPUT, EXIT_INTERNAL = 1, 2, 70
 
 
 @contextmanager
-def one_line_errors(debug: bool, resumes: bool = True) -> Iterator[None]:
-    """Turn an error into one line on standard error and an exit code."""
+def one_line_errors(debug: bool, resumes: bool = True, kept: bool = False) -> Iterator[None]:
+    """Turn an error into one line on standard error and an exit code.
+
+    resumes : of a simulation, which the same command goes on with; kept : so does one of texts
+    """
     try:
         yield
     except KeyboardInterrupt:
-        complain("interrupted; the same command goes on from what was kept" if resumes else "interrupted")
+        complain("interrupted; the same command goes on from what was kept" if resumes or kept else "interrupted")
         raise typer.Exit(130) from None
     except Exception as error:
         message = str(error)
         if type(error).__name__ == "SimulationStopped":
             code = EXIT_FINDING
+        elif type(error).__name__ == "SchedulerLost":
+            code = EXIT_INTERNAL
         elif isinstance(error, (ValueError, OSError)):
             code = EXIT_BAD_INPUT
         elif isinstance(error, MemoryError) or "allocate" in message:

@@ -100,8 +100,8 @@ class Shares(_Bar):
 class Texts(_Bar):
     """Texts as they are read, their number not known beforehand: call it with how many are done."""
 
-    def __init__(self, show: bool | None = None) -> None:
-        super().__init__(None, "measuring", show, "{task.completed:.0f} texts")
+    def __init__(self, show: bool | None = None, what: str = "texts") -> None:
+        super().__init__(None, "measuring", show, f"{{task.completed:.0f}} {what}")
 
     def __call__(self, done: int) -> None:
         self._move(done)

@@ -59,7 +59,10 @@ def test_a_sweep_from_toml(toml, tmp_path, scheduler):
     found = invoke(path, "--scheduler", scheduler, "--out", tmp_path / "out")
     assert found.exit_code == 0, found.output
     assert found.stdout.splitlines()[0] == "4 points: 2 beta × 2 seed"
-    assert found.stdout.splitlines()[-1] == f"dataset: {tmp_path / 'out' / 'sweep.zarr'}"
+    made = [
+        f"{name}: {tmp_path / 'out' / file}" for name, file in (("dataset", "sweep.zarr"), ("report", "report.html"))
+    ]
+    assert found.stdout.splitlines()[-2:] == made
     again = invoke(path, "--scheduler", "tcp://127.0.0.1:9", "--out", tmp_path / "out", "--json")
     record = json.loads(again.stdout, parse_constant=pytest.fail)
     assert (record["points"], record["failed"], record["axes"]) == (4, 0, {"beta": 2, "seed": 2})

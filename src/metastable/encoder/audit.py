@@ -32,6 +32,7 @@ SCHEMA = "metastable.audit/1"
 TWIN_TEXTS = 48
 """So many texts, the first ones, are enough for the random twin: its numbers are compared at the encoder's own n."""
 LOOP_TEXTS = 64
+Measuring = Callable[[Encoder, Iterable[str], int, str, Callable[[int], None] | None], Measured]
 MEASURED = {"heads": HEADS, "layers": (*DEPTHS, *LAYER)}
 
 
@@ -193,6 +194,7 @@ def audit(
     beside_random: bool = True,
     fail_on: str | None = None,
     progress: Callable[[int], None] | None = None,
+    measuring: Measuring = measure,
 ) -> Audit:
     """Audit an encoder: a folder, a hub id or a model of transformers.
 
@@ -201,6 +203,7 @@ def audit(
     `reference` is another audit, shown beside every figure; `seed` is that of the random twin, which
     `beside_random` = False leaves out. An expression in
     `fail_on` that cannot be asked of the tables is refused before any text is read; `Audit.findings` evaluates it.
+    `measuring` goes through the texts: in this process, or on many (`scale.corpora.Audit`).
     """
     beside = Audit.load(reference) if isinstance(reference, (str, Path)) else reference
     encoder = load(model, allow_pickle=allow_pickle, tokenizer=tokenizer)
@@ -215,7 +218,7 @@ def audit(
         return _audit(encoder, None, None if random is None else _audit(random, None), beside, None)
     encoder.reads_text()
     kept: list[str] = []
-    measured = measure(encoder, _keeping(_read(texts), kept), batch_size, special, progress)
+    measured = measuring(encoder, _keeping(_read(texts), kept), batch_size, special, progress)
     if not measured.depths["mean_cosine"].count()[0]:
         raise BadInput("no text has two tokens of its own, so there are no pairs to compare; give longer texts")
     other = None if random is None else _audit(random, measure(random, kept[:TWIN_TEXTS], batch_size, special))

@@ -175,6 +175,23 @@ class Meter:
             self.encoder.model(**{name: tensor.to(device) for name, tensor in batch.inputs.items()})
         return _stacked(clouds), _stacked(layers), _stacked(heads)
 
+    def tally(
+        self, texts: Iterable[str], batch_size: int = 32, progress: Callable[[int], None] | None = None
+    ) -> Measured:
+        """The sums over texts; `progress` is called after each batch with the number of texts done."""
+        measured = self.empty()
+        counts = measured.counts
+        for batch in batches(self.encoder.reads_text(), texts, self.limit, batch_size, counts):
+            lengths = batch.lengths.numpy()
+            groups = zip((measured.depths, measured.layers, measured.heads), self.measure(batch), strict=True)
+            for tallies, values in groups:
+                for name, tally in tallies.items():
+                    tally.add(values[name], lengths)
+            measured.lengths.update(lengths.tolist())
+            if progress is not None:
+                progress(counts.texts)
+        return measured
+
 
 def _stacked(parts: list[dict[str, Any]]) -> dict[str, Floats]:
     return {name: np.stack([part[name].double().cpu().numpy() for part in parts], axis=1) for name in parts[0]}
@@ -192,19 +209,12 @@ def measure(
     Texts longer than the model's limit are cut and counted. In layers whose scores depend on positions the limit is
     also at most √(2²⁴/heads) tokens. `progress` is called after each batch with the number of texts done.
     """
-    meter = Meter(encoder, special)
-    measured = meter.empty()
-    counts = measured.counts
-    for batch in batches(encoder.reads_text(), texts, meter.limit, batch_size, counts):
-        lengths = batch.lengths.numpy()
-        groups = zip((measured.depths, measured.layers, measured.heads), meter.measure(batch), strict=True)
-        for tallies, values in groups:
-            for name, tally in tallies.items():
-                tally.add(values[name], lengths)
-        measured.lengths.update(lengths.tolist())
-        if progress is not None:
-            progress(counts.texts)
+    measured = Meter(encoder, special).tally(texts, batch_size, progress)
+    refuse_nothing(measured.counts)
+    return measured
+
+
+def refuse_nothing(counts: Counts) -> None:
     if counts.texts == 0:
         what = f"all {counts.skipped} texts are blank" if counts.skipped else "there are none"
         raise BadInput(f"no text to measure: {what}; give at least one text with a word in it")
-    return measured

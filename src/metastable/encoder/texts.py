@@ -225,11 +225,20 @@ def batches(
 
     Texts without a token of their own are skipped. `counts` is added to as batches come.
     """
-    if isinstance(texts, str):
-        raise BadInput(f"texts is one string, {texts[:20]!r}; give a list of strings or read_texts(path)")
     if size < 1:
         raise BadInput(f"the batch size is {size}; it must be at least 1")
     counts = Counts() if counts is None else counts
+    for window in windows(texts):
+        yield from _sorted_batches(tokenizer, window, limit, size, counts)
+
+
+def windows(texts: Iterable[str]) -> Iterator[list[tuple[int, str]]]:
+    """The texts with their numbers from 0, cut into windows, within which `batches` sorts them.
+
+    Where a window ends depends on the texts in it alone: texts cut between two windows make the same batches.
+    """
+    if isinstance(texts, str):
+        raise BadInput(f"texts is one string, {texts[:20]!r}; give a list of strings or read_texts(path)")
     window: list[tuple[int, str]] = []
     held = 0
     for number, text in enumerate(texts):
@@ -240,9 +249,10 @@ def batches(
         window.append((number, text))
         held += len(text)
         if len(window) == WINDOW or held > WINDOW_CHARACTERS:
-            yield from _sorted_batches(tokenizer, window, limit, size, counts)
+            yield window
             window, held = [], 0
-    yield from _sorted_batches(tokenizer, window, limit, size, counts)
+    if window:
+        yield window
 
 
 def _sorted_batches(

@@ -156,7 +156,7 @@ def disk_trouble(path: Path, error: OSError) -> BadInput:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     what = "make room" if full else "put that right"
     words = error.strerror or str(error)
-    return BadInput(f"cannot write {path}: {words}; {what} and start again: all points finished until now are kept")
+    return BadInput(f"cannot write {path}: {words}; {what} and start again: what was finished until now is kept")
 
 
 def scan(path: Path, identity: bytes, width: int) -> Scan:

