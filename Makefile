@@ -44,6 +44,7 @@ bench: setup ## measure the ratios quoted in the README and record them in bench
 	$(BIN)/python benchmarks/audit.py
 	$(BIN)/python benchmarks/monitor.py
 	$(BIN)/python benchmarks/sweep.py
+	$(BIN)/python benchmarks/lab.py
 
 clean: ## remove what the other commands made
 	rm -rf .venv demo .pytest_cache .mypy_cache .ruff_cache .hypothesis build

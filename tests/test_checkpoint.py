@@ -48,7 +48,9 @@ def progress_of(part):
         return 0
 
 
-@pytest.mark.parametrize(("method", "save", "interval"), [("dopri5", 3, 0.0), ("rk4", 13, 20.0)])
+@pytest.mark.parametrize(
+    ("method", "save", "interval"), [("dopri5", 3, 0.0), pytest.param("rk4", 13, 20.0, marks=pytest.mark.slow)]
+)
 def test_killed_again_and_again_it_ends_bit_for_bit_the_same(tmp_path, method, save, interval):
     whole, broken = tmp_path / "whole.zarr", tmp_path / "broken.zarr"
     assert start(whole, interval, save, method).wait() == 0

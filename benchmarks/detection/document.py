@@ -242,6 +242,8 @@ def _twin(record: dict[str, Any]) -> Iterator[str]:
         "encoder → of one of the same shape with random weights. Attacks are those on the trained one."
     )
     for domain, group in record["twin"].items():
+        if domain not in record["domains"]:
+            continue
         yield f"**{domain}**"
         yield ""
         trained = {n: s for own in record["domains"][domain]["groups"].values() for n, s in own.items() if n in group}

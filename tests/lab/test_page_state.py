@@ -227,6 +227,7 @@ def test_controls_that_were_lost_on_the_way_are_sent_again(opened):
         return route.fulfill(status=204)
 
     tab.page.route("**/_dash-update-component**", lose)
+    tab.evaluate("lab.patience = 1500")
     tab.put("seed", 5)
     tab.wait("() => lab.query.includes('seed=5') && lab.status === 'done'")
     assert lost

@@ -268,6 +268,7 @@ def test_bad_input_is_one_clear_line(changed, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_sphere_agrees_with_many_tokens():
     """d = 3 at a moderate β and a short time, where 20 000 evenly placed tokens are the mean field to 1e-2."""
     head = ms.Head.from_spectra((1.4, 1.0, 0.7), (1.2, 0.8, 0.5), seed=4)

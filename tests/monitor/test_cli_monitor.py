@@ -335,7 +335,7 @@ def killed_at(arguments, out, size):
     return (out / "records.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, pytest.param(6, marks=pytest.mark.slow)])
 def test_kill_9_loses_no_record_and_resuming_gives_the_same_to_the_last_byte(kills, watching, texts, tmp_path):
     path, out, whole = texts(400), tmp_path / "out", tmp_path / "whole"
     watching = [*watching, "--batch-size", "4"]

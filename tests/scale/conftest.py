@@ -34,8 +34,8 @@ def scheduler(cluster):
 
 
 def files(folder):
-    """Every file of a finished sweep by name, with its bytes."""
-    paths = (path for path in folder.rglob("*") if path.is_file())
+    """Every file of a finished sweep by name, with its bytes; the page is the command's."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != "report.html")
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 

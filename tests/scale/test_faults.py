@@ -193,7 +193,7 @@ def test_a_disk_that_fills_while_the_dataset_is_written(copied, undisturbed, sai
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        with pytest.raises(BadInput, match="make room and start again: all points finished until now are kept"):
+        with pytest.raises(BadInput, match="make room and start again: what was finished until now is kept"):
             ms.sweep(out=copied, scheduler=NOWHERE, **SWEEP)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -4,8 +4,7 @@
 
   const lab = window.lab, { by, root, clientside, send } = lab;
   const DEBOUNCE = 350;
-  const LOST = 10000;
-  Object.assign(lab, { serial: 0, consent: "", model: "" });
+  Object.assign(lab, { serial: 0, consent: "", model: "", patience: 10000 });
 
   /* Somebody here has asked for the model in the field: it, and no other, may be read. */
   lab.agree = () => (lab.consent = lab.fields.trained.trim().split(":").slice(0, -2).join(":"));
@@ -133,7 +132,7 @@
     const tell = () => send("fields", { ...lab.fields, ...told, sent: Date.now() });
     lab.timer = setTimeout(tell, delay);
     // What was lost on the way is sent again, until the server has answered it.
-    lab.sending = setInterval(() => (lab.answered === told.serial ? clearInterval(lab.sending) : tell()), LOST);
+    lab.sending = setInterval(() => (lab.answered === told.serial ? clearInterval(lab.sending) : tell()), lab.patience);
   });
 
   /* What is wrong, beside the field that it is wrong with. */
