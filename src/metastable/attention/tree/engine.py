@@ -15,8 +15,8 @@ from .workspace import COUNTS, Tokens, Work, make_work
 
 TOKEN_LEAF = 16
 QUERY_LEAF = 8
-# Largest size of a box of queries, in standard deviations of the softmax. Measured: the cost is flat around these.
-WIDEST, WIDEST_FINE = 1.8, 1.5
+# Largest size of a box of queries, in standard deviations of the softmax. Measured: the cost is flat around it.
+WIDEST = 1.8
 # Half-width of the boxes of queries that are tried first, in standard deviations of the softmax.
 COARSE = 0.35
 # So few queries are answered by one thread.
@@ -91,7 +91,7 @@ class Tree:
         tokens = self._tokens(scale, tol)
         works = self._buffers(threads() if n > FEW_QUERIES else 1)
         for work in works:
-            work.widest[0] = WIDEST if tol > 1e-5 else WIDEST_FINE
+            work.widest[0] = WIDEST
         mean, bound = np.empty((n, d)), np.empty(n)
         left = np.arange(n)
         if paired and n == len(self._ordered.index):
