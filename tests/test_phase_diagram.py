@@ -11,7 +11,7 @@ import metastable as ms
 from metastable.errors import BadInput
 from metastable.figures import phase_diagram
 from metastable.figures.look import caption
-from metastable.figures.phase_diagram import PHASES, regions
+from metastable.figures.phase_diagram import PHASES, regions, terminal_level
 from tests.problems import circle_head
 
 COURSES = "one_time still falling settled"
@@ -84,6 +84,43 @@ def test_seeds_are_averaged():
     assert "3 seeds" in phase_diagram(data).layout.title.subtitle.text
     one = phase_diagram(data, seed=1)
     assert cells(one).tolist() == cells(phase_diagram(data.isel(seed=[1]))).tolist()
+
+
+def test_runs_that_never_got_there_count_as_later_ones():
+    times = [[2.0, math.nan, 4.0], [math.nan, 3.0, math.nan]]
+    data = made({"beta": [10.0, 20.0], "seed": [0, 1, 2]}, terminal=times, concentrated=1.0)
+    found = cells(phase_diagram(data.isel(seed=[0]), "terminal", x="seed"))
+    assert found[0].tolist() == [2.0]
+    middle = cells(phase_diagram(data.assign_coords(n=1).expand_dims("n"), "terminal", x="n"))
+    assert middle[0].tolist() == [4.0]
+    assert np.isnan(middle[1]).all()
+
+
+def test_phases_that_cannot_be_told_apart_are_not_told():
+    """±e and ±v are closer than 1.5 times the least distance: nobody can be seen to leave."""
+    theory = circle_head(0.6, (1.5, 0.4), -0.4, (1.2, 0.5)).theory()
+    level = terminal_level(theory)
+    e, v = theory.basis[:, 0].numpy(), theory.terminal.basis[:, 0].numpy()
+    assert level == pytest.approx(min(np.linalg.norm(e - v), np.linalg.norm(e + v)))
+    leasts = [level / 1.4, level / 1.4, level / 1.6]
+    data = made({"beta": [10.0, 20.0, 30.0]}, concentrated=2.0, terminal=[math.nan, 6.0, math.nan], least=leasts)
+    found = cells(phase_diagram(data, theory=theory))
+    assert found[0][:2].tolist() == [0, 0]
+    assert np.isnan(found[0][2:]).all()
+    assert found[1].tolist() == [0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2]
+    assert found[2].tolist() == [0, 0] + [1] * 9
+
+
+def test_maps_of_two_slices_have_the_same_colours():
+    data = made({"gap": [0.1, 0.5], "beta": [10.0, 100.0]}, concentrated=1.0, least=0.1)
+    data["distance"][1] = 0.001
+    scales = [phase_diagram(data, "distance", gap=gap).layout.coloraxis for gap in (0.1, 0.5)]
+    assert (scales[0].cmin, scales[0].cmax) == (scales[1].cmin, scales[1].cmax)
+
+
+def test_without_an_axis_of_beta_the_first_one_is_taken():
+    data = made({"n": [10, 20]}, concentrated=1.0)
+    assert phase_diagram(data).layout.yaxis.title.text == "N"
 
 
 def test_the_log_beta_line_has_the_slope_of_the_theory_and_the_height_of_the_runs():

@@ -33,7 +33,12 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 PHASES = {"concentrating": "#F4DC8C", "metastable": look.GREEN, "terminal": look.VERMILLION}
 """Names and colours of the three regions, in the order in which a run goes through them."""
-NEEDED = ("concentrated", "terminal", "course")
+NEEDED = ("concentrated", "terminal", "least", "course")
+FACTOR = 1.5
+"""Of `phases.detect`: a run leaves when its distance exceeds so many times its least."""
+UNDECIDED = "not computed, or metastable and terminal phase too close to be told apart"
+TIMES = frozenset({"concentrated", "terminal"})
+"""Where a run has none of these, it may still come later."""
 SMALL = frozenset({"distance", "least"})
 """Drawn on a logarithmic colour scale."""
 HEIGHT = 560
@@ -45,9 +50,10 @@ def phase_diagram(
     data: xr.Dataset,
     value: str = "phase",
     x: str = "time",
-    y: str = "beta",
+    y: str | None = None,
     theory: Theory | None = None,
     time: float | None = None,
+    level: xr.DataArray | None = None,
     **at: Any,
 ) -> go.Figure:
     """A map of a sweep's `value` over two of its axes.
@@ -56,20 +62,26 @@ def phase_diagram(
     ----------
     data : what `sweep` returned
     value : "phase" (three regions), or a variable of the sweep: "distance", "least", "concentrated", "terminal", ...
-    x, y : two axes of the sweep; one of them may be "time"
-    theory : of the head, to draw the theory's lines into maps of time and β
+    x, y : two axes of the sweep; one of them may be "time". y is β, or where that is no axis the first one
+    theory : of the head, to draw the theory's lines into maps of time and β, and for `level`
     time : for "phase" and what else depends on time, when neither axis is "time": the saved time nearest to it
-    at : the values of the other axes. Over seeds that are not given, the median is taken (of phases the commonest)
+    level : `terminal_level` of the head, over the axes that make it, where there are such axes
+    at : the values of the other axes. Over seeds that are not given, the median is taken (of phases the commonest); a
+        run that never got there counts as one that gets there later than all
     """
-    shown = _slice(data, value, (x, y), time, at)
+    y = y or next((name for name in ("beta", *map(str, data["status"].dims)) if name in data["status"].dims), "beta")
+    if level is None and theory is not None:
+        level = xr.DataArray(terminal_level(theory))
+    shown = _slice(data, value, (x, y), time, at, level)
     across, up = _Axis.of(data, x), _Axis.of(data, y)
     table = shown.transpose(y, x).values[np.ix_(up.order, across.order)]
     where = _where(data, shown, at)
     title, note = _titles(data, value, x, y, where)
     figure = look.plain(title, HEIGHT, "", note)
-    colours = _Phase() if value == "phase" else _Number(value, table)
+    # The same colours for every slice of a sweep, so that maps can be compared.
+    colours = _Phase() if value == "phase" else _Number(_name(data, value), value in SMALL, data[value].values)
     _cells(figure, table, across, up, value, colours)
-    words = [f"{colours.words} White: {'not decided, or not computed' if value == 'phase' else 'not seen'}."]
+    words = [f"{colours.words} White: {UNDECIDED if value == 'phase' else 'not seen'}."]
     if (x, y) == ("time", "beta") and theory is not None:
         words += _lines(figure, data, theory, across, up, at)
     figure.update_layout(
@@ -85,11 +97,24 @@ def phase_diagram(
     return figure
 
 
-def regions(data: xr.Dataset) -> xr.DataArray:
+def terminal_level(theory: Theory) -> float:
+    """W₂ between the limit laws ±e of M and ±v of V, √(2 − 2|⟨e, v⟩|): the distance that the terminal phase ends at.
+
+    NaN where they are not both two atoms.
+    """
+    if theory.no_limit or theory.dim != 1 or theory.terminal.dim != 1 or theory.terminal.rotates:
+        return math.nan
+    cosine = float((theory.attention.basis[:, 0].double() @ theory.terminal.basis[:, 0].double()).abs())
+    return math.sqrt(max(0.0, 2 - 2 * cosine))
+
+
+def regions(data: xr.Dataset, level: xr.DataArray | None = None) -> xr.DataArray:
     """At each point and saved time 0, 1, 2 for concentrating, metastable, terminal; NaN where nothing can be said.
 
     A run whose distance still falls at its end is concentrating throughout. Nothing is said of points that failed, of
-    curves that never change, and of times that a run did not reach.
+    curves that never change, and of times that a run did not reach; nor, once it is concentrated, of a run that was
+    not seen to leave and could not be: one whose least distance times FACTOR is above the `level` where the terminal
+    phase ends.
     """
     missing = [name for name in (*NEEDED, "distance") if name not in data]
     if missing:
@@ -99,11 +124,21 @@ def regions(data: xr.Dataset) -> xr.DataArray:
     from_, to = data["concentrated"].where(~falling, math.inf), data["terminal"].fillna(math.inf)
     found = xr.where(t < from_, 0.0, xr.where((t < to) | falling, 1.0, 2.0))
     told = (data["status"] == 0) & (falling | data["concentrated"].notnull()) & ~(still & (from_ > 0))
+    if level is not None:
+        unseen = data["terminal"].isnull() & (FACTOR * data["least"] >= level)
+        found = found.where(~(unseen & (found == 1)))
     found = found.where(told & data["distance"].notnull())
     return found.transpose(*data["distance"].dims)
 
 
-def _slice(data: xr.Dataset, value: str, axes: tuple[str, str], time: float | None, at: dict[str, Any]) -> xr.DataArray:
+def _slice(
+    data: xr.Dataset,
+    value: str,
+    axes: tuple[str, str],
+    time: float | None,
+    at: dict[str, Any],
+    level: xr.DataArray | None = None,
+) -> xr.DataArray:
     """The value over two axes, everything else chosen or, for seeds, averaged."""
     dims = [str(name) for name in data["status"].dims]
     for name in (*axes, *at):
@@ -112,7 +147,7 @@ def _slice(data: xr.Dataset, value: str, axes: tuple[str, str], time: float | No
     if value != "phase" and value not in data:
         known = [str(n) for n in data.data_vars if n not in ("status", "reason", "cloud_seed", "course")]
         raise BadInput(f"the sweep has no {value!r}; choose phase or one of {', '.join(known)}")
-    found = regions(data) if value == "phase" else data[value].where(data["status"] == 0)
+    found = regions(data, level) if value == "phase" else data[value].where(data["status"] == 0)
     if "time" in found.dims and "time" not in axes:
         moment = float(data["time"][-1]) if time is None else time
         found = found.sel(time=moment, method="nearest")
@@ -128,7 +163,9 @@ def _slice(data: xr.Dataset, value: str, axes: tuple[str, str], time: float | No
     if "seed" not in found.dims or "seed" in axes:
         return found
     if value != "phase":
-        return found.median("seed", skipna=True)
+        missing = math.inf if value in TIMES else math.nan
+        middle = found.fillna(missing).median("seed", skipna=True)
+        return middle.where(np.isfinite(middle))
     votes = xr.concat([(found == code).sum("seed") for code in range(len(PHASES))], "code")
     return votes.argmax("code").astype(float).where(votes.sum("code") > 0)
 
@@ -230,14 +267,14 @@ class _Phase:
 class _Number:
     """A colour scale that colour-blind readers can follow, logarithmic for distances."""
 
-    def __init__(self, name: str, table: Floats) -> None:
+    def __init__(self, name: str, logs: bool, table: Floats) -> None:
         positive = table[np.isfinite(table) & (table > 0)]
-        self.logs = name in SMALL and len(positive) > 0
+        self.logs = logs and len(positive) > 0
         known = np.log10(positive) if self.logs else table[np.isfinite(table)]
         self.low, self.high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
         if self.high - self.low < 1e-12:
             self.low, self.high = self.low - 0.5, self.high + 0.5
-        self.words = f"Colours are {name}{', on a logarithmic scale' if self.logs else ''}."
+        self.words = f"Colours: {name[0].lower()}{name[1:]}{', on a logarithmic scale' if self.logs else ''}."
 
     def number(self, z: float) -> float:
         if not self.logs:
@@ -330,21 +367,26 @@ def _where(data: xr.Dataset, shown: xr.DataArray, at: dict[str, Any]) -> str:
         parts.append(f"t = {look.number(float(shown['time']))}")
     seeds = data.sizes.get("seed", 1)
     if seeds > 1 and "seed" not in at and "seed" not in shown.dims:
-        parts.append(f"{seeds} seeds")
+        parts.append(f"median over {seeds} seeds")
     return ", ".join(parts)
 
 
-def _titles(data: xr.Dataset, value: str, x: str, y: str, where: str) -> tuple[str, str]:
+def _name(data: xr.Dataset, value: str) -> str:
     names: dict[str, str] = {"phase": "Phase", "distance": "Distance W₂ to the limit law", "least": "Least distance"}
     names |= {"concentrated": "Time of concentration", "terminal": "Time of departure"}
     names["least_time"] = "Time of least distance"
-    name = names.get(value) or str(data[value].attrs.get("long_name", value)).capitalize()
-    return f"{name} over {_short(x)} and {_short(y)}", where
+    return names.get(value) or str(data[value].attrs.get("description", value)).capitalize()
+
+
+def _titles(data: xr.Dataset, value: str, x: str, y: str, where: str) -> tuple[str, str]:
+    return f"{_name(data, value)} over {_short(x)} and {_short(y)}", where
 
 
 def _word(data: xr.Dataset, name: Hashable) -> str:
     short = _short(str(name))
-    return {"t": "time t", "β": "β"}.get(short, str(data[name].attrs.get("long_name", short)).split(";")[0])
+    described = str(data[name].attrs.get("description", short)).split(";")[0].split(":")[0]
+    units = {"degrees": " (degrees)"}.get(str(data[name].attrs.get("units")), "")
+    return {"t": "time t", "β": "β"}.get(short, described + units)
 
 
 def _short(name: str) -> str:

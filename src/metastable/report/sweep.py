@@ -15,7 +15,7 @@ from plotly.offline import get_plotlyjs
 
 from metastable.errors import BadInput
 from metastable.figures.look import number
-from metastable.figures.phase_diagram import phase_diagram, regions
+from metastable.figures.phase_diagram import phase_diagram, regions, terminal_level
 from metastable.report import _block, _short
 from metastable.report.pages import pages, target_of, write_page
 
@@ -97,6 +97,8 @@ def _maps(data: xr.Dataset, theory_at: TheoryAt) -> tuple[list[go.Figure], str]:
     axes = _axes(data)
     if not axes:
         return [], "There is no map: it needs an axis of at least two values besides seed."
+    if not (data["status"].values == 0).any():
+        return [], "There is no map, because every run failed."
     drawn: list[go.Figure] = []
     slices = _slices(data, axes[:1])
     for at in slices[:SLICES]:
@@ -105,7 +107,7 @@ def _maps(data: xr.Dataset, theory_at: TheoryAt) -> tuple[list[go.Figure], str]:
     left = len(slices) - SLICES
     for other in axes[1:]:
         for at in _slices(data, [axes[0], other])[:1]:
-            drawn += _pair(data, other, axes[0], at)
+            drawn += _pair(data, other, axes[0], at, _levels(data, theory_at))
     words = f"Maps of {left} further combinations of axes are not drawn; the dataset has them." if left > 0 else ""
     return drawn, words
 
@@ -135,11 +137,23 @@ def _over_time(data: xr.Dataset) -> list[str]:
     return ["phase", "distance"]
 
 
-def _pair(data: xr.Dataset, x: str, y: str, at: dict[str, Any]) -> list[go.Figure]:
+def _levels(data: xr.Dataset, theory_at: TheoryAt) -> xr.DataArray:
+    """Where the terminal phase ends, for every head of the sweep."""
+    names = [name for name in ("gap", "angle", "interaction", "value") if name in data.dims]
+    values = [data[name].values.tolist() for name in names]
+    heads = (theory_at(dict(zip(names, one, strict=True))) for one in itertools.product(*values))
+    found = [float("nan") if theory is None else terminal_level(theory) for theory in heads]
+    return xr.DataArray(np.reshape(found, [len(v) for v in values]), {name: data[name] for name in names}, names)
+
+
+def _pair(data: xr.Dataset, x: str, y: str, at: dict[str, Any], level: xr.DataArray) -> list[go.Figure]:
     names = [name for name in PAIRS if name in data and np.isfinite(data[name].values).any()]
     drawn = [phase_diagram(data, name, x, y, **at) for name in names]
     if "phase" in _over_time(data):
-        drawn.insert(0, phase_diagram(data, "phase", x, y, time=_telling_time(data), **at))
+        moment = phase_diagram(data, "phase", x, y, time=_telling_time(data), level=level, **at)
+        note = moment.layout.title.subtitle
+        note.text = f"{note.text}, the time at which the phases are spread most evenly over the runs"
+        drawn.insert(0, moment)
     return drawn
 
 
@@ -156,7 +170,7 @@ def _axis(data: xr.Dataset, name: str) -> tuple[str, str, str]:
     values = data[name].values.tolist()
     shown = [number(float(v)) if isinstance(v, (int, float)) else str(v) for v in values]
     text = ", ".join(shown) if len(shown) <= 8 else f"{', '.join(shown[:4])}, …, {shown[-1]} ({len(shown)} values)"
-    return name, str(data[name].attrs.get("long_name", "")), text
+    return name, str(data[name].attrs.get("description", "")), text
 
 
 def _failures(data: xr.Dataset) -> list[tuple[str, str]]:
@@ -172,7 +186,10 @@ def _failures(data: xr.Dataset) -> list[tuple[str, str]]:
 
 def _making(data: xr.Dataset) -> dict[str, list[tuple[str, str]]]:
     record = json.loads(data.attrs["configuration"])
-    tables = {"Head": record["head"], "Starting law": record["cloud"], "Fixed": record["run"]}
+    law = {"law": "uniform", **record["cloud"]}
+    if record["run"].get("mean_field"):
+        law.pop("n", None)
+    tables = {"Head": record["head"], "Starting law": law, "Fixed": record["run"]}
     tables["Outputs"] = {k: v for k, v in record["outputs"].items() if k != "times"}
     times = record["outputs"]["times"]
     tables["Outputs"]["times"] = f"{len(times)} from {number(times[0])} to {number(times[-1])}" if times else "none"

@@ -119,7 +119,7 @@ def _how_many(workers: int | None) -> int:
     cores = threads()
     if workers is None:
         return cores
-    wanted = whole(workers, "workers", 1, "a sweep needs one worker or more")
+    wanted = whole(workers, "workers", 1, "one worker or more is needed")
     if wanted > cores:
         print(f"metastable: {wanted} workers wanted, but this machine has {cores} cores: {cores}", file=sys.stderr)
     return min(wanted, cores)

@@ -291,6 +291,8 @@ def _check_head(head: Head | dict[str, Any], axes: dict[str, list[Any]]) -> None
             f"the axis {moved[0]} makes the head, so the head cannot be given as matrices; "
             'give it as spectra, head={"interaction": [...], "value": [...]}'
         )
+    if "gap" in axes and ("interaction" in axes or (isinstance(head, dict) and "interaction" in head)):
+        raise BadInput("both gap and interaction are given; gap makes the interaction 1, 1 − gap, …: give one of them")
     if not isinstance(head, Head):
         known(head, (*configuration.HEAD_KEYS, "gap", "angle"), "[head]")
 
@@ -337,7 +339,8 @@ def _check_cloud(cloud: Cloud | dict[str, Any], axes: dict[str, list[Any]]) -> N
         needed = [a for a, p in inspect.signature(law).parameters.items() if p.default is p.empty]
         missing = [a for a in needed if a not in ("d", "head") and a not in cloud and a not in axes]
         if missing:
-            raise BadInput(f"tokens with law = {name!r} need {', '.join(missing)}; give a value or an axis")
+            where = "in [cloud], in Python as an argument, or as an axis"
+            raise BadInput(f"tokens with law = {name!r} need {', '.join(missing)}; give it {where}")
 
 
 def _outputs(outputs: Mapping[str, Any] | Sequence[str] | None) -> dict[str, Any]:
