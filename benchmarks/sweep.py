@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,7 @@ import metastable as ms
 from metastable.scale import cluster
 from metastable.scale.journal import HEADER, Journal
 from metastable.scale.plan import Plan, make
-from metastable.scale.points import compute
+from metastable.scale.points import compute, packed
 from metastable.scale.sweep import Points, _Leader
 
 HEAD = {"interaction": [1.5, 0.6], "value": [1.0, 0.7]}
@@ -54,7 +53,7 @@ def _in(client: Any, chosen: Plan) -> None:
 def overhead() -> dict[str, Any]:
     """One worker against the same calls in a plain loop of this process: the difference a point."""
     chosen = plan(400, 20, 1.0, 5)
-    spec = pickle.dumps(chosen)
+    spec = packed(chosen)
     with cluster.connected(workers=1) as client:
         row = ratios(lambda: lead(client, chosen), lambda: compute(spec, range(chosen.size)), repeats=5)
     each = 1000 * (row["slow_seconds"] - row["fast_seconds"]) / chosen.size

@@ -11,7 +11,8 @@ import metastable as ms
 from metastable.errors import BadInput
 from metastable.figures import phase_diagram
 from metastable.figures.look import caption
-from metastable.figures.phase_diagram import PHASES, regions, terminal_level
+from metastable.figures.phase_diagram import MOST, PHASES
+from metastable.figures.regions import regions, terminal_level
 from tests.problems import circle_head
 
 COURSES = "one_time still falling settled"
@@ -178,6 +179,18 @@ def test_the_phase_of_a_map_of_axes_is_that_of_a_time():
     assert cells(phase_diagram(data, x="gap", time=3.4)).tolist() == [[1, 0], [1, 0]]
     assert cells(phase_diagram(data, x="gap")).tolist() == [[2, 2], [2, 2]]
     assert "t = 3" in phase_diagram(data, x="gap", time=3.4).layout.title.subtitle.text
+
+
+def test_of_very_many_values_some_are_drawn():
+    data = made({"beta": np.geomspace(1.5, 1e4, 3 * MOST)}, concentrated=1.0)
+    figure = phase_diagram(data, theory=circle_head(0.6, (1.5, 0.4), -0.4, (1.2, 0.5)).theory())
+    assert len(figure.data[0].z) == MOST
+    assert len(figure.data[0].y) == MOST + 1
+
+
+def test_an_axis_may_be_called_value():
+    data = made({"value": ["[1.0, 0.5]", "[1.0, 0.7]"], "beta": [10.0, 100.0]}, concentrated=1.0, least=0.1)
+    assert cells(phase_diagram(data, "phase", value="[1.0, 0.5]")).shape == (2, 11)
 
 
 def test_words_make_an_axis_too():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ SHOWN = 5
 def sweep(config: Path, out: Path, **options: Any) -> dict[str, Any]:
     """Make (or go on with) the sweep of a TOML file in the folder `out`; what there is to say about it."""
     data = room.sweep(out=out, **room.read(config), **options)
-    page = report.write(data, Places(out).folder / "report.html", lambda at: _theory(data, at))
+    page = _drawn(data, Places(out).page)
     failed = data["status"].values == FAILED
     reasons = Counter(str(words) for words in data["reason"].values[failed])
     return {
@@ -35,8 +36,20 @@ def sweep(config: Path, out: Path, **options: Any) -> dict[str, Any]:
         "variables": sorted(map(str, data.data_vars)),
         "least_distance": _least(data),
         "dataset": str(Places(out).dataset),
-        "report": str(page),
+        "report": None if page is None else str(page),
     }
+
+
+def _drawn(data: xr.Dataset, path: Path) -> Path | None:
+    """The page of maps. What goes wrong with a picture must not look as if the sweep had failed."""
+    try:
+        return report.write(data, path, lambda at: _theory(data, at))
+    except Exception as error:
+        path.unlink(missing_ok=True)
+        words = " ".join(str(error).split())
+        what = "the dataset is complete, but its report could not be made"
+        print(f"metastable: {what}: {type(error).__name__}: {words}", file=sys.stderr)
+        return None
 
 
 def _theory(data: xr.Dataset, at: dict[str, Any]) -> Theory | None:
@@ -65,4 +78,5 @@ def swept(found: dict[str, Any]) -> list[str]:
         reasons = list(found["reasons"].items())
         lines += [f"  {count} × {words}" for words, count in reasons[:SHOWN]]
         lines += [f"  and {len(reasons) - SHOWN} other reasons"] if len(reasons) > SHOWN else []
-    return [*lines, f"dataset: {found['dataset']}", f"report: {found['report']}"]
+    lines.append(f"dataset: {found['dataset']}")
+    return lines if found["report"] is None else [*lines, f"report: {found['report']}"]

@@ -1,7 +1,6 @@
 """One point against the same calls written out by hand."""
 
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -86,7 +85,7 @@ def test_points_fail_with_a_reason_in_one_line():
 
 def test_a_group_gives_the_outcomes_of_its_points_whatever_came_before():
     plan = make({"beta": [5.0, 50.0], "seed": [0, 1]}, SPECTRA, {"n": 10}, {"until": 1.0, "save": 3})
-    together, seconds = points.compute(pickle.dumps(plan), (3, 0, 2))
+    together, seconds = points.compute(points.packed(plan), (3, 0, 2))
     assert together == [points.outcome(plan, i) for i in (3, 0, 2)]
     assert seconds > 0
 

@@ -12,7 +12,7 @@ from metastable.scale import cluster as workers
 from metastable.scale import sweep as room
 from metastable.scale.journal import Journal
 from metastable.scale.plan import make
-from metastable.scale.points import compute
+from metastable.scale.points import compute, packed
 from tests.scale.conftest import files
 
 SPECTRA = {"interaction": [1.5, 0.6], "value": [1.0, 0.7]}
@@ -40,6 +40,51 @@ def test_the_cluster_of_this_machine_gives_the_same_bytes(tmp_path, scheduler, s
         ms.sweep(axes=AXES, out=tmp_path / "t", workers=1, **SMALL)
     assert "dashboard: http://127.0.0.1:" in heard.getvalue()
     assert files(tmp_path / "s") == files(tmp_path / "t")
+
+
+def test_the_axes_in_another_order_are_another_sweep(tmp_path, scheduler):
+    """Points are numbered by the order: those that are kept would get the labels of others."""
+    ms.sweep(axes=AXES, out=tmp_path / "s", scheduler=scheduler, **SMALL)
+    turned = dict(reversed(AXES.items()))
+    with pytest.raises(BadInput, match="holds another run: order is"):
+        ms.sweep(axes=turned, out=tmp_path / "s", scheduler=scheduler, **SMALL)
+
+
+def test_what_is_there_goes_only_when_there_are_workers(tmp_path, scheduler):
+    ms.sweep(axes=AXES, out=tmp_path / "s", scheduler=scheduler, **SMALL)
+    (tmp_path / "s" / "report.html").write_text("of the sweep that is there")
+    before = files(tmp_path / "s")
+    with pytest.raises(BadInput, match="cannot reach"):
+        ms.sweep(axes={"beta": [2.0]}, out=tmp_path / "s", scheduler=NOWHERE, overwrite=True, **SMALL)
+    assert files(tmp_path / "s") == before
+    ms.sweep(axes={"beta": [2.0]}, out=tmp_path / "s", scheduler=scheduler, overwrite=True, **SMALL)
+    assert not (tmp_path / "s" / "report.html").exists()
+
+
+def test_a_damaged_description_does_not_lock_the_sweep_out(tmp_path, scheduler, said):
+    ms.sweep(axes=AXES, out=tmp_path / "s", scheduler=scheduler, **SMALL)
+    before = files(tmp_path / "s")
+    path = tmp_path / "s" / "sweep.json"
+    path.write_text(path.read_text().replace('"until": 1.0', '"until": 3.0'))
+    with said() as heard:
+        ms.sweep(axes=AXES, out=tmp_path / "s", scheduler=NOWHERE, **SMALL)
+    assert "sweep.json is damaged" in heard.getvalue()
+    assert files(tmp_path / "s") == before
+
+
+def test_a_file_that_is_no_journal_is_left_alone(tmp_path):
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "journal").write_text("dear diary")
+    with pytest.raises(BadInput, match="no journal of a sweep"):
+        ms.sweep(axes=AXES, out=tmp_path / "s", scheduler=NOWHERE, **SMALL)
+    assert (tmp_path / "s" / "journal").read_text() == "dear diary"
+
+
+def test_workers_with_other_versions_are_refused_also_when_they_come_later(monkeypatch):
+    spec = packed(make(AXES, SPECTRA, {"n": 10}, {"until": 1.0}))
+    monkeypatch.setattr(workers.store, "versions", lambda: {"numpy": "0.0.1"})
+    with pytest.raises(BadInput, match="a worker has"):
+        compute(spec, [0])
 
 
 def test_a_point_that_fails_has_a_reason_and_does_not_stop_the_rest(tmp_path, scheduler, said):

@@ -25,6 +25,7 @@ import xarray as xr
 
 from metastable.errors import BadInput
 from metastable.figures import look
+from metastable.figures.regions import regions, terminal_level
 
 if TYPE_CHECKING:
     from metastable.theory import Theory
@@ -33,15 +34,14 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 PHASES = {"concentrating": "#F4DC8C", "metastable": look.GREEN, "terminal": look.VERMILLION}
 """Names and colours of the three regions, in the order in which a run goes through them."""
-NEEDED = ("concentrated", "terminal", "least", "course")
-FACTOR = 1.5
-"""Of `phases.detect`: a run leaves when its distance exceeds so many times its least."""
 UNDECIDED = "not computed, or metastable and terminal phase too close to be told apart"
 TIMES = frozenset({"concentrated", "terminal"})
 """Where a run has none of these, it may still come later."""
 SMALL = frozenset({"distance", "least"})
 """Drawn on a logarithmic colour scale."""
 HEIGHT = 560
+MOST, MOST_ON_A_LINE = 400, 50
+"""Of more values of an axis only every second, third, … is drawn."""
 LOGARITHMIC_FROM = 15.0
 """An axis whose largest value is this many times its least is logarithmic."""
 
@@ -49,6 +49,7 @@ LOGARITHMIC_FROM = 15.0
 def phase_diagram(
     data: xr.Dataset,
     value: str = "phase",
+    /,
     x: str = "time",
     y: str | None = None,
     theory: Theory | None = None,
@@ -95,40 +96,6 @@ def phase_diagram(
     figure.update_xaxes(tickvals=across.ticks, ticktext=across.labels)
     figure.update_yaxes(tickvals=up.ticks, ticktext=up.labels)
     return figure
-
-
-def terminal_level(theory: Theory) -> float:
-    """W₂ between the limit laws ±e of M and ±v of V, √(2 − 2|⟨e, v⟩|): the distance that the terminal phase ends at.
-
-    NaN where they are not both two atoms.
-    """
-    if theory.no_limit or theory.dim != 1 or theory.terminal.dim != 1 or theory.terminal.rotates:
-        return math.nan
-    cosine = float((theory.attention.basis[:, 0].double() @ theory.terminal.basis[:, 0].double()).abs())
-    return math.sqrt(max(0.0, 2 - 2 * cosine))
-
-
-def regions(data: xr.Dataset, level: xr.DataArray | None = None) -> xr.DataArray:
-    """At each point and saved time 0, 1, 2 for concentrating, metastable, terminal; NaN where nothing can be said.
-
-    A run whose distance still falls at its end is concentrating throughout. Nothing is said of points that failed, of
-    curves that never change, and of times that a run did not reach; nor, once it is concentrated, of a run that was
-    not seen to leave and could not be: one whose least distance times FACTOR is above the `level` where the terminal
-    phase ends.
-    """
-    missing = [name for name in (*NEEDED, "distance") if name not in data]
-    if missing:
-        raise BadInput(f"the sweep has no {missing[0]}; a map of phases needs the outputs distance and phases")
-    t, courses = data["time"], data["course"].attrs["flag_meanings"].split()
-    falling, still = (data["course"] == courses.index(word) for word in ("falling", "still"))
-    from_, to = data["concentrated"].where(~falling, math.inf), data["terminal"].fillna(math.inf)
-    found = xr.where(t < from_, 0.0, xr.where((t < to) | falling, 1.0, 2.0))
-    told = (data["status"] == 0) & (falling | data["concentrated"].notnull()) & ~(still & (from_ > 0))
-    if level is not None:
-        unseen = data["terminal"].isnull() & (FACTOR * data["least"] >= level)
-        found = found.where(~(unseen & (found == 1)))
-    found = found.where(told & data["distance"].notnull())
-    return found.transpose(*data["distance"].dims)
 
 
 def _slice(
@@ -207,6 +174,7 @@ class _Axis:
             edges = np.arange(len(values) + 1, dtype=np.float64) - 0.5
             return cls(values, list(range(len(values))), places, edges, [*places], labels)
         order = sorted(range(len(values)), key=lambda i: values[i])
+        order = order[:: math.ceil(len(order) / MOST)]
         values = [values[i] for i in order]
         finite = np.array([v for v in values if math.isfinite(v)], dtype=float)
         logs = bool(len(finite) > 1 and finite[0] > 0 and finite[-1] >= LOGARITHMIC_FROM * finite[0])
@@ -332,8 +300,9 @@ def _lines(
                 f"The solid line is t = log β/c + a with the rate c = {look.number(rate)} of the theory; its height "
                 f"a = {look.number(a)} is the median of what was measured on the colder half."
             )
-    forecasts = [(b, f) for b in betas if (f := _departure(theory, float(b))) is not None]
-    if len(forecasts) > 1 and _uniform(data):
+    some = betas[:: math.ceil(len(betas) / MOST_ON_A_LINE)] if _uniform(data) else betas[:0]
+    forecasts = [(b, f) for b in some if (f := _departure(theory, float(b))) is not None]
+    if len(forecasts) > 1:
         where = np.array([b for b, _ in forecasts])
         _line(figure, up, np.array([f for _, f in forecasts]), where, "forecast departure", "dash")
         said.append("The dashed line is the theory's forecast of the departure, with no number fitted.")

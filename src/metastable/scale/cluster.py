@@ -30,6 +30,7 @@ texts had 1.3 million page faults in 8 seconds so, and took half as long again."
 DEATHS = 3
 """So many workers may die on a task before it is given up; on a cluster that is not ours its own setting holds."""
 REACH_SECONDS = 8
+_told: set[str] = set()
 PLUGIN = "metastable-one-thread"
 
 
@@ -175,6 +176,15 @@ def one_thread() -> None:
         import numba
 
         numba.set_num_threads(1)
+
+
+def threads_of(client: Client) -> int:
+    """How many threads the workers have; where there are none, that is said, once for each client."""
+    found = sum(client.nthreads().values())
+    if not found and client.id not in _told:
+        _told.add(client.id)
+        print("metastable: the scheduler has no workers yet: waiting for one", file=sys.stderr)
+    return found
 
 
 def leave_ctrl_c_to_the_client() -> None:

@@ -91,9 +91,13 @@ class Places:
     def manifest(self) -> Path:
         return self.folder / "manifest.json"
 
+    @property
+    def page(self) -> Path:
+        return self.folder / "report.html"
+
     def clear(self) -> None:
         """Remove a sweep, and what a killed process left of its making."""
-        for path in (self.manifest, self.journal, self.description):
+        for path in (self.manifest, self.journal, self.description, self.page):
             path.unlink(missing_ok=True)
         self.tidy()
         shutil.rmtree(self.dataset, ignore_errors=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from metastable.errors import BadInput
-from metastable.scale.cluster import SchedulerLost
+from metastable.scale.cluster import SchedulerLost, threads_of
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -94,7 +94,7 @@ class Flight:
         if self.alone:
             return False
         if time.monotonic() - self._looked > LOOK_SECONDS:
-            self.threads, self._looked = max(1, sum(self.client.nthreads().values())), time.monotonic()
+            self.threads, self._looked = max(1, threads_of(self.client)), time.monotonic()
         if span is not None and self.pieces and max(self.pieces) - min(self.pieces) >= span * self.threads:
             return False
         return len(self.flight) < 2 * self.threads + 1

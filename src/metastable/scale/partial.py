@@ -68,7 +68,9 @@ class Partial:
 
     def _read(self, identity: bytes) -> None:
         known = scan(self._path, identity, USUAL)
-        if known.foreign:
+        if known.damaged or (known.foreign and known.found):
+            print("metastable: some of what was kept is damaged and computed again", file=sys.stderr)
+        if known.foreign and not known.found:
             print("metastable: what was kept is of other texts, settings or versions: beginning again", file=sys.stderr)
             self._path.unlink()
         try:

@@ -6,12 +6,11 @@ Points are the product of the axes, numbered in C order: the last axis moves fas
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import inspect
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -23,6 +22,7 @@ from metastable.arrays import positive
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
 from metastable.head import Head
+from metastable.scale.axes import checked, kind, known, plain
 from metastable.simulation import saved_times
 
 SCHEMA = "metastable.sweep/1"
@@ -139,7 +139,15 @@ class Plan:
             cloud = {**cloud.law, "sha256": hashlib.sha256(points.tobytes() + weights.tobytes()).hexdigest()}
         outputs = {"distance": self.distance, "times": list(self.times)}
         outputs |= {"phases": list(self.phases), "observables": list(self.observables)}
-        parts = {"axes": self.axes, "head": head, "cloud": cloud, "run": self.run, "outputs": outputs}
+        # Points are numbered by the order of the axes, so it belongs to what decides them.
+        parts = {
+            "axes": self.axes,
+            "order": list(self.axes),
+            "head": head,
+            "cloud": cloud,
+            "run": self.run,
+            "outputs": outputs,
+        }
         return {"schema": SCHEMA, **_worded(plain(parts)), "versions": store.versions()}
 
     @cached_property
@@ -156,15 +164,19 @@ def make(
     outputs: Mapping[str, Any] | Sequence[str] | None = None,
 ) -> Plan:
     """A plan from what a user gave, or BadInput. `cloud` is a [cloud] table, or a Cloud."""
-    listed = _axes(axes)
+    listed = checked(axes, AXES)
     head = head if isinstance(head, Head) else dict(plain(head or {}))
     cloud = cloud if isinstance(cloud, Cloud) else dict(plain(cloud))
     fixed = {key: plain(value) for key, value in run.items() if value is not None}
     known(fixed, FIXED, "the sweep")
+    if not isinstance(fixed.get("mean_field", False), bool):
+        raise BadInput(f"mean_field is {fixed['mean_field']!r}; give true or false")
     if fixed.get("mean_field"):
+        if "n" in listed:
+            raise BadInput("a mean field has no number of tokens; remove the axis n")
         known([*fixed, *(key for key in listed if key in RUN)], SOLVED, "a sweep of mean fields")
         # The law alone counts there, and not how many tokens are drawn from it.
-        cloud = cloud if isinstance(cloud, Cloud) or "n" in listed else {"n": 1, **cloud}
+        cloud = cloud if isinstance(cloud, Cloud) else {"n": 1, **cloud}
     _refuse_twice(listed, head, cloud, fixed)
     _check_head(head, listed)
     _check_cloud(cloud, listed)
@@ -216,17 +228,6 @@ def build_head(table: Mapping[str, Any]) -> Head:
     return Head.from_interaction(np.diag(b), G @ np.diag(v) @ G.T)
 
 
-def plain(value: Any) -> Any:
-    """The same in Python's own lists, numbers and words."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, range)):
-        return [plain(item) for item in value]
-    return value
-
-
 def _worded(value: Any) -> Any:
     """The same with infinity as a word, for JSON has none."""
     if isinstance(value, dict):
@@ -234,46 +235,6 @@ def _worded(value: Any) -> Any:
     if isinstance(value, list):
         return [_worded(item) for item in value]
     return "inf" if value == math.inf else value
-
-
-def known(given: Iterable[str], names: Sequence[str], where: str) -> None:
-    for name in given:
-        if name not in names:
-            close = difflib.get_close_matches(str(name), names, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
-            raise BadInput(f"{where}: unknown name {name!r}; {hint}")
-
-
-def _axes(axes: Mapping[str, Any]) -> dict[str, list[Any]]:
-    if not isinstance(axes, Mapping) or not axes:
-        raise BadInput(f'axes is {axes!r}; give at least one axis with its values, as {{"beta": [10, 100]}}')
-    known(axes, (*AXES, "save", "d"), "axes")
-    for name, why in (("save", "every point is kept at the same times"), ("d", "the head has the dimension")):
-        if name in axes:
-            raise BadInput(f"{name} cannot be an axis: {why}")
-    return {name: _values(name, values) for name, values in axes.items()}
-
-
-def _values(name: str, given: Any) -> list[Any]:
-    values = plain(given)
-    if not isinstance(values, list) or not values:
-        raise BadInput(f"axis {name} is {given!r}; give a list of values")
-    kinds = {_kind(value) for value in values}
-    if "other" in kinds or ("number" in kinds and len(kinds) > 1):
-        raise BadInput(f"axis {name} is {given!r}; its values must be all numbers, all words or all lists")
-    if kinds == {"number"} and not all(isinstance(value, int) for value in values):
-        values = [float(value) for value in values]
-    if any(value != value for value in values):
-        raise BadInput(f"axis {name} holds a number that is not one (nan)")
-    if len({json.dumps(value) for value in values}) < len(values):
-        raise BadInput(f"axis {name} holds a value twice; its values are labels and must differ")
-    return values
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return "number"
-    return "word" if isinstance(value, str) else "list" if isinstance(value, list) else "other"
 
 
 def _refuse_twice(axes: dict[str, list[Any]], head: Any, cloud: Any, run: dict[str, Any]) -> None:
@@ -375,12 +336,12 @@ def _times(given: Any, last: float) -> tuple[float, ...]:
 
 def _spectrum(table: Mapping[str, Any], name: str, because: str) -> list[float]:
     values = table.get(name)
-    if not isinstance(values, list) or len(values) < 2 or not all(_kind(v) == "number" for v in values):
+    if not isinstance(values, list) or len(values) < 2 or not all(kind(v) == "number" for v in values):
         raise BadInput(f"[head] {name} is {values!r}; {because} needs a list of d ≥ 2 numbers there, a spectrum")
     return [float(v) for v in values]
 
 
 def _number(value: Any, name: str) -> float:
-    if _kind(value) != "number" or not math.isfinite(value):
+    if kind(value) != "number" or not math.isfinite(value):
         raise BadInput(f"{name} is {value!r}; it must be a number")
     return float(value)

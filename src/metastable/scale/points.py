@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from metastable import store
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, SimulationStopped
 from metastable.head import Head
 from metastable.meanfield import mean_field
 from metastable.observables import observe
 from metastable.run import Run
+from metastable.scale.cluster import same_versions
 from metastable.scale.plan import FRAMES, Plan
 from metastable.simulation import saved_times, simulate
 
@@ -30,16 +32,23 @@ Outcome = tuple[int, int, bytes]
 """Number of the point, DONE or FAILED, and its outputs as float64 bytes or the reason as UTF-8."""
 
 
+def packed(plan: Plan) -> bytes:
+    """A plan as it goes to workers, with the versions that they must have too."""
+    return pickle.dumps((plan, store.versions()))
+
+
 def compute(spec: bytes, indices: Sequence[int]) -> tuple[list[Outcome], float]:
-    """The outcomes of some points of a pickled plan, and the seconds that they took."""
+    """The outcomes of some points of a packed plan, and the seconds that they took."""
     plan, began = _unpacked(spec), time.perf_counter()
     return [outcome(plan, index) for index in indices], time.perf_counter() - began
 
 
 @lru_cache(maxsize=2)
 def _unpacked(spec: bytes) -> Plan:
-    plan = pickle.loads(spec)
+    plan, versions = pickle.loads(spec)
     assert isinstance(plan, Plan)
+    # Also of workers that joined when the sweep was under way.
+    same_versions(versions)
     return plan
 
 

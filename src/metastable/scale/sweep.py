@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
-import pickle
 import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,11 @@ from metastable.errors import BadInput
 from metastable.head import Head
 from metastable.progress import _Bar
 from metastable.scale import dataset
-from metastable.scale.cluster import SchedulerLost, connected
+from metastable.scale.cluster import SchedulerLost, connected, threads_of
 from metastable.scale.dataset import Places
-from metastable.scale.journal import Journal, locked, scan
+from metastable.scale.journal import MAGIC, Journal, locked, scan
 from metastable.scale.plan import FIXED, Plan, make
-from metastable.scale.points import FAILED, compute
+from metastable.scale.points import FAILED, compute, packed
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -93,13 +93,18 @@ def sweep(
     places = Places(Path(out))
     if places.folder.exists() and not places.folder.is_dir():
         raise BadInput(f"out is {out}, which is a file; give a folder")
-    with locked(places.folder):
+    with locked(places.folder), ExitStack() as stack:
+        client = None
+        if overwrite and places.description.exists() and places.description.read_text() != _text(plan):
+            # What is there goes once there is somebody to compute what comes in its place.
+            client = stack.enter_context(connected(scheduler, workers, memory))
         _settle(plan, places, overwrite)
         with Journal(places.journal, plan.identity, 8 * plan.width) as journal:
             todo = _missing(plan, journal, retry_failed)
             if todo:
                 _tell(plan, journal, todo)
-                with connected(scheduler, workers, memory) as client, Points(plan.size, progress) as bar:
+                client = client or stack.enter_context(connected(scheduler, workers, memory))
+                with Points(plan.size, progress) as bar:
                     _Leader(plan, journal, client, bar, retry_failed).compute(todo)
             _publish(plan, journal, places, bool(todo))
     return dataset.load(places)
@@ -118,9 +123,13 @@ def read(path: Path) -> dict[str, Any]:
     return {"axes": axes, "outputs": outputs, "head": head, "cloud": cloud, **tables}
 
 
+def _text(plan: Plan) -> str:
+    return json.dumps(plan.description, indent=1) + "\n"
+
+
 def _settle(plan: Plan, places: Places, overwrite: bool) -> None:
     """See that the folder is of this sweep, or empty."""
-    text = json.dumps(plan.description, indent=1) + "\n"
+    text = _text(plan)
     known = places.description.read_bytes() if places.description.exists() else None
     if known == text.encode():
         places.tidy()
@@ -147,7 +156,12 @@ def _refuse_another(plan: Plan, places: Places, known: bytes | None) -> None:
         journal = scan(places.journal, plan.identity, 8 * plan.width)
         if journal.foreign and not journal.found:
             raise BadInput(f"{places.journal} is of another sweep; choose another folder or overwrite it") from None
+        if known is None and places.journal.exists() and not places.journal.read_bytes().startswith(MAGIC):
+            raise BadInput(f"{places.journal} is no journal of a sweep; choose another folder") from None
     else:
+        if scan(places.journal, plan.identity, 8 * plan.width).found:
+            print(f"metastable: {places.description.name} is damaged and written anew", file=sys.stderr)
+            return
         refuse_another(places.folder, found, json.loads(json.dumps(plan.description)))
 
 
@@ -184,7 +198,7 @@ class _Leader:
 
     def __init__(self, plan: Plan, journal: Journal, client: Client, bar: Points, again: bool) -> None:
         self.plan, self.journal, self.client, self.bar, self.again = plan, journal, client, bar, again
-        self.spec = pickle.dumps(plan)
+        self.spec = packed(plan)
         self.flight: dict[Future, tuple[int, ...]] = {}
         self.seconds: float | None = None
         """What a point takes, of late."""
@@ -215,7 +229,7 @@ class _Leader:
     def _fill(self) -> None:
         """Keep two tasks for every thread under way: enough that no worker waits, few enough that memory stays flat."""
         if time.monotonic() - self._looked > LOOK_SECONDS:
-            self.threads, self._looked = max(1, sum(self.client.nthreads().values())), time.monotonic()
+            self.threads, self._looked = max(1, threads_of(self.client)), time.monotonic()
         while self.left and len(self.flight) < 2 * self.threads + 1:
             self._submit(self._group())
         if self.alone and not self.flight:
