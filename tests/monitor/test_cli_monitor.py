@@ -278,6 +278,7 @@ def test_other_texts_are_not_taken_for_those_that_have_records(watching, stream,
     assert contents(out) == before
 
 
+@pytest.mark.slow
 def test_what_comes_through_a_pipe_after_a_stop_is_new(watching, stream, tmp_path):
     out = tmp_path / "out"
     given = [*stream[:3], *GIBBERISH * 8]
@@ -471,17 +472,17 @@ def evil(stream, tmp_path):
     return path
 
 
-def test_ids_are_shown_without_what_a_terminal_obeys_and_in_any_encoding(watching, evil):
-    for encoding in ("utf-8", "ascii"):
-        code, shown = on_a_terminal(*watching, evil, env={**ENVIRONMENT, "PYTHONIOENCODING": encoding})
-        words = shown.decode(encoding)
-        mark = "\ufffd" if encoding == "utf-8" else "?"
-        assert code == 1, words
-        assert f"line 2 ({mark}[31m{mark}2J{mark}{mark}evil) rejected: is empty" in words
-        assert ("‘" in words) == (encoding == "utf-8")
-        assert "34 texts, 33 scored" in words
-        assert "Traceback" not in words
-        assert not any(character in words for character in ("\x1b[31m", "\x9b", "\x7f", "\u202e"))
+@pytest.mark.parametrize("encoding", [pytest.param("utf-8", marks=pytest.mark.slow), "ascii"])
+def test_ids_are_shown_without_what_a_terminal_obeys_and_in_any_encoding(watching, evil, encoding):
+    code, shown = on_a_terminal(*watching, evil, env={**ENVIRONMENT, "PYTHONIOENCODING": encoding})
+    words = shown.decode(encoding)
+    mark = "\ufffd" if encoding == "utf-8" else "?"
+    assert code == 1, words
+    assert f"line 2 ({mark}[31m{mark}2J{mark}{mark}evil) rejected: is empty" in words
+    assert ("‘" in words) == (encoding == "utf-8")
+    assert "34 texts, 33 scored" in words
+    assert "Traceback" not in words
+    assert not any(character in words for character in ("\x1b[31m", "\x9b", "\x7f", "\u202e"))
 
 
 def test_json_on_a_terminal_is_ascii(watching, evil):

@@ -76,6 +76,7 @@ def test_a_worker_killed_in_mid_stream(watching, stream, cluster, scheduler, alo
     assert contents(out) == contents(alone[0])
 
 
+@pytest.mark.slow
 def test_a_client_killed_in_mid_stream_goes_on_with_workers(watching, stream, scheduler, alone, tmp_path):
     out = tmp_path / "out"
     command = [sys.executable, "-m", "metastable", *watching, str(stream), "--out", str(out), "--workers", "2"]
