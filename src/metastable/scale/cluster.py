@@ -88,8 +88,13 @@ def _local(workers: int | None, memory: int | str | None) -> Iterator[Client]:
         except (RuntimeError, OSError, TimeoutError) as error:
             words = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise BadInput(f"the workers did not start ({words}); {_guard()}") from error
-        with cluster, Client(cluster, set_as_default=False) as client:
-            yield client
+        try:
+            with Client(cluster, set_as_default=False) as client:
+                yield client
+        finally:
+            # Dask stumbles over a worker that died a moment ago and is being started again just now.
+            with contextlib.suppress(AssertionError):
+                cluster.close()
 
 
 def _guard() -> str:
