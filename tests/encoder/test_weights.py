@@ -29,7 +29,7 @@ from metastable.encoder.weights import (
 from metastable.errors import BadInput
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", reason="the extra `encoder` is not installed")
 
 D, K = 24, 6
 

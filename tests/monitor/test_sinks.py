@@ -18,7 +18,7 @@ from metastable.monitor.alarms import Alarm
 from metastable.monitor.records import Record, Token
 from metastable.monitor.sinks import BUCKETS, JsonLines, Prometheus
 
-prometheus_client = pytest.importorskip("prometheus_client")
+prometheus_client = pytest.importorskip("prometheus_client", reason="the optional sink needs prometheus-client")
 
 STRANGE = Record(
     "scored",

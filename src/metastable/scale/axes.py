@@ -37,7 +37,7 @@ def _values(name: str, given: Any) -> list[Any]:
         raise BadInput(f"axis {name} is {given!r}; its values must be numbers")
     if kinds == {"number"}:
         values = _numbers(name, values)
-    if any(isinstance(value, list) and (len(value) < 2 or not value) for value in values):
+    if any(isinstance(value, list) and len(value) < 2 for value in values):
         raise BadInput(f"axis {name} is {given!r}; each of its values must be a list of d ≥ 2 numbers")
     if len({json.dumps(value) for value in values}) < len(values):
         raise BadInput(f"axis {name} holds a value twice; its values are labels and must differ")

@@ -25,8 +25,8 @@ THREADS = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "METASTABLE_THREADS"), "1"
 )
 MEMORY = {"MALLOC_TRIM_THRESHOLD_": 2**28, "MALLOC_MMAP_THRESHOLD_": 2**25}
-"""For glibc. Dask's own setting gives memory back after every tensor and takes it anew for the next one: measuring
-texts had 1.3 million page faults in 8 seconds so, and took half as long again."""
+"""For glibc. Dask's own setting gives memory back after every tensor and takes it anew for the next one, a page fault
+for every page of it."""
 DEATHS = 3
 """So many workers may die on a task before it is given up; on a cluster that is not ours its own setting holds."""
 REACH_SECONDS = 8

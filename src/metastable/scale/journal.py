@@ -159,6 +159,12 @@ def disk_trouble(path: Path, error: OSError) -> BadInput:
     return BadInput(f"cannot write {path}: {words}; {what} and start again: what was finished until now is kept")
 
 
+def begun(path: Path) -> bool:
+    """Whether the file is a journal, or the empty beginning of one."""
+    with open(path, "rb") as handle:
+        return MAGIC.startswith(handle.read(len(MAGIC)))
+
+
 def scan(path: Path, identity: bytes, width: int) -> Scan:
     """Read a journal, whatever state it is in."""
     found = Scan()

@@ -24,7 +24,7 @@ from metastable.progress import _Bar
 from metastable.scale import dataset
 from metastable.scale.cluster import SchedulerLost, connected, threads_of
 from metastable.scale.dataset import Places
-from metastable.scale.journal import MAGIC, Journal, locked, scan
+from metastable.scale.journal import Journal, begun, locked, scan
 from metastable.scale.plan import FIXED, Plan, make
 from metastable.scale.points import FAILED, compute, packed
 
@@ -95,7 +95,7 @@ def sweep(
         raise BadInput(f"out is {out}, which is a file; give a folder")
     with locked(places.folder), ExitStack() as stack:
         client = None
-        if overwrite and places.description.exists() and places.description.read_text() != _text(plan):
+        if overwrite and places.description.exists() and places.description.read_bytes() != _text(plan).encode():
             # What is there goes once there is somebody to compute what comes in its place.
             client = stack.enter_context(connected(scheduler, workers, memory))
         _settle(plan, places, overwrite)
@@ -156,7 +156,7 @@ def _refuse_another(plan: Plan, places: Places, known: bytes | None) -> None:
         journal = scan(places.journal, plan.identity, 8 * plan.width)
         if journal.foreign and not journal.found:
             raise BadInput(f"{places.journal} is of another sweep; choose another folder or overwrite it") from None
-        if known is None and places.journal.exists() and not places.journal.read_bytes().startswith(MAGIC):
+        if known is None and places.journal.exists() and not begun(places.journal):
             raise BadInput(f"{places.journal} is no journal of a sweep; choose another folder") from None
     else:
         if scan(places.journal, plan.identity, 8 * plan.width).found:
