@@ -13,8 +13,8 @@ import torch
 from measure import ratios, record
 
 from metastable.encoder.audit import audit
-from metastable.encoder.loading import Encoder, load
-from metastable.encoder.measuring import measure
+from metastable.encoder.load import Encoder, load
+from metastable.encoder.measure import measure
 from metastable.encoder.texts import Counts, batches
 
 BATCH = 32

@@ -11,7 +11,7 @@ from typing import Any
 from measure import record
 
 from metastable.lab.controls import Controls
-from metastable.lab.running import Runs, warm_up
+from metastable.lab.runs import Runs, warm_up
 
 CONTROLS = Controls(n=5000)
 BARS = {"first_frames": 2.0, "complete": 10.0}

@@ -17,9 +17,9 @@ from audit import sentences
 from measure import ratios, record
 from prometheus_client import CollectorRegistry
 
-from metastable.encoder.loading import Encoder, load
+from metastable.encoder.load import Encoder, load
 from metastable.monitor.baseline import Baseline
-from metastable.monitor.live import Monitor
+from metastable.monitor.monitor import Monitor
 from metastable.monitor.sinks import JsonLines, Prometheus, Sink
 
 BATCH = 32

@@ -7,7 +7,7 @@ from measure import ratios, record
 from transformers import BertConfig, BertModel
 
 from metastable.encoder.families import anatomy
-from metastable.encoder.folding import fold
+from metastable.encoder.fold import fold
 from metastable.encoder.weights import head_table
 
 FEW = 4

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import metastable as ms
-from metastable.encoder.loading import load
+from metastable.encoder.load import load
 from metastable.encoder.texts import read_texts
 from metastable.monitor.sinks import JsonLines
 

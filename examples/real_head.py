@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-from metastable.encoder.following import follow, sentence
+from metastable.encoder.trained_head import follow, sentence
 
 TEXTS = [
     "The ferry to the island leaves at noon.",

@@ -39,7 +39,7 @@ from pathlib import Path
 import numpy as np
 
 import metastable as ms
-from metastable.meanfield.triangles import Triangles
+from metastable.flow.meanfield.sphere.triangles import Triangles
 from tests.meanfield.driver import Driver, circle_of, side_masses, to_atoms
 
 RESULTS = Path(__file__).parent / "results" / "departure3d.json"

@@ -13,7 +13,7 @@ import numpy as np
 from heads import RESULTS, THREE, circle_head, numbers, write
 
 import metastable as ms
-from metastable import plateau
+from metastable.theory import plateau
 
 BANDS = ((5.5, 7.0), (11.0, 13.0), (23.0, 25.0), (25.0, 1000.0))
 """Ranges of βD that are told apart."""

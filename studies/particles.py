@@ -17,7 +17,7 @@ import torch
 from heads import RESULTS, THREE, circle_head, numbers, write
 
 import metastable as ms
-from metastable import phases
+from metastable.theory import phases
 
 HEAD = circle_head(*THREE["third"])
 SAVED = 101

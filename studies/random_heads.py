@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from heads import RESULTS, circle_head, numbers, random_parameters, write
 
-from metastable import phases
-from metastable.meanfield import circle
-from metastable.meanfield.flowing import Sizes, follow
+from metastable.flow.meanfield import circle
+from metastable.flow.meanfield.flow import Sizes, follow
 from metastable.progress import Progress
+from metastable.theory import phases
 from metastable.transport import two_atoms
 
 DEPTHS = (6.0, 12.0, 24.0)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import metastable as ms
-from metastable import simulation
+from metastable.run import simulation
 from tests.problems import circle_head
 
 HEAD = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
@@ -21,7 +21,7 @@ import sys, torch
 sys.path.insert(0, {root!r})
 torch.set_num_threads(1)
 import metastable as ms
-from metastable import simulation
+from metastable.run import simulation
 from tests.problems import circle_head
 simulation.CHECKPOINT_SECONDS = {interval}
 head = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
@@ -213,7 +213,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path, monkeypatch, dama
 
 
 def test_two_processes_do_not_share_a_checkpoint(tmp_path, monkeypatch):
-    from metastable.checkpoint import Checkpoint
+    from metastable.run.checkpoint import Checkpoint
 
     with Checkpoint(tmp_path / "run.zarr", {}), pytest.raises(ms.BadInput, match="another process is computing"):
         ms.simulate(HEAD, ms.uniform(20, d=2), **options(tmp_path))

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 import metastable as ms
-from metastable.cli import app
+from metastable.cli.app import app
 
 QUICK = ["--beta", "20", "--until", "1", "--n", "40", "--save", "4"]
 
@@ -218,7 +218,7 @@ def test_help_needs_no_heavy_import_and_shows_an_example():
     code = """
 import sys
 sys.argv = ["metastable", "simulate", "--help"]
-from metastable.cli import main
+from metastable.cli.app import main
 try:
     main()
 except SystemExit:

@@ -15,7 +15,7 @@ from metastable import figures
 from metastable.figures import look
 from metastable.figures.distance import phase_intervals
 from metastable.figures.measured import DIAMETER, measure
-from metastable.phases import Phases, Plateau
+from metastable.theory.phases import Phases, Plateau
 from tests.problems import circle_head
 
 CIRCLE = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))

@@ -155,8 +155,8 @@ def test_oracle_8_energy_never_decreases_for_the_identity_head(engine):
 
 def test_oracle_9_stepping_converges_to_the_exact_zero_temperature_flow():
     """Asserted for every integrator and for its order in tests/flow/test_orders.py; here the adaptive tolerance."""
-    from metastable.fields import zero_temperature
-    from metastable.flow.dopri5 import dopri5, next_step
+    from metastable.flow.fields import zero_temperature
+    from metastable.flow.steppers import dopri5, next_step
 
     head = ms.Head.from_spectra([1.5, 1.0, 0.6], [1.2, -0.9, 0.5], seed=3)
     cloud = ms.uniform(40, d=3, seed=0)

@@ -12,9 +12,9 @@ import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metastable import phases
 from metastable.errors import BadInput
-from metastable.phases import detect
+from metastable.theory import phases
+from metastable.theory.phases import detect
 
 T = np.linspace(0, 40, 401)
 

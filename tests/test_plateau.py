@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import metastable as ms
-from metastable.plateau import FINENESS, _Tail
+from metastable.theory.plateau import FINENESS, _Tail
 from tests.problems import circle_head, rotation
 
 DEEP = circle_head(0.3, (1.4, 0.5), -0.9, (1.2, 0.4))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from metastable.encoder.loading import load
+from metastable.encoder.load import load
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)

@@ -10,8 +10,8 @@ import metastable as ms
 from metastable import report
 from metastable.errors import BadInput
 from metastable.figures.measured import Measured, measure
-from metastable.phases import Phases, Plateau
-from metastable.report.words import afterwards, assumptions, headline, key_numbers, mean_cosine
+from metastable.report.sentences import afterwards, assumptions, headline, key_numbers, mean_cosine
+from metastable.theory.phases import Phases, Plateau
 from tests.problems import circle_head
 
 HEAD = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))

@@ -6,7 +6,7 @@ import scipy.linalg
 import torch
 
 import metastable as ms
-from metastable.response import Response
+from metastable.flow.jacobian import Response
 
 CASES = [(2, 5, 3.0, False), (3, 6, 20.0, False), (4, 7, 0.0, False), (3, 6, 8.0, True)]
 

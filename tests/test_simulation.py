@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import metastable as ms
-from metastable import simulation
+from metastable.run import simulation
 from tests.problems import circle_head
 
 HEAD = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))

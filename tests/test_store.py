@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import metastable as ms
-from metastable import store
+from metastable.run import storage as store
 from tests.problems import circle_head
 
 HEAD = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))

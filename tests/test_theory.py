@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import metastable as ms
-from metastable.spectrum import Spectrum
+from metastable.theory.spectrum import Spectrum
 from tests.problems import circle_head, head_with_generator, prescribed, random_matrix
 
 I3 = torch.eye(3, dtype=torch.float64)
@@ -136,7 +136,7 @@ def test_escape_from_a_rotating_plane_averages_the_clock_over_a_turn():
 @pytest.mark.parametrize("seed", range(4))
 def test_lipschitz_constant_equals_a_fine_grid_of_finite_differences(seed):
     """Independent of the formula for A(x): differentiate the field along geodesics on a grid of the circle."""
-    from metastable.fields import zero_temperature
+    from metastable.flow.fields import zero_temperature
 
     head = circle_head(0.2 + 0.3 * seed, (1.4, 0.6), -0.3, (1.2, 0.5 - 0.3 * seed))
     angles = torch.linspace(0, 2 * math.pi, 40_001, dtype=torch.float64)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from metastable.encoder.loading import Encoder
+from metastable.encoder.load import Encoder
 
 Aim = Callable[[Tensor, Tensor], Tensor]
 """(embeddings (texts, d), numbers of the texts (texts,)) to what the attacker wants large, (texts,)."""

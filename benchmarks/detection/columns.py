@@ -20,16 +20,16 @@ from packages import CACHE
 from torch import Tensor
 
 import metastable.monitor
-from metastable.encoder.loading import Encoder
-from metastable.encoder.measuring import Meter
-from metastable.encoder.measuring_tokens import evaluating
+from metastable.encoder.hooks import evaluating
+from metastable.encoder.load import Encoder
+from metastable.encoder.measure import Meter
 from metastable.encoder.texts import batches
+from metastable.monitor.calibrate import special_of
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.detectors.base import Detector
 from metastable.monitor.detectors.fitting import Gathering, chosen_units
 from metastable.monitor.detectors.token_mahalanobis import TokenMahalanobis
-from metastable.monitor.judging import Readings, Together
-from metastable.monitor.learning import special_of
+from metastable.monitor.judge import Readings, Together
 from metastable.monitor.moments import Moments
 from metastable.monitor.reading import Open, Passage, Reader, Watch
 from metastable.monitor.scoring import Table

@@ -26,7 +26,7 @@ from document import markdown
 from packages import PACKAGES
 from streams import CLEAN, Deal, changed_streams, clean_streams
 
-from metastable.encoder.loading import Encoder, load, twin
+from metastable.encoder.load import Encoder, load, twin
 from metastable.monitor.scoring import Table
 
 RESULTS = Path(__file__).parents[1] / "results" / "detection.json"

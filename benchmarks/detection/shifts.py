@@ -21,7 +21,7 @@ from packages import CACHE
 from sources import Text
 from torch import Tensor
 
-from metastable.encoder.loading import Encoder
+from metastable.encoder.load import Encoder
 
 SIZE = 300
 """Most texts in a shifted set."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from bench import dealt
 
-from metastable.monitor.alarms import Alarm, ChangeAlarm
+from metastable.monitor.alarm import Alarm, ChangeAlarm
 from metastable.monitor.detectors.base import Detector
 from metastable.monitor.scoring import SETTINGS, Scorer, Table
 from metastable.monitor.windows import WindowedKS, WindowedMMD

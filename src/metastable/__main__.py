@@ -1,3 +1,3 @@
-from metastable.cli import main
+from metastable.cli.app import main
 
 main()

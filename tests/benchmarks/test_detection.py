@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from metastable.monitor.adjusting import Adjustment
 from metastable.monitor.conformal import Surprise
 from metastable.monitor.detectors.base import Column
+from metastable.monitor.length_adjustment import Adjustment
 from metastable.monitor.scoring import Member, Scale, Setting, Table, Vector
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from metastable.claims.prescribed import clocked
 from metastable.cloud import Cloud
 from metastable.flow.exact import zero_temperature_flow
 from metastable.head import Head
-from metastable.verdict import Check
+from metastable.theory.assumptions import Check
 
 SMALL = boundaries.Sizes(200, 300, 2, (0.1, 0.01, 5e-4), (1e3, 1e4, 1e5))
 
@@ -61,7 +61,7 @@ def test_fails_at_another_power_of_the_gap(monkeypatch: pytest.MonkeyPatch) -> N
     ("name", "part"), [("_real", ROTATION), ("_gap", GAP), ("_interaction", SINGULAR), ("_positive", KERNEL)]
 )
 def test_fails_when_a_verdict_does_not_warn(monkeypatch: pytest.MonkeyPatch, name: str, part: int) -> None:
-    from metastable import verdict
+    from metastable.theory import assumptions as verdict
 
     honest = getattr(verdict, name)
 
@@ -88,7 +88,7 @@ def test_fails_when_edges_of_a_hole_move_at_another_rate(monkeypatch: pytest.Mon
 
 
 def test_fails_when_the_field_is_not_normalised(monkeypatch: pytest.MonkeyPatch) -> None:
-    from metastable.fields.tangent import tangent
+    from metastable.flow.fields import tangent
 
     monkeypatch.setattr(beyond, "zero_temperature", lambda head, x: tangent(x, head.values(head.directions(x))))
     assert "jump of the field" in failed(SINGULAR)

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    from metastable.report import claims
+    from metastable.claims import report as claims
 
     folder = tmp_path_factory.mktemp("claims")
     found = findings(folder, "FAIL")

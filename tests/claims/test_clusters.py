@@ -8,7 +8,7 @@ import torch
 
 from metastable import Head, claims
 from metastable.claims import clusters
-from metastable.fields.tangent import tangent
+from metastable.flow.fields import tangent
 
 SMALL = clusters.Sizes((16.0,), 128, (12.5, 50.0, 200.0), 250, 2)
 
@@ -36,7 +36,7 @@ def test_counts_across_the_cut_of_the_circle() -> None:
 
 
 def test_fails_at_half_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metastable.fields.moving.tangent", lambda x, w: 0.5 * tangent(x, w))
+    monkeypatch.setattr("metastable.flow.fields.tangent", lambda x, w: 0.5 * tangent(x, w))
     assert "growth rate" in failed(small())
 
 

@@ -7,7 +7,7 @@ import torch
 
 from metastable import Head, claims
 from metastable.claims import equiangular
-from metastable.fields.tangent import tangent
+from metastable.flow.fields import tangent
 
 SMALL = equiangular.Sizes(((3, 0.0, 1.0), (8, -0.1, 4.0)), 4.0, 9)
 
@@ -21,7 +21,7 @@ def test_holds() -> None:
 
 
 def test_fails_at_half_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metastable.fields.moving.tangent", lambda x, w: 0.5 * tangent(x, w))
+    monkeypatch.setattr("metastable.flow.fields.tangent", lambda x, w: 0.5 * tangent(x, w))
     assert small().outcome == claims.FAIL
 
 

@@ -10,7 +10,7 @@ from metastable import claims
 from metastable.claims import limit
 from metastable.claims.prescribed import prescribed
 from metastable.head import Head
-from metastable.spectrum import Spectrum
+from metastable.theory.spectrum import Spectrum
 
 SMALL = limit.Sizes(
     (

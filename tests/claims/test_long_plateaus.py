@@ -9,7 +9,7 @@ import torch
 
 from metastable import Head, claims
 from metastable.claims import long_plateaus
-from metastable.fields.tangent import tangent
+from metastable.flow.fields import tangent
 
 SMALL = long_plateaus.Sizes((1.4,), (9.0, 10.5, 12.0, 13.5))
 
@@ -35,7 +35,7 @@ def test_the_integral_has_the_derived_constant() -> None:
 
 
 def test_fails_at_half_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metastable.fields.moving.tangent", lambda x, w: 0.5 * tangent(x, w))
+    monkeypatch.setattr("metastable.flow.fields.tangent", lambda x, w: 0.5 * tangent(x, w))
     assert "meeting time" in failed(small())
 
 

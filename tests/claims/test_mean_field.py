@@ -10,9 +10,9 @@ import torch
 from metastable import claims
 from metastable.claims import mean_field
 from metastable.claims.finding import Finding
-from metastable.fields.tangent import tangent
+from metastable.flow.fields import tangent
 from metastable.head import Head
-from metastable.run import Run
+from metastable.run.run import Run
 
 SMALL = mean_field.Sizes(5.0, 1.0, 4, (32, 64, 128, 256), 25, 3, 1e-4)
 
@@ -35,7 +35,7 @@ def test_holds() -> None:
 
 
 def test_fails_when_tokens_are_too_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metastable.fields.moving.tangent", lambda x, w: 1.5 * tangent(x, w))
+    monkeypatch.setattr("metastable.flow.fields.tangent", lambda x, w: 1.5 * tangent(x, w))
     assert "independent" in failed(small())
 
 

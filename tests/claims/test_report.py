@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from metastable import claims, store
+from metastable import claims
+from metastable.claims import report as page
 from metastable.claims import running, two_tokens
 from metastable.claims.finding import Finding, Panel, Picture, Series, Table, undecided, within
-from metastable.cli import app
+from metastable.cli.app import app
 from metastable.figures import picture
-from metastable.report import claims as page
+from metastable.run import storage as store
 
 DRAWN = Picture(
     "Two panels",

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from metastable import claims
 from metastable.claims import running, two_tokens
 from metastable.claims.finding import Finding, Panel, Picture, Series, Table, overlapping, undecided, within
-from metastable.cli import app
+from metastable.cli.app import app
 from metastable.errors import BadInput
 from metastable.head import Head
 

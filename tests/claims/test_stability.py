@@ -11,7 +11,7 @@ from metastable import claims
 from metastable.claims import stability
 from metastable.claims.finding import Finding
 from metastable.head import Head
-from metastable.run import Run
+from metastable.run.run import Run
 from metastable.theory import Theory
 
 SMALL = stability.Sizes(50, (2, 3), 1, (100.0,), ("uniform", "where tokens part"), 2.5, 11)

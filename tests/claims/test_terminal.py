@@ -7,8 +7,8 @@ import torch
 
 from metastable import Head, claims
 from metastable.claims import terminal
-from metastable.fields.tangent import tangent
-from metastable.spectrum import Spectrum
+from metastable.flow.fields import tangent
+from metastable.theory.spectrum import Spectrum
 
 SMALL = terminal.Sizes(tokens=40, beta=40.0, until=45.0, frames=121, longest=60.0)
 
@@ -46,7 +46,7 @@ def test_fails_when_the_field_transposes_v(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_fails_at_half_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, "complex pair", "negative definite")
-    monkeypatch.setattr("metastable.fields.moving.tangent", lambda x, w: 0.5 * tangent(x, w))
+    monkeypatch.setattr("metastable.flow.fields.tangent", lambda x, w: 0.5 * tangent(x, w))
     names = failed(small())
     for what in ("rate at which", "frequency, complex pair", "slope, negative definite"):
         assert what in names

@@ -6,7 +6,7 @@ import pytest
 
 from metastable import claims
 from metastable.claims import two_tokens
-from metastable.fields.tangent import tangent
+from metastable.flow.fields import tangent
 
 SMALL = two_tokens.Sizes((1.0, 5.0), 3.0, 7)
 
@@ -20,5 +20,5 @@ def test_holds() -> None:
 
 
 def test_fails_at_half_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metastable.fields.moving.tangent", lambda x, w: 0.5 * tangent(x, w))
+    monkeypatch.setattr("metastable.flow.fields.tangent", lambda x, w: 0.5 * tangent(x, w))
     assert small().outcome == claims.FAIL

@@ -73,7 +73,7 @@ def test_the_hidden_cosine_is_that_of_the_hidden_states(minilm):
 
 
 def test_a_full_disk_leaves_no_half_written_file_and_the_folder_can_be_used_again(minilm, tmp_path, monkeypatch):
-    from metastable import store
+    from metastable.run import storage as store
 
     real = store.os.fsync
 

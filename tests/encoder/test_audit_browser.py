@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from metastable.encoder import report as page_of
 from metastable.figures.look import number
-from metastable.report import audit as page_of
 from tests.encoder.test_report import EVIL, audited, by_weights, compared
 
 pytestmark = pytest.mark.browser

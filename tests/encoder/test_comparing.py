@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from metastable.encoder.comparing import COLUMNS, compare, matching_distance
+from metastable.encoder.compare import COLUMNS, compare, matching_distance
 from metastable.encoder.families import anatomy
 from metastable.errors import BadInput
 from tests.encoder.test_weights import D, K, dense, minilm, tiny  # noqa: F401

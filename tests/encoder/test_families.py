@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm
 from metastable.encoder.families import FAMILIES, anatomy
-from metastable.encoder.folding import fold
+from metastable.encoder.fold import fold
 from metastable.errors import BadInput
 from tests.encoder.models import CASES, inputs, minilm, tiny
 

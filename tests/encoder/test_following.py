@@ -9,8 +9,10 @@ import torch
 from transformers import AutoModel
 
 import metastable as ms
+from metastable.cli.summary import lines, summarise
 from metastable.encoder import families
-from metastable.encoder.following import (
+from metastable.encoder.load import Encoder, load
+from metastable.encoder.trained_head import (
     default_horizon,
     follow,
     full_support,
@@ -20,9 +22,7 @@ from metastable.encoder.following import (
     sentence,
     tokens_of,
 )
-from metastable.encoder.loading import Encoder, load
 from metastable.errors import BadInput
-from metastable.summary import lines, summarise
 from tests.encoder import models
 
 TEXT = models.TEXTS[2]

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from metastable.encoder import judging
+from metastable.encoder import verdict as judging
 from metastable.encoder.tally import Tally
 
 

@@ -20,7 +20,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from metastable.encoder.families import FAMILIES
-from metastable.encoder.loading import load, twin
+from metastable.encoder.load import load, twin
 from metastable.errors import BadInput
 from tests.encoder.models import CASES, inputs, minilm, tiny, tokenizer
 
@@ -244,7 +244,7 @@ def test_a_model_in_memory_is_used_as_it_is_or_copied():
 SILENT = """
 import sys, warnings
 import transformers
-from metastable.encoder.loading import load, twin
+from metastable.encoder.load import load, twin
 warnings.simplefilter("always")
 twin(load(sys.argv[1]))
 print("loaded", file=sys.stderr)
@@ -276,7 +276,7 @@ def test_loading_leaves_everything_as_it_was(folder):
 
 
 def test_importing_the_module_does_not_import_transformers():
-    code = "import sys, metastable.encoder.loading; print('transformers' in sys.modules)"
+    code = "import sys, metastable.encoder.load; print('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 

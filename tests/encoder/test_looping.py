@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModel
 
 from metastable.encoder import families
-from metastable.encoder.loading import Encoder, load
-from metastable.encoder.looping import clusters, loop
-from metastable.encoder.measuring import measure
+from metastable.encoder.load import Encoder, load
+from metastable.encoder.loop import clusters, loop
+from metastable.encoder.measure import measure
 from metastable.errors import BadInput
 from tests.encoder import models
 

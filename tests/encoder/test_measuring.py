@@ -12,13 +12,13 @@ import torch
 from scipy.stats import t as student
 from transformers import AutoModel
 
-from metastable.encoder import measuring_heads
+from metastable.encoder import measure_heads as measuring_heads
 from metastable.encoder.anatomy import Norm
-from metastable.encoder.folding import fold
-from metastable.encoder.loading import load
-from metastable.encoder.measuring import Measured, Meter, measure
-from metastable.encoder.measuring_heads import HEADS, Prediction
-from metastable.encoder.measuring_tokens import Tokens, watching
+from metastable.encoder.fold import fold
+from metastable.encoder.hooks import Tokens, watching
+from metastable.encoder.load import load
+from metastable.encoder.measure import Measured, Meter, measure
+from metastable.encoder.measure_heads import HEADS, Prediction
 from metastable.encoder.statistics import CLOUD
 from metastable.encoder.texts import Batch, batches
 from metastable.errors import BadInput

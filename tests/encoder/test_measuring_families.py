@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from metastable.encoder import families, measuring
-from metastable.encoder.loading import Encoder
-from metastable.encoder.measuring import Meter, measure
+from metastable.encoder import families
+from metastable.encoder import measure as measuring
+from metastable.encoder.load import Encoder
+from metastable.encoder.measure import Meter, measure
 from metastable.encoder.texts import Batch
 from metastable.errors import BadInput
 from tests.encoder import models

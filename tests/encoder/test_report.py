@@ -14,15 +14,15 @@ import pandas as pd
 import pytest
 
 from metastable import figures
-from metastable.encoder import comparing
+from metastable.encoder import compare as comparing
+from metastable.encoder import report as page
 from metastable.encoder.audit import Audit, audit
-from metastable.encoder.folding import fold
-from metastable.encoder.loading import load, twin
+from metastable.encoder.fold import fold
+from metastable.encoder.load import load, twin
 from metastable.encoder.weights import CHECKS, COLUMNS
 from metastable.errors import BadInput
 from metastable.figures import curves, heads
 from metastable.figures.look import caption, number
-from metastable.report import audit as page
 from tests.encoder import models
 
 TEXTS = [
@@ -352,7 +352,7 @@ def test_a_loop_is_drawn_with_its_trained_depth(loop):
 
 @pytest.fixture(params=[None, 3])
 def loop(request):
-    from metastable.encoder.looping import loop
+    from metastable.encoder.loop import loop
 
     found = loop(load(str(models.minilm())), TEXTS[:3], 4, layer=1)
     return replace(found, trained_depth=request.param)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from metastable.encoder.families import anatomy
-from metastable.encoder.folding import fold
+from metastable.encoder.fold import fold
 from metastable.encoder.weights import (
     CHECKS,
     COLUMNS,

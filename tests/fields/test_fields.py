@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import metastable as ms
-from metastable.fields import hardmax, zero_temperature
+from metastable.flow.fields import hardmax, zero_temperature
 from tests import reference
 from tests.problems import random_matrix
 

@@ -5,7 +5,7 @@ import torch
 from scipy.integrate import solve_ivp
 
 import metastable as ms
-from metastable.fields import zero_temperature
+from metastable.flow.fields import zero_temperature
 from tests.problems import circle_head, head_with_generator, random_matrix
 
 

@@ -19,7 +19,7 @@ class Lab:
     def __init__(self, idle=100.0):
         from metastable.lab.app import create, listen
         from metastable.lab.audits import Audits
-        from metastable.lab.running import Runs
+        from metastable.lab.runs import Runs
 
         self.runs, self.audits, self.errors = Runs(idle=idle), Audits(), []
         app = create(self.runs, self.audits)

@@ -48,7 +48,7 @@ def folders(tmp_path):
 @pytest.fixture
 def loads(monkeypatch):
     """The models that were loaded."""
-    from metastable.encoder import loading
+    from metastable.encoder import load as loading
 
     seen, load = [], loading.load
 

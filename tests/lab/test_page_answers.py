@@ -19,7 +19,7 @@ from metastable.lab.callbacks import Room, accepted, accepted_or_told, answered,
 from metastable.lab.callbacks_audit import modelled_or_told
 from metastable.lab.controls import arguments, common_frames, frames, head_of
 from metastable.lab.fields import read, texts
-from metastable.lab.running import Runs
+from metastable.lab.runs import Runs
 from metastable.lab.scripts import script
 from metastable.lab.state import Controls, State, problems
 from metastable.lab.theory_words import of_the_spectra

@@ -13,11 +13,11 @@ import torch
 import metastable as ms
 from metastable import figures
 from metastable.figures.measured import measure
-from metastable.lab import running
+from metastable.lab import runs as running
 from metastable.lab.controls import call_of
-from metastable.lab.running import COMPILING, MOST_JOBS, Runs, one_line
+from metastable.lab.queue import Claim, Stopped, Turns
+from metastable.lab.runs import COMPILING, MOST_JOBS, Runs, one_line
 from metastable.lab.state import Controls
-from metastable.lab.turns import Claim, Stopped, Turns
 from tests.encoder import models
 
 SMALL = Controls(n=60, until=2.0)

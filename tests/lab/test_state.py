@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import metastable as ms
-from metastable.encoder.following import prepare
+from metastable.encoder.trained_head import prepare
 from metastable.lab import controls as room
 from metastable.lab.controls import LAWS, MOST_NUMBERS, arguments, call_of
 from metastable.lab.matrices import parse_matrices
@@ -332,7 +332,7 @@ def test_comparisons_that_work_have_no_problems():
 
 def test_the_backend_needs_no_dash_and_loads_no_encoder():
     program = (
-        "import sys, metastable.lab.state, metastable.lab.running, metastable.lab.scripts, metastable.lab.audits\n"
+        "import sys, metastable.lab.state, metastable.lab.runs, metastable.lab.scripts, metastable.lab.audits\n"
         "from metastable.lab.state import *\n"
         "assert problems(State(Controls(trained='nowhere/model:1:2'))) == {}\n"
         "print(sorted({'dash', 'flask', 'transformers'} & set(sys.modules)))"

@@ -13,8 +13,8 @@ import torch
 
 import metastable as ms
 from metastable.attention.tree import Tree
-from metastable.flow.dopri5 import dopri5, first_step, next_step
-from metastable.meanfield.triangles import Triangles
+from metastable.flow.meanfield.sphere.triangles import Triangles
+from metastable.flow.steppers import dopri5, first_step, next_step
 from metastable.transport import two_atoms
 
 SMALLEST = 1e-3

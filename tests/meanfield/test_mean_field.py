@@ -10,13 +10,13 @@ import torch
 from scipy import integrate, special
 
 import metastable as ms
-from metastable.meanfield import solving
-from metastable.meanfield.circle import start
-from metastable.meanfield.flowing import Field, Sizes, follow
-from metastable.meanfield.laws import log_density
-from metastable.meanfield.run import to_limit_law
-from metastable.phases import detect
+from metastable.flow.meanfield.circle import start
+from metastable.flow.meanfield.flow import Field, Sizes, follow
+from metastable.flow.meanfield.laws import log_density
 from metastable.progress import Progress
+from metastable.run import mean_field as solving
+from metastable.run.mean_field_run import to_limit_law
+from metastable.theory.phases import detect
 from tests.problems import circle_head, rotation
 
 HEAD = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))

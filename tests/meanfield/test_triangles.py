@@ -13,7 +13,7 @@ from scipy.special import ive
 import metastable as ms
 from metastable.errors import BadInput
 from metastable.flow.exact import zero_temperature_flow
-from metastable.meanfield.triangles import Triangles
+from metastable.flow.meanfield.sphere.triangles import Triangles
 from metastable.transport import two_atoms
 
 from .driver import Driver, circle_of, side_masses, to_atoms

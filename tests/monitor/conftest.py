@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from metastable.encoder.loading import load
+from metastable.encoder.load import load
 from metastable.monitor.baseline import Baseline
 from tests.monitor.tables import table_of
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from metastable.encoder.measuring_tokens import evaluating
+from metastable.encoder.hooks import evaluating
 from metastable.encoder.texts import batches
-from metastable.monitor.judging import Readings
+from metastable.monitor.judge import Readings
 from metastable.monitor.reading import Reader
 from metastable.monitor.scoring import Table
 

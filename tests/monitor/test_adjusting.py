@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from metastable.errors import BadInput
-from metastable.monitor.adjusting import Adjustment, shaped
+from metastable.monitor.length_adjustment import Adjustment, shaped
 
 LOCATION = (2.0, -0.7, 0.3)
 SCALE = (-1.0, 0.4)

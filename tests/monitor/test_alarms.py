@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binom
 
 from metastable.errors import BadInput
-from metastable.monitor.alarms import BETTORS, Alarm, ChangeAlarm, payoffs, price, steps
+from metastable.monitor.alarm import BETTORS, Alarm, ChangeAlarm, payoffs, price, steps
 from metastable.monitor.conformal import Calibration
 
 K = len(BETTORS)

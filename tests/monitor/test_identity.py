@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from metastable.encoder.loading import load
+from metastable.encoder.load import load
 from metastable.errors import BadInput
 from metastable.monitor.baseline import Baseline
 from metastable.monitor.identity import FORWARD, configuration, tokenization

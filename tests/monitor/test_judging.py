@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from metastable.encoder.measuring_tokens import evaluating
+from metastable.encoder.hooks import evaluating
 from metastable.errors import BadInput
 from metastable.monitor.baseline import Baseline
-from metastable.monitor.judging import Judge
+from metastable.monitor.judge import Judge
 from metastable.monitor.reading import Reader
 from metastable.monitor.records import records
 from tests.monitor.tables import table_of

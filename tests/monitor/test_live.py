@@ -17,11 +17,12 @@ import torch
 from torch import nn
 from transformers import BertForSequenceClassification
 
-from metastable.encoder.loading import load
+from metastable.encoder.load import load
 from metastable.errors import BadInput
-from metastable.monitor import judging, live
-from metastable.monitor.alarms import Alarm
-from metastable.monitor.live import REASONS, Monitor
+from metastable.monitor import judge as judging
+from metastable.monitor import monitor as live
+from metastable.monitor.alarm import Alarm
+from metastable.monitor.monitor import REASONS, Monitor
 from metastable.monitor.records import NO_TOKEN, NOT_FINITE
 from metastable.monitor.sinks import JsonLines
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from metastable.encoder.families import anatomy
-from metastable.encoder.measuring_tokens import watching
+from metastable.encoder.hooks import watching
 from metastable.monitor.reading import Lens, Passage, Reader, Unreadable, lenses
 from tests.encoder import models
 

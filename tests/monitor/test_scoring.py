@@ -11,7 +11,7 @@ from metastable.monitor.conformal import ladder
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.detectors.base import Column
 from metastable.monitor.scoring import SETTINGS, Scale, Scorer, Setting, Table, Vector
-from metastable.monitor.splitting import part_of
+from metastable.monitor.split import part_of
 from tests.monitor.tables import table_of
 
 

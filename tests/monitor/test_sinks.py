@@ -14,7 +14,7 @@ import time
 import pytest
 
 from metastable.errors import BadInput
-from metastable.monitor.alarms import Alarm
+from metastable.monitor.alarm import Alarm
 from metastable.monitor.records import Record, Token
 from metastable.monitor.sinks import BUCKETS, JsonLines, Prometheus
 

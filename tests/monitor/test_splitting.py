@@ -13,7 +13,7 @@ from scipy.stats import binom
 
 from metastable.errors import BadInput
 from metastable.monitor.conformal import needed
-from metastable.monitor.splitting import (
+from metastable.monitor.split import (
     COMMON,
     DOCUMENTS,
     LEAST,

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from metastable.encoder.texts import Line, blank, lines
 from metastable.errors import BadInput
-from metastable.monitor import streaming as module
-from metastable.monitor.alarms import Alarm
+from metastable.monitor import stream as module
+from metastable.monitor.alarm import Alarm
 from metastable.monitor.records import Record
-from metastable.monitor.streaming import Intake, Kept, Tally, arriving, as_line, batches, judged, kind, regular, row
+from metastable.monitor.stream import Intake, Kept, Tally, arriving, as_line, batches, judged, kind, regular, row
 
 
 def numbered(count, size=1):

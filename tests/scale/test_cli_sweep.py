@@ -10,8 +10,8 @@ import pytest
 import xarray as xr
 from typer.testing import CliRunner
 
-from metastable import commands_scale
-from metastable.cli import app
+from metastable.cli import commands_scale
+from metastable.cli.app import app
 from metastable.scale.cluster import SchedulerLost
 from tests.scale.conftest import files, until_grown
 
@@ -106,7 +106,7 @@ def test_a_lost_scheduler_has_its_own_exit_code(toml, tmp_path, monkeypatch):
 
 
 def test_the_command_line_does_not_load_dask():
-    program = "import sys, metastable.cli; print({'dask', 'distributed', 'torch', 'zarr'} & set(sys.modules))"
+    program = "import sys, metastable.cli.app; print({'dask', 'distributed', 'torch', 'zarr'} & set(sys.modules))"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout == "set()\n"
 

@@ -12,10 +12,10 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from metastable.cli import app
+from metastable.cli.app import app
 from metastable.encoder.audit import Audit
-from metastable.encoder.loading import load
-from metastable.encoder.measuring import measure
+from metastable.encoder.load import load
+from metastable.encoder.measure import measure
 from metastable.scale.dataset import Places
 from metastable.scale.dataset import load as open_sweep
 from tests.scale.corpus import save_small, sentences, write

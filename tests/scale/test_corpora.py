@@ -10,16 +10,16 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from metastable.cli import app
+from metastable.cli.app import app
 from metastable.encoder import texts as encoder_texts
 from metastable.encoder.audit import Audit as Audited
-from metastable.encoder.loading import load
-from metastable.encoder.measuring import measure
+from metastable.encoder.load import load
+from metastable.encoder.measure import measure
 from metastable.errors import BadInput
 from metastable.scale import corpora, partial
 from metastable.scale.cluster import connected
-from metastable.scale.flight import Flight
 from metastable.scale.partial import Partial, packed
+from metastable.scale.tasks import Flight
 from tests.scale.conftest import finished, until_grown, when_grown
 from tests.scale.corpus import kill_a_worker, save_small, sentences, write
 

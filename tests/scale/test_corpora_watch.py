@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from metastable.cli import app
-from metastable.encoder.loading import load
+from metastable.cli.app import app
+from metastable.encoder.load import load
 from metastable.encoder.texts import Line
 from metastable.errors import BadInput
 from metastable.monitor.baseline import Baseline

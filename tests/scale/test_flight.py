@@ -8,8 +8,8 @@ import pytest
 
 from metastable.errors import BadInput
 from metastable.scale import cluster as workers
-from metastable.scale import flight as module
-from metastable.scale.flight import Flight
+from metastable.scale import tasks as module
+from metastable.scale.tasks import Flight
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from metastable.cli import app
+from metastable.cli.app import app
 
 CONFIG = """
 until = 6.0

@@ -25,8 +25,8 @@ from metastable.claims.fitting import line
 from metastable.claims.limit import SHARE, followed
 from metastable.claims.prescribed import clocked, too_long
 from metastable.cloud import Cloud, graded, uniform
-from metastable.fields import zero_temperature
 from metastable.flow.exact import zero_temperature_flow
+from metastable.flow.fields import zero_temperature
 from metastable.head import Head
 from metastable.transport import to_limit
 

@@ -30,7 +30,7 @@ from metastable.claims.finding import Finding, Panel, Picture, Series, Table, ov
 from metastable.claims.fitting import Line, line
 from metastable.cloud import Cloud, equally_spaced, uniform
 from metastable.head import Head
-from metastable.simulation import simulate
+from metastable.run.simulation import simulate
 
 GROWTH = 0.01
 """Relative error of a growth rate: the amplitude of 1e-4 leaves a few times 1e-4, tokens and steps less."""

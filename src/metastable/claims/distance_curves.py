@@ -17,7 +17,7 @@ from metastable.claims.prescribed import circle_head
 from metastable.cloud import graded
 from metastable.flow.exact import zero_temperature_flow
 from metastable.head import Head
-from metastable.meanfield import mean_field
+from metastable.run.mean_field import mean_field
 from metastable.transport import two_atoms
 
 COLD_TOKENS = 4000

@@ -21,7 +21,7 @@ from metastable.claims.claim import Claim, Tell
 from metastable.claims.finding import Check, Finding, Panel, Picture, Series, Table, undecided, within
 from metastable.cloud import Cloud
 from metastable.head import Head
-from metastable.simulation import simulate
+from metastable.run.simulation import simulate
 
 TOLERANCE = 1e-5
 """Largest error of any cosine; the simulation is asked for 1e-8 a step."""

@@ -26,10 +26,10 @@ from metastable.claims.finding import Series, overlapping, within
 from metastable.claims.fitting import line
 from metastable.claims.prescribed import circle_head
 from metastable.cloud import Cloud, equally_spaced
-from metastable.fields import velocity
 from metastable.flow.exact import zero_temperature_flow
+from metastable.flow.fields import velocity
 from metastable.head import Head
-from metastable.simulation import simulate
+from metastable.run.simulation import simulate
 from metastable.transport import to_limit
 
 EDGE = 0.02

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from metastable.flow.exact import value_flow
-from metastable.merging import groups
-from metastable.run import Run
+from metastable.flow.merging import groups
+from metastable.run.run import Run
 
 NARROW = 0.01
 """Largest distance of a token from its cluster's centre, in β^{−1/2}|Bᵀx|^{−1/2}: the spread then bends the cluster's

@@ -29,7 +29,7 @@ from metastable.claims.finding import Finding, Panel, Picture, Series, Table, ov
 from metastable.claims.fitting import Line, line
 from metastable.cloud import Cloud
 from metastable.head import Head
-from metastable.simulation import simulate
+from metastable.run.simulation import simulate
 
 MET = 0.1
 """Clusters count as met at this angle, in radians."""

@@ -32,7 +32,7 @@ from metastable.claims.finding import Check, Finding, Panel, Picture, Series, Ta
 from metastable.claims.fitting import line
 from metastable.cloud import Cloud, equally_spaced, graded, uniform
 from metastable.head import Head
-from metastable.simulation import simulate
+from metastable.run.simulation import simulate
 
 RANDOM = (-0.6, -0.4)
 """Exponent of N for independent tokens: −1/2, with a fifth for the terms of higher order."""

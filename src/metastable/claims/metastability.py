@@ -48,7 +48,7 @@ from metastable.claims.plateau_views import pictures, tables
 from metastable.claims.prescribed import circle_head
 from metastable.errors import BadInput
 from metastable.head import Head
-from metastable.phases import detect
+from metastable.theory.phases import detect
 
 SLOPE = 0.05
 """Relative error of the slope of κt + (3/2) log β in βD: the O(1) still changes by a few tenths over the range."""

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from metastable import phases
 from metastable.claims.prescribed import circle_head
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
+from metastable.flow.meanfield import circle
+from metastable.flow.meanfield.flow import Sizes, follow
 from metastable.head import Head
-from metastable.meanfield import circle
-from metastable.meanfield.flowing import Sizes, follow
-from metastable.meanfield.solving import STEP
 from metastable.progress import Progress
-from metastable.simulation import simulate
+from metastable.run.mean_field import STEP
+from metastable.run.simulation import simulate
+from metastable.theory import phases
 from metastable.transport import two_atoms
 
 LONGEST = 60.0

@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 import metastable
-from metastable import store
 from metastable.claims import find
 from metastable.claims.claim import Tell
 from metastable.claims.finding import FAIL, Finding, undecided
 from metastable.errors import BadInput
 from metastable.head import Head
+from metastable.run import storage as store
 
 SCHEMA = "metastable.claims/1"
 STOPPED = "the experiment stopped"

@@ -19,7 +19,7 @@ import torch
 from metastable.claims.finding import Check, Series, overlapping, undecided, within
 from metastable.claims.fitting import line
 from metastable.claims.late_clusters import LateClusters, elapsed
-from metastable.run import Run
+from metastable.run.run import Run
 
 PATH = 2e-3
 """Largest distance of a narrow cluster from e^{tV}x̄; its width of 0.01 β^{−1/2} bends the path by about 1e-4."""

@@ -23,10 +23,10 @@ from metastable.claims.claim import Claim, Tell
 from metastable.claims.finding import Check, Finding, Panel, Picture, Series, Table, undecided, within
 from metastable.cloud import Cloud, graded, mixture, uniform, von_mises_fisher
 from metastable.head import Head
-from metastable.lipschitz import symmetric_derivative
-from metastable.run import Run
-from metastable.simulation import simulate
+from metastable.run.run import Run
+from metastable.run.simulation import simulate
 from metastable.theory import Theory
+from metastable.theory.lipschitz import symmetric_derivative
 
 ABOVE = 1.001
 """Largest D/certificate: a thousandth for ε between two steps, of which only the two ends are measured."""

@@ -30,10 +30,10 @@ from metastable.claims.late_clusters import NARROW, elapsed, late_clusters
 from metastable.claims.settling import END, RATE, Part, settling
 from metastable.cloud import Cloud, uniform
 from metastable.flow.exact import value_flow
-from metastable.flow.sphere import unit
+from metastable.flow.merging import groups
+from metastable.flow.steppers import unit
 from metastable.head import Head
-from metastable.merging import groups
-from metastable.simulation import simulate
+from metastable.run.simulation import simulate
 
 DIRAC = 1e-6
 """Largest distance of a single token from e^{tV}x₀; the simulation is asked for 1e-9 a step."""

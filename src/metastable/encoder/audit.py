@@ -15,18 +15,19 @@ import numpy as np
 import pandas as pd
 from torch.nn import LayerNorm
 
-from metastable import store
 from metastable.arrays import whole
-from metastable.encoder import comparing, judging
+from metastable.encoder import compare as comparing
+from metastable.encoder import verdict as judging
 from metastable.encoder.anatomy import ERASED, Anatomy, Norm
 from metastable.encoder.expression import parse
-from metastable.encoder.loading import Encoder, load, twin
-from metastable.encoder.looping import Loop, loop
-from metastable.encoder.measuring import DEPTHS, Measured, measure
-from metastable.encoder.measuring_heads import HEADS, LAYER
+from metastable.encoder.load import Encoder, load, twin
+from metastable.encoder.loop import Loop, loop
+from metastable.encoder.measure import DEPTHS, Measured, measure
+from metastable.encoder.measure_heads import HEADS, LAYER
 from metastable.encoder.texts import blank, read_texts
 from metastable.encoder.weights import Weights, layer_table, weigh
 from metastable.errors import BadInput
+from metastable.run import storage as store
 
 SCHEMA = "metastable.audit/1"
 TWIN_TEXTS = 48
@@ -94,7 +95,7 @@ class Audit:
 
     def report(self, path: str | Path) -> Path:
         """Write the audit as one HTML file that needs no network."""
-        from metastable.report.audit import write
+        from metastable.encoder.report import write
 
         return write(self, path)
 
@@ -164,7 +165,7 @@ class Audit:
 
         All four are made before the first is written, audit.json first: a folder that has it may be written again.
         """
-        from metastable.report.audit import render
+        from metastable.encoder.report import render
 
         contents = {
             "audit.json": json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False),

@@ -21,11 +21,11 @@ from scipy.stats import norm as normal
 from torch import Tensor
 
 from metastable.encoder.anatomy import Anatomy, AttentionLayer
-from metastable.encoder.folding import FoldedHead, fold
+from metastable.encoder.fold import FoldedHead, fold
 from metastable.errors import BadInput
 from metastable.head import Head
-from metastable.spectrum import SAME, Spectrum, _Group
 from metastable.theory import Theory
+from metastable.theory.spectrum import SAME, Spectrum, _Group
 
 CHECKS = {
     "B invertible": "check_interaction",

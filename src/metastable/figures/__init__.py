@@ -22,7 +22,7 @@ from metastable.figures.sphere import sphere
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from metastable.run import Run
+    from metastable.run.run import Run
 
 OF_A_RUN: dict[str, Callable[[Run], go.Figure]] = {
     "distance": distance,

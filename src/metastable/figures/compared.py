@@ -13,7 +13,7 @@ from metastable.figures.distance import KEY_LINE, ROUNDING, _positive
 from metastable.figures.measured import DIAMETER, Measured
 
 if TYPE_CHECKING:
-    from metastable.run import Run
+    from metastable.run.run import Run
 
 LINES = ((look.BLUE, "solid"), (look.VERMILLION, "dash"))
 """Colour and dash of the first and the second run, which differ in both."""

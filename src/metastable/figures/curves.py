@@ -16,8 +16,8 @@ from metastable.figures import look
 
 if TYPE_CHECKING:
     from metastable.encoder.audit import Audit
-    from metastable.encoder.looping import Loop
-    from metastable.encoder.measuring import Measured
+    from metastable.encoder.loop import Loop
+    from metastable.encoder.measure import Measured
     from metastable.encoder.tally import Tally
 
 PANELS = ("mean_cosine", "hidden_cosine", "effective_rank", "dispersion", "energy", "update_length")

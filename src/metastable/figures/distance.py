@@ -15,8 +15,8 @@ from metastable.figures.measured import DIAMETER, Measured, measure
 if TYPE_CHECKING:
     import xarray as xr
 
-    from metastable.phases import Phases
-    from metastable.run import Run
+    from metastable.run.run import Run
+    from metastable.theory.phases import Phases
 
 TINTS = {"concentration": "#E3F0F8", "plateau": "#E0F2EA", "terminal": "#FBEBDD"}
 REST, BAND = "#F6EE9C", "rgba(0,114,178,0.18)"

@@ -12,12 +12,12 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from metastable.encoder.meanings import TEXT
+from metastable.encoder.columns import TEXT
 from metastable.encoder.weights import COLUMNS, LOGARITHMIC
 from metastable.figures import look
 
 if TYPE_CHECKING:
-    from metastable.encoder.comparing import Comparison
+    from metastable.encoder.compare import Comparison
 
 SIZES = frozenset(LOGARITHMIC) | {"layers_to_concentrate"}
 """Columns drawn on a logarithmic colour scale."""

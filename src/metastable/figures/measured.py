@@ -12,8 +12,8 @@ from metastable.errors import BadInput, SimulationStopped
 if TYPE_CHECKING:
     import xarray as xr
 
-    from metastable.phases import Phases
-    from metastable.run import Run
+    from metastable.run.run import Run
+    from metastable.theory.phases import Phases
     from metastable.transport import NoiseFloor
 
 DIAMETER = 2.0

@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 from metastable.figures import look
 
 if TYPE_CHECKING:
-    from metastable.run import Run
+    from metastable.run.run import Run
 
 PANELS = {
     "mean_cosine": ("mean cosine", look.BLUE),

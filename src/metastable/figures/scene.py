@@ -12,8 +12,8 @@ from torch import Tensor
 from metastable.figures import look
 
 if TYPE_CHECKING:
-    from metastable.run import Run
-    from metastable.spectrum import Spectrum
+    from metastable.run.run import Run
+    from metastable.theory.spectrum import Spectrum
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 GRID = "#C4CAD0"

@@ -12,8 +12,8 @@ from plotly.subplots import make_subplots
 from metastable.figures import look
 
 if TYPE_CHECKING:
-    from metastable.spectrum import Spectrum
     from metastable.theory import Theory
+    from metastable.theory.spectrum import Spectrum
 
 
 def spectrum(theory: Theory) -> go.Figure:

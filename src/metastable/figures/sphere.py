@@ -15,7 +15,7 @@ from metastable.figures import look
 from metastable.figures.scene import Floats, View, coordinates, draw_scene, rounded, trace_type, view_of
 
 if TYPE_CHECKING:
-    from metastable.run import Run
+    from metastable.run.run import Run
 
 MOST_TOKENS = 1500
 MOST_FRAMES = 40

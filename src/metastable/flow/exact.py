@@ -17,7 +17,7 @@ from torch import Tensor
 
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, SimulationStopped
-from metastable.flow.sphere import unit
+from metastable.flow.steppers import unit
 from metastable.head import Head
 
 NODES = 14

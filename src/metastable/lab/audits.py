@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from metastable.lab.running import one_line
+from metastable.lab.runs import one_line
 from metastable.lab.trained import encoder, stamp_of
 
 if TYPE_CHECKING:

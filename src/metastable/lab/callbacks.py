@@ -18,7 +18,7 @@ from metastable.figures.look import caption, number
 from metastable.figures.page import cursor, dark, enlarged, fitted
 from metastable.lab import fields, theory_words
 from metastable.lab.audits import Audits
-from metastable.lab.running import Look, Runs, one_line
+from metastable.lab.runs import Look, Runs, one_line
 from metastable.lab.state import State, second
 
 FRAMES = 51

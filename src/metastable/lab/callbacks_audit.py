@@ -12,14 +12,14 @@ from dash import ClientsideFunction, Input, Output, html
 
 from metastable import figures
 from metastable.encoder.audit import Audit
-from metastable.encoder.following import LONGEST, TIMES
+from metastable.encoder.report_words import ASSUMPTIONS, head_sentence
+from metastable.encoder.trained_head import LONGEST, TIMES
 from metastable.encoder.weights import CHECKS
 from metastable.figures.heads import meaning, written
 from metastable.figures.look import TITLE_HEIGHT, caption
 from metastable.lab.callbacks import Room, sent
-from metastable.lab.running import one_line
+from metastable.lab.runs import one_line
 from metastable.lab.theory_words import SIGNS
-from metastable.report.audit_words import ASSUMPTIONS, head_sentence
 
 COLUMN = "prediction"
 """What is drawn until another column is chosen."""

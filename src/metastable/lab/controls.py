@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from metastable import configuration
+from metastable import problem as configuration
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
 from metastable.head import Head
@@ -23,7 +23,7 @@ from metastable.lab.matrices import parse_matrices
 from metastable.lab.trained import TEXTS, encoder
 
 if TYPE_CHECKING:
-    from metastable.encoder.following import Followed
+    from metastable.encoder.trained_head import Followed
 
 LAWS = {
     "uniform": "random, everywhere alike",
@@ -150,7 +150,7 @@ def frames(controls: Controls, dim: int | None) -> int:
 
 
 def _follow(controls: Controls) -> Followed:
-    from metastable.encoder.following import parse_address, prepare
+    from metastable.encoder.trained_head import parse_address, prepare
 
     loaded = encoder(parse_address(controls.trained)[0])
     texts = TEXTS if controls.law == "tokens" else None

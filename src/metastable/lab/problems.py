@@ -43,7 +43,7 @@ def controls_problems(controls: Controls) -> dict[str, str]:
 def _head(controls: Controls, found: dict[str, str]) -> int | None:
     """The dimension, where it is known before a model is loaded."""
     if controls.trained:
-        from metastable.encoder.following import parse_address
+        from metastable.encoder.trained_head import parse_address
 
         try:
             parse_address(controls.trained)

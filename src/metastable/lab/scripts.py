@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from metastable import __version__, store
+from metastable import __version__
 from metastable.errors import BadInput
 from metastable.lab.controls import Controls, arguments, common_frames, head_of, law_arguments
 from metastable.lab.matrices import Matrix, parse_matrices
 from metastable.lab.state import State, problems, second
 from metastable.report import render
-from metastable.run import Run
+from metastable.run import storage as store
+from metastable.run.run import Run
 
 WIDEST = 110
 NAMES = ("run", "other")
@@ -55,7 +56,7 @@ def _imports(body: str, controls: Controls) -> list[str]:
         found += ["import numpy as np", ""]
     if controls.trained:
         own = ["from metastable.lab.trained import TEXTS"] if controls.law == "tokens" else []
-        return [*found, "from metastable.encoder.following import follow", *own]
+        return [*found, "from metastable.encoder.trained_head import follow", *own]
     return [*found, "import metastable as ms"]
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from dash import html
 
-from metastable.encoder import following
+from metastable.encoder import trained_head as following
 from metastable.figures.look import number
 from metastable.figures.measured import Measured
-from metastable.report.words import KeyNumber, afterwards, assumptions, headline, key_numbers
-from metastable.run import Run
+from metastable.report.sentences import KeyNumber, afterwards, assumptions, headline, key_numbers
+from metastable.run.run import Run
 from metastable.theory import Theory
 
 MOST_EIGENVALUES = 5

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from metastable.encoder.loading import Encoder
+    from metastable.encoder.load import Encoder
 
 TEXTS = (
     "The last bus had left, so they walked home along the canal.",
@@ -43,7 +43,7 @@ _LAST: list[tuple[object, Encoder]] = []
 
 def encoder(model: str) -> Encoder:
     """The encoder of that name, by the audit's own loader; that of the last call, if its files are still the same."""
-    from metastable.encoder.loading import load
+    from metastable.encoder.load import load
 
     with _LOCK:
         stamp = (model, stamp_of(model))

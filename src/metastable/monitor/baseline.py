@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from metastable import store
 from metastable.arrays import whole
-from metastable.encoder.loading import Encoder, load
+from metastable.encoder.load import Encoder, load
 from metastable.errors import BadInput
-from metastable.monitor.alarms import Alarm
+from metastable.monitor.alarm import Alarm
+from metastable.monitor.calibrate import Learning, special_of
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.detectors.base import Detector
 from metastable.monitor.identity import checksum, configuration, tokenization
-from metastable.monitor.learning import Learning, special_of
 from metastable.monitor.scoring import SETTINGS, Scorer, wholes, within
-from metastable.monitor.splitting import Split
+from metastable.monitor.split import Split
+from metastable.run import storage as store
 
 SCHEMA = "metastable.baseline/2"
 FILES = ("baseline.json", "baseline.safetensors")

@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-from metastable.encoder.loading import Encoder
+from metastable.encoder.load import Encoder
 
 FORWARD = (
     "activation",

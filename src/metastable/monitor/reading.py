@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm
-from metastable.encoder.measuring_tokens import Tokens
+from metastable.encoder.hooks import Tokens
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from metastable.arrays import whole
 from metastable.errors import BadInput
-from metastable.monitor.adjusting import Adjustment, shaped
-from metastable.monitor.alarms import Alarm
+from metastable.monitor.alarm import Alarm
 from metastable.monitor.conformal import Calibration, Surprise, combine, ladder, worst
 from metastable.monitor.detectors.base import Detector
+from metastable.monitor.length_adjustment import Adjustment, shaped
 from metastable.monitor.moments import Moments, blended, whitening
-from metastable.monitor.splitting import DELTA
+from metastable.monitor.split import DELTA
 
 SURPRISED = 2000
 """Most texts that a `Surprise` is fitted on: it is a curve, and more points cost time with each text for nothing."""

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from metastable.errors import BadInput
-from metastable.monitor.streaming import SCHEMA, Tally, as_line
+from metastable.monitor.stream import SCHEMA, Tally, as_line
 
 
 class Screen:

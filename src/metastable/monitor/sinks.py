@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 from metastable.errors import BadInput
-from metastable.monitor.alarms import Alarm
+from metastable.monitor.alarm import Alarm
 from metastable.monitor.records import Record
 
 if TYPE_CHECKING:

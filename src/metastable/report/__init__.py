@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from metastable import figures, store
+from metastable import figures
 from metastable.figures.look import CONFIG, caption, number, untitled
 from metastable.figures.measured import measure
-from metastable.report.pages import pages, target_of, write_page
-from metastable.report.words import afterwards, assumptions, headline, key_numbers
+from metastable.report.page import pages, target_of, write_page
+from metastable.report.sentences import afterwards, assumptions, headline, key_numbers
+from metastable.run import storage as store
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from metastable.run import Run
+    from metastable.run.run import Run
 
 LONGEST = 120
 """A value of the configuration is cut after this many characters."""

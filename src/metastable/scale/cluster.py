@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from metastable import store
 from metastable.arrays import whole
 from metastable.attention.tree.ordered import threads
 from metastable.errors import BadInput
+from metastable.run import storage as store
 
 if TYPE_CHECKING:
     from distributed import Client

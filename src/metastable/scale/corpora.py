@@ -22,19 +22,19 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from metastable import store
-from metastable.encoder.loading import Encoder, load
-from metastable.encoder.measuring import Measured, Meter, refuse_nothing
+from metastable.encoder.load import Encoder, load
+from metastable.encoder.measure import Measured, Meter, refuse_nothing
 from metastable.encoder.texts import Line, windows
 from metastable.errors import BadInput
 from metastable.monitor.baseline import Baseline
 from metastable.monitor.identity import configuration, tokenization
-from metastable.monitor.live import Monitor
+from metastable.monitor.monitor import Monitor
 from metastable.monitor.records import Record
-from metastable.monitor.streaming import Score, judged
+from metastable.monitor.stream import Score, judged
+from metastable.run import storage as store
 from metastable.scale.cluster import connected
-from metastable.scale.flight import Flight
 from metastable.scale.partial import Partial, packed
+from metastable.scale.tasks import Flight
 
 if TYPE_CHECKING:
     from distributed import Client

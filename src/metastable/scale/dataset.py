@@ -25,9 +25,9 @@ import numpy as np
 import torch
 import xarray as xr
 
-from metastable import store
 from metastable.errors import BadInput
 from metastable.head import Head
+from metastable.run import storage as store
 from metastable.scale.journal import Journal, disk_trouble
 from metastable.scale.plan import HEAD, Plan, build_head
 from metastable.scale.points import COURSES, DONE

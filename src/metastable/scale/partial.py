@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from metastable.encoder.measuring import Measured
+from metastable.encoder.measure import Measured
 from metastable.scale.journal import Journal, disk_trouble, locked, scan
 
 FOLD = 32

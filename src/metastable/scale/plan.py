@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from metastable import configuration, store
+from metastable import problem as configuration
 from metastable.arrays import positive
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
 from metastable.head import Head
+from metastable.run import storage as store
+from metastable.run.simulation import saved_times
 from metastable.scale.axes import checked, kind, known, plain
-from metastable.simulation import saved_times
 
 SCHEMA = "metastable.sweep/1"
 RUN = tuple(key for key in configuration.RUN_KEYS if key != "save")

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from metastable import store
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, SimulationStopped
 from metastable.head import Head
-from metastable.meanfield import mean_field
-from metastable.observables import observe
-from metastable.run import Run
+from metastable.run import storage as store
+from metastable.run.mean_field import mean_field
+from metastable.run.observables import observe
+from metastable.run.run import Run
+from metastable.run.simulation import saved_times, simulate
 from metastable.scale.cluster import same_versions
 from metastable.scale.plan import FRAMES, Plan
-from metastable.simulation import saved_times, simulate
 
 COURSES = ("one time", "still", "falling", "settled")
 DONE, FAILED = 0, 1

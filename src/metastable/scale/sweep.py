@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import xarray as xr
 
-from metastable import configuration, store
-from metastable.checkpoint import refuse_another
+from metastable import problem as configuration
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
 from metastable.head import Head
 from metastable.progress import _Bar
+from metastable.run import storage as store
+from metastable.run.checkpoint import refuse_another
 from metastable.scale import dataset
 from metastable.scale.cluster import SchedulerLost, connected, threads_of
 from metastable.scale.dataset import Places

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from metastable.encoder.families import anatomy
-from metastable.encoder.loading import Encoder, load
+from metastable.encoder.load import Encoder, load
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.reading import Passage, Reader
 from tests.encoder import models

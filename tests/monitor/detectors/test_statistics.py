@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from metastable.encoder.measuring import Meter
+from metastable.encoder.measure import Meter
 from metastable.encoder.statistics import CLOUD
 from metastable.encoder.texts import Batch
 from tests.monitor.detectors import harness, reference

@@ -7,8 +7,8 @@ from functools import cached_property
 from torch import Tensor
 
 from metastable.encoder.anatomy import Anatomy
-from metastable.encoder.measuring_heads import HeadLens
-from metastable.encoder.measuring_tokens import Tokens
+from metastable.encoder.hooks import Tokens
+from metastable.encoder.measure_heads import HeadLens
 from metastable.monitor.reading import Depth, Passage
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from metastable.encoder.loading import Encoder
+from metastable.encoder.load import Encoder
 from metastable.monitor.detectors.attention import HeadReading, Heads
 from metastable.monitor.detectors.base import Column, Reading, Values
 from metastable.monitor.detectors.fitting import Unfitted

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from metastable.encoder.loading import Encoder
+from metastable.encoder.load import Encoder
 from metastable.monitor.reading import Depth, Passage, Watch
 
 

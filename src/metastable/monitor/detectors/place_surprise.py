@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from metastable.encoder.loading import Encoder
+from metastable.encoder.load import Encoder
 from metastable.monitor.detectors.base import Reading
 from metastable.monitor.detectors.fitting import (
     TYPICAL,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metastable.encoder.loading import Encoder
+from metastable.encoder.load import Encoder
 from metastable.monitor.detectors.base import Column, Reading, Values
 from metastable.monitor.detectors.fitting import Unfitted
 from metastable.monitor.reading import Depth, Passage

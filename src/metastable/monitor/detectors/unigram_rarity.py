@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from metastable.encoder.loading import Encoder
+from metastable.encoder.load import Encoder
 from metastable.monitor.detectors.base import Column, Reading, Values
 from metastable.monitor.detectors.fitting import Fitted, Gathering, need_some, over_tokens
 from metastable.monitor.reading import Depth, Passage, Watch

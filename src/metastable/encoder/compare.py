@@ -1,0 +1,226 @@
+"""Two checkpoints of one encoder, before and after training: which heads moved, in weights, spectrum and behaviour.
+
+With B and V folded as in `folding`, a head's changes are relative to checkpoint a:
+
+    interaction_change = ‖B_b − B_a‖_F/‖B_a‖_F,   value_change = ‖V_b − V_a‖_F/‖V_a‖_F,
+    offset_change = |a_b − a_a|·√d/β_a,
+    spectral_movement = ( min_π Σ_i |λ_i − μ_π(i)|² / Σ_i |λ_i|² )^{1/2}, π matching the eigenvalues of M_a and M_b.
+
+Differences of products are products of stacked factors, B_b − B_a = [Q_b − Q_a; Q_a]ᵀ [K_b; K_b − K_a], and their norms
+come from triangular factors of at most 2k rows: nothing d×d. They are exactly 0 for equal weights, and of the order of
+rounding where only the basis inside a head was rotated (Q → RQ, K → RK), which changes no score.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.optimize import linear_sum_assignment
+from scipy.stats import norm as normal
+from torch import Tensor
+
+from metastable.encoder.anatomy import Anatomy
+from metastable.encoder.fold import FoldedHead, fold
+from metastable.encoder.weights import Weights, weigh
+from metastable.errors import BadInput
+
+WEIGHTS = ("interaction_change", "value_change", "offset_change")
+ROUNDING = 4.0
+"""A change counts as rounding up to this many units in the last place of the weights as they are stored."""
+ARITHMETIC = 1e-13
+"""… or up to this: what taking the difference of two products in float64 leaves, some hundreds of units."""
+SHOWN = 3
+"""How many heads `sentences` names."""
+BY_CHANCE = 0.05
+"""A statistic on text moved when fewer than this many as large are expected by chance among all those compared."""
+
+COLUMNS: dict[str, str] = {
+    "rank": "1 for the head that moved most: the order of the mean rank over the changes, movement and largest |z|",
+    "layer": "the attention layer, from 0",
+    "head": "the head in its layer, from 0",
+    "interaction_change": "relative change of B, Frobenius norm",
+    "value_change": "relative change of V, Frobenius norm",
+    "offset_change": "change of the score offset a in units of ‖B_a‖, on unit tokens",
+    "spectral_movement": "relative distance between the eigenvalues of M, optimally matched",
+    "moved": "whether any of the three changes is larger than rounding",
+    "beta_before": "effective inverse temperature in checkpoint a",
+    "beta_after": "the same in checkpoint b",
+    "rate_before": "rate of concentration per layer in checkpoint a; 0 without a limit",
+    "rate_after": "the same in checkpoint b",
+    "prediction_before": "where tokens go at zero temperature, in checkpoint a",
+    "prediction_after": "the same in checkpoint b",
+    "prediction_changed": "whether the two differ",
+}
+"""The columns of `Comparison.heads`. Statistics on text add `z_NAME` for each and `largest_z`, the largest |z|."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`heads`: one row a head, those that moved most first, see `COLUMNS`. `compared`: how many z there are."""
+
+    heads: pd.DataFrame
+    compared: int
+
+    def sentences(self) -> list[str]:
+        """What moved, in words: a count, then the heads that moved most."""
+        table = self.heads
+        behaved = self._behaviour_moved()
+        moved = table[table["moved"] | behaved]
+        if moved.empty:
+            return ["no head moved beyond rounding"]
+        changed = int(table["prediction_changed"].sum())
+        words = f"{int(table['moved'].sum())} of {len(table)} heads moved beyond rounding in B, V or the score offset; "
+        words += f"the theory's prediction changed for {changed}"
+        if self.compared:
+            chance = f"beyond what {self.compared} comparisons show by chance"
+            words += f"; on text, {int(behaved.sum())} of {len(table)} heads behave differently, {chance}"
+        return [words, *(self._sentence(row) for _, row in moved.head(SHOWN).iterrows())]
+
+    def _behaviour_moved(self) -> pd.Series:
+        if not self.compared:
+            return pd.Series(False, index=self.heads.index)
+        expected = self.compared * 2 * normal.sf(self.heads["largest_z"].to_numpy(dtype=float))
+        return pd.Series(expected < BY_CHANCE, index=self.heads.index)
+
+    def _sentence(self, row: pd.Series) -> str:
+        changes = [_percent(row[name]) for name in (*WEIGHTS, "spectral_movement")]
+        words = f"layer {row['layer']}, head {row['head']}: B changed by {changes[0]}, V by {changes[1]}, "
+        words += f"the score offset by {changes[2]} of ‖B‖, M's eigenvalues by {changes[3]}; "
+        words += f"β {row['beta_before']:.4g} → {row['beta_after']:.4g}"
+        if row["prediction_changed"]:
+            words += f"; prediction: {row['prediction_before']} → {row['prediction_after']}"
+        if self.compared and math.isfinite(row["largest_z"]):
+            scores = row[[name for name in row.index if str(name).startswith("z_")]].astype(float)
+            first = scores.abs().idxmax()
+            words += f"; on text {str(first).removeprefix('z_')} moved most, z = {scores[first]:.3g}"
+        return words
+
+
+def compare(a: Anatomy, b: Anatomy, text: tuple[pd.DataFrame, pd.DataFrame] | None = None) -> Comparison:
+    """Compare checkpoint b with checkpoint a, head by head.
+
+    text : a table each with the columns layer, head, quantity, mean, se: statistics on the same texts. Each quantity
+        gets z = (mean_b − mean_a)/√(se_a² + se_b²). On the same texts both means err alike: |z| is rather too small.
+    """
+    _check_shapes(a, b)
+    weights = weigh(a), weigh(b)
+    rows: list[dict[str, Any]] = []
+    for before, after in zip(a.layers, b.layers, strict=True):
+        stored = max(torch.finfo(layer.query.weight.dtype).eps for layer in (before, after))
+        rounding = max(ROUNDING * stored, ARITHMETIC)
+        for head in range(before.heads):
+            rows.append(_row(fold(before, head), fold(after, head), *weights, place=len(rows), rounding=rounding))
+    table = pd.DataFrame(rows, columns=list(COLUMNS))
+    measures = [*WEIGHTS, "spectral_movement"]
+    if text is not None:
+        table = table.merge(_scores(*text), on=["layer", "head"], how="left", validate="one_to_one")
+        measures.append("largest_z")
+    standing = table[measures].fillna(-1.0).rank(method="average", ascending=False).mean(axis=1)
+    table = table.assign(rank=standing).sort_values(["rank", "layer", "head"], kind="stable").reset_index(drop=True)
+    table["rank"] = np.arange(1, len(table) + 1)
+    z = table[[name for name in table.columns if str(name).startswith("z_")]]
+    return Comparison(table, int(z.notna().to_numpy().sum()))
+
+
+def _check_shapes(a: Anatomy, b: Anatomy) -> None:
+    if a.family != b.family:
+        raise BadInput(
+            f"cannot compare a {a.family} encoder with a {b.family} encoder; give two checkpoints of one model"
+        )
+    if len(a.layers) != len(b.layers):
+        raise BadInput(f"cannot compare {len(a.layers)} layers with {len(b.layers)}; give two checkpoints of one model")
+    for before, after in zip(a.layers, b.layers, strict=True):
+        shapes = [(layer.heads, *layer.query.weight.shape[1:]) for layer in (before, after)]
+        if shapes[0] != shapes[1] or before.output.shape != after.output.shape:
+            words = " with ".join(f"{heads} heads of {k}×{d}" for heads, k, d in shapes)
+            raise BadInput(f"layer {before.index}: cannot compare {words}; give two checkpoints of one model")
+
+
+def _row(a: FoldedHead, b: FoldedHead, before: Weights, after: Weights, place: int, rounding: float) -> dict[str, Any]:
+    old, new = before.heads.iloc[place], after.heads.iloc[place]
+    changes = {
+        "interaction_change": _relative(a.scale * a.query, a.key, b.scale * b.query, b.key),
+        "value_change": _relative(_centred(a).T, a.value, _centred(b).T, b.value),
+        "offset_change": _offset_change(a, b, old["beta"]),
+    }
+    if not any(changes.values()):
+        # The same numbers, so the same spectrum: not even the rounding of two decompositions may show.
+        new, movement = old, 0.0
+    else:
+        movement = matching_distance(before.spectra[a.layer, a.head][0], after.spectra[b.layer, b.head][0])
+    return {
+        "layer": a.layer,
+        "head": a.head,
+        **changes,
+        "spectral_movement": movement,
+        "moved": any(change > rounding for change in changes.values()),
+        **{f"{name}_before": old[name] for name in ("beta", "rate", "prediction")},
+        **{f"{name}_after": new[name] for name in ("beta", "rate", "prediction")},
+        "prediction_changed": bool(old["prediction"] != new["prediction"]),
+    }
+
+
+def _centred(head: FoldedHead) -> Tensor:
+    """C W_o/ρ, (d, r): the left factor of V."""
+    return (head.output - head.output.mean(dim=0, keepdim=True)) / head.residual
+
+
+def _relative(left_a: Tensor, right_a: Tensor, left_b: Tensor, right_b: Tensor) -> float:
+    """‖L_bᵀR_b − L_aᵀR_a‖_F/‖L_aᵀR_a‖_F for factors (k, d)."""
+    change = _frobenius(torch.cat([left_b - left_a, left_a]), torch.cat([right_b, right_b - right_a]))
+    return _ratio(change, _frobenius(left_a, right_a))
+
+
+def _frobenius(left: Tensor, right: Tensor) -> float:
+    """‖LᵀR‖_F. Through triangular factors: traces of Gram matrices would lose half of the digits of a small change."""
+    small = [torch.linalg.qr(factor.T, mode="r").R for factor in (left, right)]
+    return float(torch.linalg.matrix_norm(small[0] @ small[1].T))
+
+
+def _offset_change(a: FoldedHead, b: FoldedHead, beta: float) -> float:
+    before, after = (head.scale * head.query_offset @ head.key for head in (a, b))
+    return _ratio(math.sqrt(a.dim) * float((after - before).norm()), beta)
+
+
+def _ratio(change: float, size: float) -> float:
+    return change / size if size > 0 else math.inf if change > 0 else 0.0
+
+
+def matching_distance(a: np.ndarray, b: np.ndarray) -> float:
+    """(min_π Σ|a_i − b_π(i)|² / Σ|a_i|²)^{1/2} for two lists of k complex numbers, in any order."""
+    cost = np.abs(a[:, None] - b[None, :]) ** 2
+    rows, columns = linear_sum_assignment(cost)
+    return _ratio(math.sqrt(float(cost[rows, columns].sum())), math.sqrt(float((np.abs(a) ** 2).sum())))
+
+
+def _scores(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
+    """z of every quantity that both tables have, a column each, and the largest |z|; a row a head."""
+    key = ["layer", "head", "quantity"]
+    for table in (a, b):
+        missing = [name for name in (*key, "mean", "se") if name not in table.columns]
+        if missing:
+            raise BadInput(
+                f"the statistics on text have no column {missing[0]!r}; they need {', '.join(key)}, mean, se"
+            )
+        if table.duplicated(key).any():
+            where = table[table.duplicated(key)].iloc[0]
+            place = f"layer {where['layer']}, head {where['head']}"
+            raise BadInput(f"the statistics on text give {where['quantity']!r} of {place} twice; once is enough")
+    both = a.merge(b, on=key, suffixes=("_a", "_b"))
+    change = (both["mean_b"] - both["mean_a"]).to_numpy(dtype=float)
+    error = np.hypot(both["se_a"].to_numpy(dtype=float), both["se_b"].to_numpy(dtype=float))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z = np.where((change == 0) & (error == 0), 0.0, change / error)
+    wide = both.assign(z=z).pivot(index=["layer", "head"], columns="quantity", values="z")
+    largest = wide.abs().max(axis=1)
+    wide.columns = pd.Index([f"z_{name}" for name in wide.columns])
+    return wide.assign(largest_z=largest).reset_index()
+
+
+def _percent(change: float) -> str:
+    return f"{100 * change:.3g} %"

@@ -1,0 +1,290 @@
+"""One trained head in the laboratory: MODEL:layer:head folded, started from the encoder's own tokens or everywhere.
+
+The head acts alone and for as long as one likes: dx̂/dt = P_x̂ V Σ_j a_ij x̂_j, a_ij = softmax_j β⟨B̂ᵀx̂_i + â, x̂_j⟩, with
+B̂, â, β and V as in `folding`, and **one unit of time is one layer**. The other heads, the constant part of the layer's
+update (its biases), the MLP and the positions in the scores are left out. All tokens of the cloud see one another,
+whichever text they came from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from metastable.arrays import whole
+from metastable.cloud import Cloud, uniform
+from metastable.encoder.anatomy import AttentionLayer
+from metastable.encoder.fold import fold
+from metastable.encoder.hooks import Tokens, evaluating, watching
+from metastable.encoder.load import Encoder, load
+from metastable.encoder.loop import layer_of
+from metastable.encoder.measure import SPECIAL
+from metastable.encoder.texts import Batch, batches
+from metastable.errors import BadInput
+from metastable.head import Head
+from metastable.run.run import Run
+from metastable.run.simulation import simulate
+
+LAWS = ("tokens", "uniform")
+TIMES = 3.0
+"""A run goes on for this many times log β/c, the layers that the theory needs to concentrate tokens,"""
+LONGEST = 100.0
+"""but for no more layers than this unless asked: some heads need thousands."""
+BATCH = 32
+
+
+def parse_address(text: str) -> tuple[str, int, int]:
+    """MODEL:layer:head → (model, layer, head), from the right: a model's name may hold colons.
+
+    >>> parse_address("C:/models/minilm:3:11")
+    ('C:/models/minilm', 3, 11)
+    """
+    wanted = "give MODEL:layer:head, such as 'owner/name:3:7'"
+    parts = text.rsplit(":", 2)
+    if len(parts) < 3 or not parts[0].strip():
+        raise BadInput(f"{text!r} is not the address of a head; {wanted}")
+    for name, part in zip(("layer", "head"), parts[1:], strict=True):
+        if not (part.isascii() and part.isdigit() and len(part) < 10):
+            raise BadInput(f"{name} is {part!r} in {text!r}; it must be a whole number from 0; {wanted}")
+    return parts[0], int(parts[1]), int(parts[2])
+
+
+def head_of(encoder: Encoder, layer: int, head: int, residual: float | None = None) -> tuple[Head, float]:
+    """One head on unit tokens, ‖B‖₂ = 1, one layer a unit of time, and its β (see `folding`).
+
+    residual : ρ, the root mean square of what updates are added to, where it was measured. Without it the weights give
+        ρ of a post-norm layer, and it counts as 1 in a pre-norm one.
+    """
+    found = layer_of(encoder, layer)
+    which = f"layer {layer} of {encoder.name!r} has heads 0 to {found.heads - 1}"
+    if whole(head, "head", 0, which) >= found.heads:
+        raise BadInput(f"head is {head}; {which}")
+    return fold(found, head, residual).theory_head()
+
+
+def full_support(d: int, n: int, seed: int = 0) -> Cloud:
+    """`n` independent tokens from the uniform law on the unit sphere of mean-zero vectors of R^d, S^(d−2)."""
+    n = whole(n, "n", 1, "a cloud needs a whole number of tokens, 1 or more")
+    d = whole(d, "d", 3, "mean-zero vectors make a sphere from d = 3 on")
+    seed = whole(seed, "seed", 0, "it must be a whole number, 0 or more")
+    points = torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    law = {"law": "uniform on mean-zero vectors", "n": n, "d": d, "seed": seed}
+    return Cloud(points - points.mean(dim=1, keepdim=True), law=law)
+
+
+def tokens_of(
+    encoder: Encoder, texts: Iterable[str], layer: int, special: str = "exclude", most: int = 4000, seed: int = 0
+) -> Cloud:
+    """The encoder's own unit tokens x̂ = z/|z| at the input of a layer, over all texts, with equal weights.
+
+    They have mean zero over features, except where no normalisation stands before the layer. Of more than `most`
+    tokens a random sample is kept, each token equally likely, in memory that does not grow with the texts. The
+    cloud's `law` says where they came from; for a pre-norm layer `residual` there is ρ over all tokens, the root mean
+    square over features of the stream h that updates are added to, its mean over features taken off.
+    """
+    found = layer_of(encoder, layer)
+    if special not in SPECIAL:
+        raise BadInput(f"special is {special!r}; it must be one of {', '.join(SPECIAL)}")
+    kept = _Sample(whole(most, "most", 2, "at least 2 tokens make a cloud"), seed)
+    count, squares = 0, 0.0
+    for batch in batches(encoder.reads_text(), texts, encoder.limit, BATCH):
+        count += len(batch.numbers)
+        tokens, chosen = _read(encoder, batch, layer, special)
+        kept.add(tokens.unit[chosen])
+        squares += float(tokens.stream[chosen].double().square().sum())
+    if kept.seen < 2:
+        raise BadInput(f"the texts hold {kept.seen} tokens; a cloud needs at least 2: give a text with words in it")
+    law = {"law": "tokens", **_origin(encoder, layer), "n": len(kept.rows), "d": found.width, "seed": seed}
+    law |= {"texts": count, "tokens": kept.seen, "special": special}
+    if found.pre_norm:
+        law["residual"] = math.sqrt(squares / (kept.seen * found.width))
+    return Cloud(kept.rows.double(), law=law)
+
+
+class _Sample:
+    """A uniform sample without replacement from rows that pass by: those with the least random keys, in order."""
+
+    def __init__(self, most: int, seed: int) -> None:
+        self.most, self.seen = most, 0
+        self.rows, self._keys = torch.empty(0), torch.empty(0, dtype=torch.float64)
+        self._generator = torch.Generator().manual_seed(whole(seed, "seed", 0, "it must be a whole number, 0 or more"))
+
+    def add(self, rows: Tensor) -> None:
+        self.seen += len(rows)
+        keys = torch.rand(len(rows), generator=self._generator, dtype=torch.float64)
+        rows = rows.cpu()
+        self.rows = torch.cat([self.rows, rows]) if len(self.rows) else rows
+        self._keys = torch.cat([self._keys, keys])
+        if len(self.rows) > self.most:
+            keep = self._keys.topk(self.most, largest=False).indices.sort().values
+            self.rows, self._keys = self.rows[keep], self._keys[keep]
+
+
+def _read(encoder: Encoder, batch: Batch, layer: int, special: str) -> tuple[Tokens, Tensor]:
+    """The tokens of a batch at the input of a layer, and which of them belong to the cloud, (texts, n) of bool."""
+    device = next(encoder.model.parameters()).device
+    mask = batch.mask.to(device)
+    seen: list[Tokens] = []
+
+    def visit(depth: int, tokens: Tokens) -> None:
+        if depth == layer:
+            seen.append(tokens)
+
+    with evaluating(encoder.model), watching(encoder.anatomy, mask, visit):
+        encoder.model(**{name: tensor.to(device) for name, tensor in batch.inputs.items()})
+    return seen[0], mask if special == "include" else mask & ~batch.special.to(device)
+
+
+def _origin(encoder: Encoder, layer: int) -> dict[str, Any]:
+    return {"model": encoder.name, "fingerprint": encoder.fingerprint, "layer": layer}
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What `simulate` is to be called with: the head, the cloud that says in its law where both came from, β, until."""
+
+    head: Head
+    cloud: Cloud
+    beta: float
+    until: float
+
+
+def prepare(
+    address: str,
+    texts: Iterable[str] | None = None,
+    law: str | None = None,
+    n: int = 1000,
+    until: float | None = None,
+    beta: float | None = None,
+    *,
+    special: str = "exclude",
+    seed: int = 0,
+    allow_pickle: bool = False,
+    encoder: Encoder | None = None,
+) -> Followed:
+    """The folded head of an address with its starting tokens.
+
+    law : "tokens", at most n of the encoder's own at that layer, which needs `texts`; or "uniform", n tokens
+        everywhere on the sphere that they live on. By default "tokens" where texts are given.
+    until : in layers; by default three times log β/c, at most 100, and 100 where the theory names no rate.
+    beta : another inverse temperature than the head's own.
+    encoder : the model of the address, where it is loaded already.
+
+    ρ of a pre-norm layer is measured on the texts; without texts it counts as 1, and the clock runs in other units.
+    """
+    model, layer, head = parse_address(address)
+    n = whole(n, "n", 2, "at least 2 tokens make a cloud")
+    law = law or ("uniform" if texts is None else "tokens")
+    if law not in LAWS:
+        raise BadInput(f"law is {law!r}; the law of a trained head is one of {', '.join(LAWS)}")
+    if law == "tokens" and texts is None:
+        raise BadInput("law is 'tokens', the encoder's own, and there are no texts; give texts or take law 'uniform'")
+    encoder = encoder or load(model, allow_pickle)
+    head_of(encoder, layer, head)  # a wrong number is found before the texts are read
+    found = layer_of(encoder, layer)
+    own = None
+    if texts is not None and (law == "tokens" or found.pre_norm):
+        own = tokens_of(encoder, texts, layer, special, most=n, seed=seed)
+    residual = own.law["residual"] if own is not None and found.pre_norm else None
+    folded, effective = head_of(encoder, layer, head, residual)
+    cloud = own if own is not None and law == "tokens" else _everywhere(found, n, seed)
+    cloud.law |= {**_origin(encoder, layer), "head": head, "effective_beta": effective, "address": address}
+    cloud.law |= {"left_out": list(found.unfolded), "residual": fold(found, head, residual).residual}
+    beta = effective if beta is None else beta
+    return Followed(folded, cloud, beta, default_horizon(folded, beta) if until is None else until)
+
+
+def _everywhere(layer: AttentionLayer, n: int, seed: int) -> Cloud:
+    """Without a normalisation before the layer its tokens have a mean over features, and so has the law."""
+    return full_support(layer.width, n, seed) if layer.norm is not None else uniform(n, layer.width, seed)
+
+
+def default_horizon(head: Head, beta: float) -> float:
+    """min(3 log β/c, 100), in layers; 100 where the theory names no rate c, or β ≤ 1."""
+    rate = head.theory().rate
+    if not (0 < rate < math.inf and beta > 1):
+        return LONGEST
+    return min(TIMES * math.log(min(beta, 1e300)) / rate, LONGEST)
+
+
+def follow(
+    address: str,
+    texts: Iterable[str] | None = None,
+    law: str | None = None,
+    n: int = 1000,
+    until: float | None = None,
+    beta: float | None = None,
+    *,
+    special: str = "exclude",
+    seed: int = 0,
+    allow_pickle: bool = False,
+    encoder: Encoder | None = None,
+    **settings: Any,
+) -> Run:
+    """Run the laboratory on one head of a trained encoder; the arguments are those of `prepare`.
+
+    settings : further arguments of `simulate`, such as tol, save, checkpoint.
+    """
+    ready = prepare(
+        address, texts, law, n, until, beta, special=special, seed=seed, allow_pickle=allow_pickle, encoder=encoder
+    )
+    return simulate(ready.head, ready.cloud, ready.beta, ready.until, **settings)
+
+
+def sentence(run: Run) -> str:
+    """What a followed head is, what the theory says of it and what the run did, in words with numbers."""
+    law, theory = run.cloud.law, run.theory
+    if "address" not in law:
+        raise BadInput("this run did not start from a head of a trained encoder; make one with follow")
+    where = "the encoder's own" if law["law"] == "tokens" else "uniform on the sphere"
+    start = f"head {law['head']} of layer {law['layer']} of {law['model']}, {len(run.cloud)} tokens, {where}"
+    parts = [f"{start}, beta = {run.beta:.4g}, {run.horizon:.4g} layers"]
+    if theory.no_limit:
+        parts.append(f"theory: {theory.no_limit}")
+    else:
+        needed = f", about {math.log(run.beta) / theory.rate:.3g} layers" if _dated(run) else ""
+        limit = "two points" if theory.dim == 1 else f"a sphere in {theory.dim} dimensions"
+        parts.append(f"theory: tokens go to {limit} at rate {theory.rate:.3g} a layer{needed}")
+        found = run.phases()
+        stayed = (
+            f"the limit law was not approached: W2 to it stays within a factor {found.factor:g} of {found.least:.3g}"
+        )
+        told = f"by W2 to the limit law, {'; '.join(found.sentences)}"
+        parts.append(f"run: {stayed if found.course == 'still' and found.concentrated is None else told}")
+    first, last = (_mean_cosine(run.frames[i]) for i in (0, -1))
+    moved = float(torch.linalg.vector_norm(run.frames[-1] - run.frames[0], dim=1).mean())
+    parts.append(f"mean token cosine {first:.3f} → {last:.3f}, tokens moved by {moved:.3g} on average")
+    parts.append(_shares(run))
+    if run.head.offset is not None:
+        ratio = theory.verdict["scores linear"].number
+        parts.append(f"the run includes the score offset a (|a|/‖B‖ = {ratio:.2g}), which the theory does not know")
+    if law["left_out"]:
+        parts.append(f"left out of the run: {', '.join(law['left_out'])}")
+    return ". ".join(part[0].upper() + part[1:] for part in parts) + "."
+
+
+def _shares(run: Run) -> str:
+    """How much of the tokens' energy lies where the limit law is, and where V alone draws clusters to."""
+    theory, named = run.theory, []
+    if theory.attention.rotates or not theory.no_limit:
+        named.append(("the dominant eigenspace of M", theory.basis))
+    named.append(("that of V" if named else "the dominant eigenspace of V", theory.terminal.basis))
+    words = []
+    for name, basis in named:
+        first, last = (float((run.frames[i] @ basis.to(run.frames)).square().sum(dim=1).mean()) for i in (0, -1))
+        words.append(f"in {name} (dim {basis.shape[1]}) {first:.3f} → {last:.3f}")
+    return f"share of tokens {', '.join(words)}"
+
+
+def _dated(run: Run) -> bool:
+    return 0 < run.theory.rate < math.inf and 1 < run.beta < math.inf
+
+
+def _mean_cosine(x: Tensor) -> float:
+    n = len(x)
+    return (float(x.double().sum(dim=0).square().sum()) - n) / (n * (n - 1)) if n > 1 else math.nan

@@ -1,0 +1,435 @@
+"""Everything that this package does with files: whole writes, locks, JSON, lines that are appended, journals.
+
+- A file or folder is written under a temporary name, flushed to the disk and renamed. A reader sees the old content or
+  the new content, never a part of it.
+- A file that grows is a sequence of lines. A process that is killed leaves whole lines and at most one torn line at
+  the end, which the next writer removes.
+- Every failed write is a `BadInput` that names the path.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from filelock import FileLock, Timeout
+
+from metastable.errors import BadInput
+
+# Bytes that are read at once when the last line of a file is looked for.
+CHUNK = 2**20
+# No line is longer than this many bytes.
+LONGEST_LINE = 64 * CHUNK
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str], remedy: str = "choose another place") -> Iterator[None]:
+    """Turn an OSError inside the block into a BadInput that names the path and a remedy."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = "free some space and start again" if full else remedy
+        raise BadInput(f"cannot write {path}: {error.strerror or error}; {advice}") from error
+
+
+def write(path: Path, make: Callable[[Path], None]) -> None:
+    """Write a file completely or not at all: `make` writes it under the temporary name that it is given."""
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    with writing(path):
+        try:
+            make(temporary)
+            with open(temporary, "rb+") as handle:
+                os.fsync(handle.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8 completely or not at all."""
+    write(path, lambda temporary: _write_utf8(temporary, text))
+
+
+def _write_utf8(path: Path, text: str) -> None:
+    # newline="": the text is written as it is on every system.
+    path.write_text(text, encoding="utf-8", newline="")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `to_json(value)` completely or not at all."""
+    write_text(path, to_json(value) + "\n")
+
+
+def to_json(value: Any, indent: int | None = 1) -> str:
+    """JSON text of nested dicts, lists and numbers. Infinities and NaN become "inf", "-inf" and "nan".
+
+    >>> to_json({"beta": math.inf}, indent=None)
+    '{"beta": "inf"}'
+    """
+    return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(float(value))
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """The JSON object in a file; a file that is no JSON object is a BadInput that calls it damaged.
+
+    what : what the file is, for the message
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise BadInput(f"{what} {path} is damaged ({error}); delete it to start again") from error
+    if not isinstance(found, dict):
+        raise BadInput(f"{what} {path} is damaged (no JSON object); delete it to start again")
+    return found
+
+
+@contextlib.contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A temporary folder that takes the place of `target` when the block ends without an error.
+
+    An older folder of that name stays until the new one is complete. See `recover`.
+    """
+    temporary, old = _beside(target, "tmp"), _beside(target, "old")
+    with writing(target):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(temporary, ignore_errors=True)
+            yield temporary
+            if target.exists():
+                os.rename(target, old)
+            os.rename(temporary, target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def recover(target: Path) -> bool:
+    """Repair what a killed `replacing` left behind. Returns whether there is a folder at `target` afterwards."""
+    old = _beside(target, "old")
+    if not target.exists() and old.exists():
+        # The process was killed between the two renames: the older folder is complete.
+        os.rename(old, target)
+    for leftover in (_beside(target, "tmp"), old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    return target.exists()
+
+
+def _beside(target: Path, ending: str) -> Path:
+    return target.with_name(f".{target.name}.{ending}")
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold `folder` against other processes and threads; BadInput with the holder's process id if it is taken."""
+    path = folder / "lock"
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path, timeout=0, thread_local=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            holder = path.read_text(errors="replace").strip() or "unknown"
+            raise BadInput(f"another process (pid {holder}) is at work in {folder}; wait for it or end it") from None
+    try:
+        # The process id is for people only, and the disk may be full.
+        with contextlib.suppress(OSError):
+            path.write_text(str(os.getpid()))
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.write_text("")
+        lock.release()
+
+
+def folder_for(path: Path, mark: str) -> None:
+    """Refuse an output folder that is a file, cannot be written, or holds the report of something else.
+
+    mark : a file that the same command writes beside report.html
+    """
+    if path.exists() and not path.is_dir():
+        raise BadInput(f"--out {path} is a file; give a folder")
+    if (path / "report.html").exists() and not (path / mark).exists():
+        raise BadInput(f"--out {path} holds a report of something else; give another folder")
+    above = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        raise BadInput(f"--out {path} cannot be written: no permission to write in {above}; give another folder")
+
+
+def sha256(*parts: Any) -> str:
+    """Hexadecimal SHA-256 of the JSON text of `parts`: an identity for everything that a result depends on."""
+    return hashlib.sha256(to_json(list(parts), indent=None).encode()).hexdigest()
+
+
+class Lines:
+    """A file that grows by whole lines. Writes go to the system at once, and threads may share it.
+
+    When the file is opened for writing, a torn last line is repaired: a line that is complete JSON gets its newline,
+    the beginning of a JSON object is removed, and anything else is refused, because this package did not write it.
+
+    sync : whether every line is on the disk before `append` returns. Without it, a line survives the end of the
+        process, but not the end of the machine.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], sync: bool = False) -> None:
+        self.path, self.sync = Path(path), sync
+        self._file: int | None = None
+        self._mutex = threading.Lock()
+
+    def append(self, *rows: Any) -> None:
+        """Append each row as JSON on a line of its own: all of them, or none and a BadInput."""
+        # A lone surrogate is not UTF-8, and a rejected text may hold one.
+        self.append_bytes("".join(to_json(row, indent=None) + "\n" for row in rows).encode(errors="replace"))
+
+    def append_bytes(self, data: bytes) -> None:
+        """Append whole lines: all of them, or none and a BadInput."""
+        with self._mutex, writing(self.path):
+            if self._file is None:
+                self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+                self._repair(self._file)
+            before = os.fstat(self._file).st_size
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(self._file, rest) :]
+                if self.sync:
+                    os.fsync(self._file)
+            except OSError:
+                os.ftruncate(self._file, before)
+                raise
+
+    def read(self) -> Iterator[bytes]:
+        """The whole lines of the file, without their newlines; a torn last line is left out."""
+        if not self.path.exists():
+            return
+        with open(self.path, "rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield line[:-1]
+
+    def close(self) -> None:
+        with self._mutex:
+            if self._file is not None:
+                os.close(self._file)
+            self._file = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _repair(self, file: int) -> None:
+        torn = _last_line(file)
+        if not torn:
+            return
+        try:
+            json.loads(torn)
+        except ValueError:
+            if len(torn) >= LONGEST_LINE or not torn.startswith(b'{"'[: len(torn)]):
+                raise BadInput(f"{str(self.path)!r} does not end in JSON lines; give another file") from None
+            os.ftruncate(file, os.fstat(file).st_size - len(torn))
+        else:
+            os.write(file, b"\n")
+
+
+def _last_line(file: int) -> bytes:
+    """What follows the last newline of an open file."""
+    start = os.fstat(file).st_size
+    pieces: list[bytes] = []
+    while start and sum(map(len, pieces)) < LONGEST_LINE and not (pieces and b"\n" in pieces[-1]):
+        step = min(start, CHUNK)
+        start -= step
+        pieces.append(os.pread(file, step, start))
+    return b"".join(reversed(pieces)).rpartition(b"\n")[2]
+
+
+class Record(NamedTuple):
+    """One result in a journal: its number, a status (0 is success) and its bytes."""
+
+    number: int
+    status: int
+    payload: bytes
+
+
+class Journal:
+    """Results that are finished, on the disk while others are still being computed.
+
+    The first line names the format and the identity of the whole computation. Every other line is one record: number,
+    status, payload in base64, and a SHA-256 over the identity and the rest of the line. A torn line, a flipped bit or
+    a record of another computation costs that record and no other, and nothing wrong is ever read.
+
+    identity : everything that the results depend on, as hexadecimal digits (see `sha256`)
+
+    Attributes
+    ----------
+    status : the status of each record, by number
+    damaged : lines that are no records
+    foreign : whether the journal belongs to another computation; it is then empty and nothing can be appended
+    """
+
+    FORMAT = "metastable-journal-1"
+
+    def __init__(self, path: Path, identity: str) -> None:
+        self.path, self.identity = path, identity
+        self.status: dict[int, int] = {}
+        self.damaged = 0
+        self.foreign = False
+        self._where: dict[int, int] = {}
+        self._ordered, self._last = True, -1
+        self._lines: Lines | None = None
+        if path.exists():
+            self._scan()
+        if not self.foreign:
+            self._open()
+
+    @staticmethod
+    def begun(path: Path) -> bool:
+        """Whether the file is a journal, or the beginning of one."""
+        with open(path, "rb") as handle:
+            start = handle.read(len(Journal.FORMAT))
+        return Journal.FORMAT.encode().startswith(start)
+
+    def append(self, records: Iterable[Record], replace_failed: bool = False) -> int:
+        """Keep results; returns how many were new. They are on the disk when this returns.
+
+        A record that is there already stays: a cluster that lost sight of a worker may deliver a result twice.
+
+        replace_failed : records with a status other than 0 are replaced
+        """
+        assert self._lines is not None, "a foreign journal takes no records"
+        fresh: dict[int, tuple[int, bytes]] = {}
+        for record in records:
+            known = fresh[record.number][0] if record.number in fresh else self.status.get(record.number)
+            if known is None or (replace_failed and known):
+                fresh[record.number] = record.status, self._line(record)
+        if fresh:
+            start = self.path.stat().st_size
+            self._lines.append_bytes(b"".join(line for _, line in fresh.values()))
+            for number, (status, line) in fresh.items():
+                self.status[number], self._where[number] = status, start
+                start += len(line)
+            self._ordered = False
+        return len(fresh)
+
+    def records(self) -> Iterator[Record]:
+        """Every record, by number."""
+        with open(self.path, "rb") as handle:
+            for number in sorted(self._where):
+                handle.seek(self._where[number])
+                record = self._parse(handle.readline().rstrip(b"\n"))
+                if record is not None:
+                    yield record
+
+    def put_in_order(self) -> None:
+        """Sort the records by number and drop damaged lines: the same results give the same bytes."""
+        if not self._ordered or self.damaged:
+            self.rewrite(self.records())
+
+    def rewrite(self, records: Iterable[Record]) -> None:
+        """Replace all records by these."""
+
+        def make(path: Path) -> None:
+            with open(path, "wb") as handle:
+                handle.write(self._header())
+                handle.writelines(self._line(record) for record in records)
+
+        write(self.path, make)
+        self.close()
+        self._scan()
+        self._open()
+
+    def close(self) -> None:
+        if self._lines is not None:
+            self._lines.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _header(self) -> bytes:
+        return f"{self.FORMAT} {self.identity}\n".encode()
+
+    def _line(self, record: Record) -> bytes:
+        body = b"%d %d %s" % (record.number, record.status, base64.b64encode(record.payload))
+        return body + b" " + self._check(body) + b"\n"
+
+    def _check(self, body: bytes) -> bytes:
+        return hashlib.sha256(self.identity.encode() + body).hexdigest().encode()
+
+    def _parse(self, line: bytes) -> Record | None:
+        body, _, check = line.rpartition(b" ")
+        if check != self._check(body):
+            return None
+        number, status, payload = body.split(b" ")
+        return Record(int(number), int(status), base64.b64decode(payload))
+
+    def _scan(self) -> None:
+        self.status, self._where, self.damaged = {}, {}, 0
+        self._ordered, self._last = True, -1
+        start = 0
+        with open(self.path, "rb") as handle:
+            for line in handle:
+                if start == 0 and line.startswith(self.FORMAT.encode()) and line != self._header():
+                    self.foreign = line.endswith(b"\n")
+                elif start == 0 and line == self._header():
+                    pass
+                elif line.endswith(b"\n"):
+                    self._take(line[:-1], start)
+                start += len(line)
+        self.foreign &= not self.status
+
+    def _take(self, line: bytes, start: int) -> None:
+        record = self._parse(line)
+        if record is None:
+            self.damaged += 1
+            return
+        self._ordered &= record.number > self._last
+        self._last = record.number
+        self.status[record.number], self._where[record.number] = record.status, start
+
+    def _open(self) -> None:
+        """Remove a torn last line, and begin an empty file with the header."""
+        with writing(self.path):
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                os.ftruncate(file, os.fstat(file).st_size - len(_last_line(file)))
+                empty = os.fstat(file).st_size == 0
+            finally:
+                os.close(file)
+            self._lines = Lines(self.path, sync=True)
+            if empty:
+                self._lines.append_bytes(self._header())
+                _sync_folder(self.path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new file is safe once the folder that names it is on the disk."""
+    with contextlib.suppress(OSError):  # not every system can open a folder
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,1 @@
+"""The mean-field equation, solved on cells that move with the flow."""

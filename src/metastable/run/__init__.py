@@ -1,0 +1,1 @@
+"""A simulation and what can be measured on it."""

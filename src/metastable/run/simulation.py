@@ -1,0 +1,380 @@
+"""`simulate`: a head, a cloud and an inverse temperature make a run."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metastable.arrays import positive, whole
+from metastable.attention import choose
+from metastable.cloud import Cloud
+from metastable.errors import BadInput, SimulationStopped
+from metastable.flow.fields import TokenField, check_beta, zero_temperature
+from metastable.flow.merging import Merging
+from metastable.flow.steppers import dopri5, euler, first_step, heun, next_step, rk4
+from metastable.head import Head
+from metastable.progress import Watcher, watching
+from metastable.run import storage as store
+from metastable.run.checkpoint import Checkpoint, discard, refuse_another
+from metastable.run.run import Run
+
+FIXED = {"euler": euler, "heun": heun, "rk4": rk4}
+METHODS = ("auto", "dopri5", *FIXED)
+FRAME_BYTES = 256 * 2**20
+CHECKPOINT_SECONDS = 20.0
+MANY = 100_000
+
+
+def simulate(
+    head: Head,
+    cloud: Cloud,
+    beta: float,
+    until: float,
+    *,
+    method: str = "auto",
+    tol: float | None = None,
+    step: float | None = None,
+    save: int | Sequence[float] | None = None,
+    engine: str = "auto",
+    merge: float | None = None,
+    checkpoint: str | Path | None = None,
+    overwrite: bool = False,
+    progress: bool | Watcher | None = None,
+) -> Run:
+    """Follow dx/dt = P_x V m_β[μ_t](x) for all tokens of `cloud` from 0 to `until`.
+
+    Parameters
+    ----------
+    beta : inverse temperature, 0 ≤ β ≤ inf; inf is hardmax
+    method : "dopri5" adapts its steps to `tol`; "euler", "heun" and "rk4" take steps of at most `step`.
+        "auto" is dopri5, and for β = inf, where the field jumps, heun
+    tol : largest estimated error a step (RMS over tokens of the error's length), for dopri5; 1e-6 unless given, and
+        1e-4 for more than 100 000 tokens, which still is a small part of what another sample of them would change
+    step : for the fixed-step methods, 0.01 unless given
+    save : how many equally spaced times to save, or the times themselves; 0 and `until` are always saved.
+        By default 101, fewer when the frames would exceed 256 MiB
+    engine : "auto", "dense", "flash" or "tree" (certified to `tol`, d ≤ 3), see `attend`
+    merge : δ. Tokens closer than this become one weighted token, so that long runs of clusters cost little; the frames
+        show each token where its cluster is, and `Run.merge_error` bounds what merging changed (see `merging`)
+    checkpoint : a path like "run.zarr". The run is saved there, progress is kept beside it in "run.zarr.part", and
+        the same call after an interruption goes on from there to the same bits
+    overwrite : replace another run at `checkpoint` instead of refusing
+    progress : show a bar with the time left; by default when standard error is a terminal. Or a `progress.Watcher`,
+        which is told of every step and every saved frame, and stops the run by raising
+
+    Raises
+    ------
+    BadInput : an argument cannot be used
+    SimulationStopped : a number is no longer finite, or no step is small enough for `tol`
+    """
+    plan = _plan(head, cloud, beta, until, method, tol, step, save, engine, merge)
+    head = head.to(cloud.dtype, cloud.points.device)
+    if checkpoint is None:
+        return _Solver(head, cloud, plan).run(watching(plan.times[-1], progress))
+    target = store.run_path(checkpoint)
+    identity = {**plan.configuration(), "digest": store.digest(head, cloud)}
+    finished = _finished(target, identity, overwrite) if store.recover(target) else None
+    if finished is not None:
+        return finished
+    with Checkpoint(target, identity, replace=overwrite) as kept:
+        run = _Solver(head, cloud, plan, kept).run(watching(plan.times[-1], progress))
+        run.save(target)
+        kept.remove()
+    return run
+
+
+@dataclass(frozen=True)
+class _Plan:
+    beta: float
+    times: tuple[float, ...]
+    method: str
+    tol: float
+    step: float
+    engine: str
+    asked: str
+    merge: float | None
+
+    def configuration(self) -> dict[str, Any]:
+        chosen = {} if self.method == "dopri5" else {"step": self.step}
+        if self.method == "dopri5" or self.engine == "tree":
+            chosen["tol"] = self.tol
+        beta = "inf" if math.isinf(self.beta) else self.beta
+        return {
+            "beta": beta,
+            "method": self.method,
+            **chosen,
+            "engine": self.engine,
+            "merge": self.merge,
+            "times": list(self.times),
+        }
+
+
+def _plan(
+    head: Head,
+    cloud: Cloud,
+    beta: float,
+    until: float,
+    method: str,
+    tol: float | None,
+    step: float | None,
+    save: int | Sequence[float] | None,
+    engine: str,
+    merge: float | None,
+) -> _Plan:
+    if head.dim != cloud.dim:
+        raise BadInput(f"the head has d = {head.dim} and the cloud d = {cloud.dim}; they must agree")
+    beta = check_beta(beta)
+    until = positive(until, "until")
+    tol = positive(_tolerance(len(cloud)) if tol is None else tol, "tol")
+    if method not in METHODS:
+        raise BadInput(f"method is {method!r}; choose one of {', '.join(METHODS)}")
+    if method == "auto":
+        method = "heun" if math.isinf(beta) else "dopri5"
+    if method == "dopri5" and step is not None:
+        raise BadInput("step= is for the methods euler, heun and rk4; dopri5 chooses its steps from tol=")
+    chosen = choose(engine, cloud.log_weights, cloud.dim, len(cloud), tol)
+    h = 0.01 if step is None else positive(step, "step")
+    delta = None if merge is None else _merging_distance(merge, beta)
+    if save is None:
+        save = max(11, min(101, FRAME_BYTES // (cloud.points.numel() * cloud.points.element_size())))
+    return _Plan(beta, saved_times(save, until), method, tol, h, chosen, engine, delta)
+
+
+def _tolerance(tokens: int) -> float:
+    return 1e-6 if tokens <= MANY else 1e-4
+
+
+def _merging_distance(merge: float, beta: float) -> float:
+    delta = positive(merge, "merge")
+    if delta >= 1:
+        raise BadInput(f"merge is {merge!r}; it is the largest distance of tokens that become one, below 1")
+    if math.isinf(beta):
+        raise BadInput("merge needs a finite beta: the hardmax field jumps, so the error of merging cannot be followed")
+    return delta
+
+
+def saved_times(save: int | Sequence[float], until: float) -> tuple[float, ...]:
+    """So many equally spaced times from 0 to `until`, or the given times with these two."""
+    if isinstance(save, numbers.Integral):
+        count = whole(save, "save", 2, "at least 2 times are saved, 0 and until")
+        return tuple(float(t) for t in np.linspace(0.0, until, count))
+    try:
+        times = {float(t) for t in save}  # type: ignore[union-attr]
+    except (TypeError, ValueError):
+        raise BadInput(f"save is {save!r}; give a whole number or a list of times") from None
+    outside = [t for t in times if not 0 <= t <= until]
+    if outside:
+        raise BadInput(f"save holds the time {outside[0]}, outside of 0 … {until}")
+    return tuple(sorted(times | {0.0, until}))
+
+
+def _finished(target: Path, identity: dict[str, Any], overwrite: bool) -> Run | None:
+    """The run that an earlier call completed, if it is the same one; None if another may be overwritten."""
+    try:
+        run = Run.load(target)
+        found = {key: run.configuration.get(key) for key in identity}
+        refuse_another(target, {**found, "digest": store.digest(run.head, run.cloud)}, identity)
+    except BadInput:
+        if overwrite:
+            return None
+        raise
+    discard(target, identity)
+    if not target.with_suffix(".json").exists():
+        run.save(target)
+    return run
+
+
+@dataclass
+class _State:
+    """All that the next step depends on."""
+
+    t: float
+    x: Tensor
+    k: Tensor
+    h: float
+    saved: int = 1
+    steps: int = 0
+    rejected: int = 0
+    evaluations: int = 1
+    errors: list[tuple[float, float]] = field(default_factory=list)
+    merged: list[tuple[float, ...]] = field(default_factory=list)
+
+
+class _Solver:
+    def __init__(self, head: Head, cloud: Cloud, plan: _Plan, kept: Checkpoint | None = None) -> None:
+        self.head, self.cloud, self.plan, self.kept = head, cloud, plan, kept
+        self.frames: list[Tensor] = []
+        self.checksums: list[int] = []
+        self.evaluations = 0
+        self.stage: Callable[[], None] | None = None
+        self.merging = None if plan.merge is None else Merging(head, cloud, plan.beta, plan.merge)
+        self._prepare(plan.engine)
+
+    def _prepare(self, engine: str) -> None:
+        """Make the field of the live tokens."""
+        logs = self.cloud.log_weights if self.merging is None else self.merging.log_weights
+        self.moving = TokenField(self.head, logs, self.plan.beta, engine, self.plan.tol)
+
+    def field(self, x: Tensor) -> Tensor:
+        if self.stage is not None:
+            self.stage()
+        self.evaluations += 1
+        return self.moving(x)
+
+    def run(self, watcher: Watcher) -> Run:
+        began = time.perf_counter()
+        self.stage = getattr(watcher, "stage", None)
+        state = self._resume() or self._begin()
+        self.evaluations = state.evaluations
+        with watcher:
+            for t, frame in zip(self.plan.times, self.frames, strict=False):
+                watcher.frame(t, frame)
+            while state.saved < len(self.plan.times):
+                self._advance(state, self.plan.times[state.saved], watcher)
+                self._save_frame(state)
+                watcher.frame(state.t, self.frames[-1])
+        stats = {"steps": state.steps, "rejected": state.rejected, "evaluations": self.evaluations}
+        if self.merging:
+            stats |= {"merges": len(self.merging.jumps), "live": len(state.x)}
+        return Run(
+            head=self.head,
+            cloud=self.cloud,
+            beta=self.plan.beta,
+            times=torch.tensor(self.plan.times, dtype=torch.float64),
+            frames=torch.stack(self.frames),
+            field_errors=torch.tensor(state.errors, dtype=torch.float64),
+            merged=torch.tensor(state.merged, dtype=torch.float64) if self.merging else None,
+            jumps=torch.tensor(self.merging.jumps, dtype=torch.float64).reshape(-1, 2) if self.merging else None,
+            configuration={**self.plan.configuration(), **stats, "seconds": time.perf_counter() - began},
+        )
+
+    def _begin(self) -> _State:
+        x = self.cloud.points
+        k = self.field(x)
+        self._check_finite(k, 0.0)
+        h = first_step(k, self.plan.tol) if self.plan.method == "dopri5" else self.plan.step
+        state = _State(t=0.0, x=x, k=k, h=h, saved=0)
+        self._note_error(state)
+        self._save_frame(state)
+        return state
+
+    def _advance(self, state: _State, target: float, watcher: Watcher) -> None:
+        """Take steps until t = target exactly."""
+        last = time.perf_counter()
+        while state.t < target:
+            # A resumed run starts without the tree of earlier evaluations; so does every step.
+            self.moving.forget()
+            if self.plan.method == "dopri5":
+                self._adaptive_step(state, target)
+            else:
+                self._fixed_step(state, target)
+            watcher.at(state.t)
+            if self.kept and state.t < target and time.perf_counter() - last > CHECKPOINT_SECONDS:
+                self._save_state(state)
+                last = time.perf_counter()
+
+    def _adaptive_step(self, state: _State, target: float) -> None:
+        remaining = target - state.t
+        h = remaining if state.h >= remaining * (1 - 1e-9) else state.h
+        if h < 1e-12 * max(1.0, self.plan.times[-1]) and h < remaining:
+            raise SimulationStopped(
+                f"at t = {state.t:.6g} no step is small enough for tol = {self.plan.tol:g}; "
+                'raise tol or use a fixed step (method="rk4")'
+            )
+        counts = None if self.merging is None else self.merging.counts
+        new, k, error = dopri5(self.field, state.x, state.k, h, counts)
+        self._check_finite(k, state.t + h)
+        proposed = next_step(h, error, self.plan.tol)
+        if error > self.plan.tol:
+            state.h, state.rejected = proposed, state.rejected + 1
+            return
+        # A step cut short to hit a saved time says little about the step that the tolerance allows.
+        state.h = max(state.h, proposed) if h < state.h else proposed
+        self._accept(state, new, k, target if h == remaining else state.t + h)
+
+    def _fixed_step(self, state: _State, target: float) -> None:
+        start = self.plan.times[state.saved - 1]
+        count = max(1, math.ceil((target - start) / self.plan.step * (1 - 1e-12)))
+        done = round((state.t - start) / (target - start) * count)
+        h = (target - start) / count
+        new = FIXED[self.plan.method](self.field, state.x, state.k, h)
+        k = self.field(new)
+        self._check_finite(k, state.t + h)
+        self._accept(state, new, k, target if done + 1 >= count else start + (done + 1) * h)
+
+    def _accept(self, state: _State, x: Tensor, k: Tensor, t: float) -> None:
+        state.x, state.k, state.t = x, k, t
+        state.steps += 1
+        if self.merging:
+            self._merge(state, self.merging)
+        self._note_error(state)
+
+    def _merge(self, state: _State, merging: Merging) -> None:
+        merging.follow(state.x, state.t)
+        merged = merging.attempt(state.x, state.t)
+        if merged is not None:
+            self._prepare(self.plan.asked)
+            state.x, state.k = merged, self.field(merged)
+
+    def _note_error(self, state: _State) -> None:
+        gap = (state.k - zero_temperature(self.head, state.x)).double().square().sum(dim=1)
+        weights = self.moving.mean.log_weights.double().exp()
+        state.errors.append((state.t, math.sqrt(float((weights * gap).sum()))))
+
+    def _check_finite(self, k: Tensor, t: float) -> None:
+        if not math.isfinite(float(k.sum())):
+            raise SimulationStopped(
+                f"a velocity is no longer finite at t = {t:.6g} (beta = {self.plan.beta:g}, {self.cloud.dtype}); "
+                "check the head's matrices or use float64"
+            )
+
+    def _save_frame(self, state: _State) -> None:
+        shown = state.x
+        if self.merging:
+            shown = state.x[self.merging.owner]
+            state.merged.append((len(state.x), self.merging.error, self.merging.largest))
+        self.frames.append(shown)
+        if self.kept:
+            frame = shown.cpu().numpy()
+            self.kept.save_frame(state.saved, frame)
+            self.checksums.append(zlib.crc32(frame.tobytes()))
+        state.saved += 1
+        if self.kept:
+            self._save_state(state)
+
+    def _save_state(self, state: _State) -> None:
+        assert self.kept is not None
+        counts = np.array([state.saved, state.steps, state.rejected, self.evaluations])
+        arrays = {"x": state.x.cpu().numpy(), "k": state.k.cpu().numpy(), "errors": np.array(state.errors)}
+        arrays["checksums"] = np.array(self.checksums)
+        if self.merging:
+            arrays |= {"merged": np.array(state.merged), **self.merging.pack()}
+        self.kept.save_state({**arrays, "clock": np.array([state.t, state.h]), "counts": counts})
+
+    def _resume(self) -> _State | None:
+        found = self.kept.load() if self.kept else None
+        if found is None:
+            return None
+        stored, frames = found
+        saved, steps, rejected, evaluations = (int(n) for n in stored["counts"])
+        device = self.cloud.points.device
+        self.frames = [torch.from_numpy(frame).to(device) for frame in frames]
+        self.checksums = [int(value) for value in stored["checksums"]]
+        t, h = (float(v) for v in stored["clock"])
+        x, k = (torch.from_numpy(stored[name]).to(device) for name in ("x", "k"))
+        errors = [(float(s), float(e)) for s, e in stored["errors"]]
+        merged = [tuple(row) for row in stored["merged"].tolist()] if self.merging else []
+        if self.merging:
+            self.merging.unpack(stored, x, t)
+            self._prepare(self.plan.asked if self.merging.jumps else self.plan.engine)
+        return _State(t, x, k, h, saved, steps, rejected, evaluations, errors, merged)
