@@ -1,9 +1,35 @@
 """The two ways in which a call can end badly, each with a one-line message."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
 
 class BadInput(ValueError):
     """An argument cannot be used. The message names the value and the remedy, on one line."""
 
 
 class SimulationStopped(RuntimeError):
-    """A run met a number that is not finite, or a step too small to take. The message says when and why."""
+    """A velocity is not finite, or no step is small enough. The message gives the time and the reason."""
+
+
+def suggestion(value: object, allowed: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the closest allowed name, or all of them.
+
+    >>> suggestion("tre", ("dense", "flash", "tree"))
+    "did you mean 'tree'?"
+    >>> suggestion(3, ("dense", "flash"))
+    'choose one of dense, flash'
+    """
+    names = list(allowed)
+    close = difflib.get_close_matches(str(value), names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(names)}"
+
+
+def choice(value: object, name: str, allowed: Iterable[str]) -> str:
+    """`value` if it is one of `allowed`; BadInput with a suggestion otherwise."""
+    names = tuple(allowed)
+    if not isinstance(value, str) or value not in names:
+        raise BadInput(f"{name} is {value!r}; {suggestion(value, names)}")
+    return value

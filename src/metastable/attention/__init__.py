@@ -12,7 +12,7 @@ from metastable.arrays import Array, matrix, real
 from metastable.attention.dense import argmax_mean, log_partition
 from metastable.attention.prepared import ENGINES, Prepared
 from metastable.cloud import Cloud
-from metastable.errors import BadInput
+from metastable.errors import BadInput, choice
 
 __all__ = ["ENGINES", "Prepared", "argmax_mean", "attend", "certified", "choose", "log_partition", "softmax_mean"]
 
@@ -42,9 +42,7 @@ def choose(engine: str, log_weights: Tensor, d: int, queries: int, tol: float) -
     measured (benchmarks/crossover.py) for the uniform and clustered clouds, β and tolerances that suit the tree least;
     it is on the CPU alone. In five dimensions the tree is quicker for clustered clouds only: "auto" does not take it.
     """
-    known = ("auto", *ENGINES, "tree")
-    if not isinstance(engine, str) or engine not in known:
-        raise BadInput(f"engine is {engine!r}; choose one of {', '.join(known)}")
+    choice(engine, "engine", ("auto", *ENGINES, "tree"))
     if engine != "auto":
         return engine
     n = len(log_weights)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from metastable import transport
 from metastable.cloud import Cloud
-from metastable.errors import BadInput
+from metastable.errors import BadInput, choice
 from metastable.flow.exact import zero_temperature_flow
 from metastable.head import Head
 from metastable.run import storage as store
@@ -232,9 +232,7 @@ class Run:
         """A Plotly figure: "distance" (with terms, bound, noise floor and phases), "sphere" or "spectrum"."""
         from metastable import figures
 
-        if kind not in figures.OF_A_RUN:
-            raise BadInput(f"figure is {kind!r}; choose one of {', '.join(figures.OF_A_RUN)}")
-        return figures.OF_A_RUN[kind](self)
+        return figures.OF_A_RUN[choice(kind, "figure", figures.OF_A_RUN)](self)
 
     def report(self, path: str | Path) -> Path:
         """Write one HTML file with the figures, the phases and the verdicts; it needs no network."""

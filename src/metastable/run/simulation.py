@@ -18,7 +18,7 @@ from torch import Tensor
 from metastable.arrays import positive, whole
 from metastable.attention import choose
 from metastable.cloud import Cloud
-from metastable.errors import BadInput, SimulationStopped
+from metastable.errors import BadInput, SimulationStopped, choice
 from metastable.flow.fields import TokenField, check_beta, zero_temperature
 from metastable.flow.merging import Merging
 from metastable.flow.steppers import dopri5, euler, first_step, heun, next_step, rk4
@@ -136,9 +136,7 @@ def _plan(
     beta = check_beta(beta)
     until = positive(until, "until")
     tol = positive(_tolerance(len(cloud)) if tol is None else tol, "tol")
-    if method not in METHODS:
-        raise BadInput(f"method is {method!r}; choose one of {', '.join(METHODS)}")
-    if method == "auto":
+    if choice(method, "method", METHODS) == "auto":
         method = "heun" if math.isinf(beta) else "dopri5"
     if method == "dopri5" and step is not None:
         raise BadInput("step= is for the methods euler, heun and rk4; dopri5 chooses its steps from tol=")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from metastable.cloud import Cloud
-from metastable.errors import BadInput
+from metastable.errors import BadInput, choice
 from metastable.transport.atoms import few_atoms, to_few_atoms
 from metastable.transport.bounds import bounds, coupling
 from metastable.transport.distance import (
@@ -59,8 +59,7 @@ def wasserstein(
     W2 = 1.41421 (chordal, two atoms)
     """
     p, cost = check_order(p), check_cost(cost)
-    if method not in METHODS:
-        raise BadInput(f"method is {method!r}; it must be one of {', '.join(METHODS)}")
+    choice(method, "method", METHODS)
     check_count(directions, "directions")
     check_count(seed, "seed", least=0)
     if method == "coupling":
