@@ -7,7 +7,6 @@ equation itself is solved, and at zero temperature a cloud graded towards {Πx =
 from __future__ import annotations
 
 import math
-import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from metastable.claims.prescribed import circle_head
 from metastable.cloud import graded
 from metastable.flow.exact import zero_temperature_flow
 from metastable.head import Head
-from metastable.run.mean_field import mean_field
+from metastable.run.mean_field import refined
 from metastable.transport import two_atoms
 
 COLD_TOKENS = 4000
@@ -59,10 +58,8 @@ def refusal(head: Head) -> str | None:
 
 def warm_curve(head: Head, beta: float, times: np.ndarray, tol: float) -> Curve:
     """At inverse temperature β, by the mean-field solver."""
-    with warnings.catch_warnings():
-        # A solver that stops short of `tol` says so in its error, which is carried along.
-        warnings.simplefilter("ignore")
-        run = mean_field(head, "uniform", beta, float(times[-1]), tol, save=times.tolist(), progress=False)
+    # A solver that stops short of `tol` says so in its error, which is carried along.
+    run = refined(head, "uniform", beta, float(times[-1]), tol, save=times.tolist(), progress=False)
     found = run.distance()
     error = 0.5 * (found["upper"].values - found["lower"].values)
     return Curve(beta, run.times.numpy(), found.values, error)

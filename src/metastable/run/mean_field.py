@@ -82,6 +82,24 @@ def mean_field(
     >>> run.converged, bool(run.discretisation < 0.01)
     (True, True)
     """
+    run = refined(head, law, beta, until, tol, save=save, progress=progress)
+    if not run.converged:
+        still = f"the distance still changed by {run.discretisation:.2g} when the cells were halved to"
+        warnings.warn(f"{still} {run.configuration['cell']:.3g} β^(-1/2), more than tol = {tol:g}", stacklevel=2)
+    return run
+
+
+def refined(
+    head: Head,
+    law: Any,
+    beta: float,
+    until: float,
+    tol: float = 1e-3,
+    *,
+    save: int | Sequence[float] | None = None,
+    progress: bool | None = None,
+) -> MeanFieldRun:
+    """The run of `mean_field`, without its warning: `run.converged` says whether `tol` was reached."""
     beta, until, tol = _checked(head, beta, until, tol)
     density, record = log_density(law, head.dim)
     times = saved_times(save if save is not None else 201, until)
@@ -93,8 +111,6 @@ def mean_field(
         if run.converged:
             return run
     assert run is not None
-    still = f"the distance still changed by {run.discretisation:.2g} when the cells were halved to"
-    warnings.warn(f"{still} {run.configuration['cell']:.3g} β^(-1/2), more than tol = {tol:g}", stacklevel=2)
     return run
 
 
