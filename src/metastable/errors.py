@@ -1,4 +1,4 @@
-"""The two ways in which a call can end badly, each with a one-line message."""
+"""The expected ways in which a call can fail, each with a one-line message. Any other exception is a bug."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ class BadInput(ValueError):
 
 class SimulationStopped(RuntimeError):
     """A velocity is not finite, or no step is small enough. The message gives the time and the reason."""
+
+
+class SchedulerLost(RuntimeError):
+    """The connection to the Dask scheduler ended during a computation. The message says what was kept."""
 
 
 def suggestion(value: object, allowed: Iterable[str]) -> str:

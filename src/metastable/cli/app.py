@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from metastable.cli import lab as cli_lab
 from metastable.cli import monitor as cli_monitor
 from metastable.cli import scale as cli_scale
-from metastable.cli.endings import EXIT_FINDING, one_line_errors
+from metastable.cli.audit import audit
+from metastable.cli.claims import claims
+from metastable.cli.compare import compare
+from metastable.cli.exits import one_line_errors
+from metastable.cli.lab import lab
 
 app = typer.Typer(
     name="metastable",
@@ -88,141 +93,6 @@ def simulate(
         _print(found, as_json)
 
 
-@app.command(epilog="Example:  metastable claims laplace limit --full --out evidence")
-def claims(
-    names: Annotated[list[str] | None, typer.Argument(help="Which claims; all of them unless named.")] = None,
-    full: Annotated[bool, typer.Option("--full/--quick", help="Hours instead of minutes; both decide alike.")] = False,
-    head: Annotated[
-        Path | None, typer.Option(help="A TOML file with a \\[head] table, or a .npz file: the claims about that head.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for report.html, claims.json and tables.")] = Path(
-        "metastable-claims"
-    ),
-    jobs: Annotated[int | None, typer.Option(help="How many claims at a time; one a core unless given.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Repeat what the folder holds already.")] = False,
-    listing: Annotated[bool, typer.Option("--list", help="Print the names of the claims and stop.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-) -> None:
-    """Check the paper's claims, each by an experiment that can fail, and write one report.
-
-    Every finished claim is kept at once: the same command after an interruption goes on with those that are missing.
-    The exit code is 1 if a claim fails, or if its experiment stops with an error; INCONCLUSIVE alone is 0.
-    """
-    with one_line_errors(debug):
-        from metastable import claims as room
-
-        if listing:
-            print("\n".join(f"{name:15} {room.find(name).title}" for name in room.NAMES))
-            return
-        from metastable.cli import commands
-
-        found, report = commands.claims(names or (), full, head, out, jobs, again)
-        if as_json:
-            print(json.dumps({**found.to_json(), "report": str(report)}, indent=1, ensure_ascii=False))
-        else:
-            for name, finding in found.found.items():
-                print(f"{finding.outcome:12} {name:15} {finding.headline}")
-            print(f"report: {report}")
-    if found.failed or found.stopped:
-        raise typer.Exit(EXIT_FINDING)
-
-
-def _list_columns(wanted: bool) -> None:
-    if wanted:
-        from metastable.encoder.columns import TEXT
-        from metastable.encoder.weights import COLUMNS
-
-        for title, columns in (("from the weights", COLUMNS), ("on text", TEXT)):
-            print(f"{title}:")
-            print("\n".join(f"  {name:22} {meaning}; usual: {usual}" for name, (meaning, usual) in columns.items()))
-        raise typer.Exit
-
-
-@app.command(epilog="Example:  metastable audit ./my-encoder --texts sentences.txt --fail-on 'gap < 0.01' --out audit")
-def audit(
-    model: Annotated[str, typer.Argument(help="A folder, a hub id, or an installed package with a folder `model`.")],
-    texts: Annotated[
-        str | None, typer.Option(help="One text a line, or .jsonl with a field text; - is standard input.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for report.html, heads.csv, layers.csv, audit.json.")] = Path(
-        "metastable-audit"
-    ),
-    fail_on: Annotated[
-        str | None, typer.Option(help="Exit with 1 if a head (or layer) meets this: 'gap < 0.01 and not complex'.")
-    ] = None,
-    reference: Annotated[Path | None, typer.Option(help="The audit.json of another audit, to show beside.")] = None,
-    loop: Annotated[int, typer.Option(help="Apply a whole layer so many times: do tokens come together?")] = 0,
-    layer: Annotated[int | None, typer.Option(help="Which layer --loop repeats, where layers are not shared.")] = None,
-    special: Annotated[str, typer.Option(help="exclude or include special tokens in the clouds of texts.")] = "exclude",
-    batch_size: Annotated[int, typer.Option(help="Texts at a time.")] = 32,
-    scheduler: cli_scale.OnScheduler = None,
-    workers: cli_scale.OnWorkers = None,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Read pytorch_model.bin where there are no safetensors.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the twin with random weights.")] = 0,
-    columns: Annotated[
-        bool,
-        typer.Option("--columns", help="Print what each column means and stop.", is_eager=True, callback=_list_columns),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-) -> None:
-    """Read a trained encoder: what the theory says of each head, what it does on text, and where the two part.
-
-    Without --texts the weights alone are read. --fail-on compares columns of heads.csv, or of layers.csv, with numbers,
-    words in quotes, true and false: < <= > >= == != and or not ( ).
-
-    With --workers or --scheduler the same command after an interruption goes on with the texts that are missing.
-    """
-    with one_line_errors(debug, resumes=False, kept=scheduler is not None or workers is not None):
-        from metastable.cli import commands
-
-        found = commands.audit(
-            model,
-            texts,
-            out,
-            fail_on,
-            reference,
-            loop,
-            layer,
-            special,
-            batch_size,
-            allow_pickle,
-            seed,
-            scheduler,
-            workers,
-        )
-        from metastable.cli.summary import audit_json, audit_lines
-
-        print(audit_json(found) if as_json else "\n".join(audit_lines(found)))
-    if found["findings"] is not None and len(found["findings"]):
-        raise typer.Exit(EXIT_FINDING)
-
-
-@app.command(epilog="Example:  metastable compare ./before ./after --texts sentences.txt --out moved")
-def compare(
-    before: Annotated[str, typer.Argument(help="A checkpoint, as for audit.")],
-    after: Annotated[str, typer.Argument(help="Another checkpoint of the same shape.")],
-    texts: Annotated[str | None, typer.Option(help="Compare the behaviour on these texts too.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for report.html and moved.csv.")] = Path("metastable-compare"),
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Read pytorch_model.bin where there are no safetensors.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-) -> None:
-    """Compare two checkpoints of an encoder: which heads moved, in weights, spectrum and behaviour, ranked."""
-    with one_line_errors(debug, resumes=False):
-        from metastable.cli import commands
-
-        found = commands.compare(before, after, texts, out, allow_pickle)
-        from metastable.cli.summary import comparison_json, comparison_lines
-
-        print(comparison_json(found) if as_json else "\n".join(comparison_lines(found)))
-
-
 def _print(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(found, indent=1, allow_nan=False, ensure_ascii=False))
@@ -235,10 +105,20 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
     print(f"report: {found['report']}")
 
 
+app.command(epilog="Example:  metastable claims laplace limit --full --out evidence")(claims)
+app.command(epilog="Example:  metastable audit ./my-encoder --texts sentences.txt --fail-on 'gap < 0.01' --out audit")(
+    audit
+)
+app.command(epilog="Example:  metastable compare ./before ./after --texts sentences.txt --out moved")(compare)
 cli_monitor.register(app)
-cli_lab.register(app)
+app.command(epilog="Example:  metastable lab --port 8051 --no-browser")(lab)
 cli_scale.register(app)
 
 
 def main() -> None:
+    """The entry point of the command `metastable`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal or pipe that is not UTF-8 shows ? in place of β, and the command does not fail.
+            stream.reconfigure(errors="replace")
     app()

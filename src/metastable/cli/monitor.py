@@ -8,13 +8,8 @@ from typing import Annotated
 
 import typer
 
-from metastable.cli.endings import one_line_errors
-from metastable.cli.scale import OnScheduler, OnWorkers
-
-Model = Annotated[str, typer.Argument(help="A folder, a hub id, or an installed package with a folder `model`.")]
-BatchSize = Annotated[int, typer.Option(help="Texts at a time.")]
-Pickle = Annotated[bool, typer.Option("--allow-pickle", help="Read pytorch_model.bin where there are no safetensors.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+from metastable.cli.exits import one_line_errors
+from metastable.cli.options import AllowPickle, BatchSize, Debug, Model, Scheduler, Workers
 
 
 def register(app: typer.Typer) -> None:
@@ -36,7 +31,7 @@ def calibrate(
     seed: Annotated[int, typer.Option(help="Seed of the split into texts to fit on and texts to compare with.")] = 0,
     batch_size: BatchSize = 32,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another baseline in that folder.")] = False,
-    allow_pickle: Pickle = False,
+    allow_pickle: AllowPickle = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was learned as JSON.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -86,9 +81,9 @@ def watch(
         ),
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin again in --out.")] = False,
-    scheduler: OnScheduler = None,
-    workers: OnWorkers = None,
-    allow_pickle: Pickle = False,
+    scheduler: Scheduler = None,
+    workers: Workers = None,
+    allow_pickle: AllowPickle = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Records as JSON on a terminal too, and the summary as the last line.")
     ] = False,

@@ -8,18 +8,13 @@ from typing import Annotated
 
 import typer
 
-from metastable.cli.endings import EXIT_FINDING, EXIT_INTERNAL, complain, one_line_errors
+from metastable.cli.exits import EXIT_FINDING, EXIT_INTERNAL, complain, one_line_errors
+from metastable.errors import SchedulerLost
 
 Scheduler = Annotated[
     str | None, typer.Option(help="Address of a Dask scheduler, tcp://HOST:PORT; else this machine's cores work.")
 ]
 Workers = Annotated[int | None, typer.Option(help="Worker processes on this machine; one a core unless given.")]
-OnScheduler = Annotated[
-    str | None, typer.Option(help="Put the texts through the workers of a Dask scheduler, tcp://HOST:PORT.")
-]
-OnWorkers = Annotated[
-    int | None, typer.Option(help="Put the texts through so many processes of this machine; else through this one.")
-]
 Memory = Annotated[str | None, typer.Option(help="Memory limit of one worker on this machine, as 4GB.")]
 
 
@@ -56,7 +51,6 @@ def sweep(
     code = 0
     with one_line_errors(debug):
         from metastable.cli import commands_scale
-        from metastable.scale.cluster import SchedulerLost
 
         try:
             found = commands_scale.sweep(

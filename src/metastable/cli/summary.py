@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict
 from typing import Any
@@ -10,8 +9,6 @@ from typing import Any
 from metastable.run.run import Run
 
 SCHEMA = "metastable.simulate/1"
-MOST_UNUSUAL = 5
-PLACES = ("depth", "layer", "head")
 
 
 def summarise(run: Run) -> dict[str, Any]:
@@ -93,45 +90,3 @@ def _merging(run: Run) -> dict[str, Any] | None:
 def _plain(value: float) -> float | str:
     """JSON has no infinity."""
     return value if math.isfinite(value) else str(value)
-
-
-def audit_lines(found: dict[str, Any]) -> list[str]:
-    """An audit for a terminal."""
-    audit, verdict = found["audit"], found["audit"].verdict
-    out = [repr(audit), verdict.headline, *(f"  {sentence}" for sentence in verdict.sentences)]
-    if len(verdict.unusual):
-        out.append(f"unusual for this model: {len(verdict.unusual)} values, first")
-        out += [f"  {sentence}" for sentence in verdict.unusual["sentence"].head(MOST_UNUSUAL)]
-    if audit.loop is not None:
-        out.append(audit.loop.sentence())
-    if found["findings"] is not None:
-        out.append(f"--fail-on is met by {len(found['findings'])} rows")
-        out += [f"  {_place(row)}" for row in found["findings"].to_dict("records")[:MOST_UNUSUAL]]
-    return [*out, f"report: {found['written']['report']}"]
-
-
-def audit_json(found: dict[str, Any]) -> str:
-    """An audit for machines: the verdict, where the tables are, and the rows that meet --fail-on."""
-    saved = found["audit"].to_dict()
-    plain = {name: saved[name] for name in ("schema", "name", "family", "fingerprint", "shape", "made", "verdict")}
-    rows = None if found["findings"] is None else found["findings"].to_dict("records")
-    findings = None if rows is None else [{key: row[key] for key in PLACES if key in row} for row in rows]
-    return json.dumps({**plain, "findings": findings, "written": found["written"]}, indent=1, ensure_ascii=False)
-
-
-def comparison_lines(found: dict[str, Any]) -> list[str]:
-    """A comparison for a terminal."""
-    return [*found["comparison"].sentences(), f"report: {found['written']['report']}"]
-
-
-def comparison_json(found: dict[str, Any]) -> str:
-    """A comparison for machines."""
-    moved = found["comparison"].heads
-    places = moved.loc[moved["moved"], ["rank", "layer", "head"]].to_dict("records")
-    sentences = found["comparison"].sentences()
-    plain = {"schema": "metastable.compare/1", "moved": places, "sentences": sentences, "written": found["written"]}
-    return json.dumps(plain, indent=1, ensure_ascii=False)
-
-
-def _place(row: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {row[key]}" for key in PLACES if key in row)

@@ -34,10 +34,6 @@ _told: set[str] = set()
 PLUGIN = "metastable-one-thread"
 
 
-class SchedulerLost(RuntimeError):
-    """The connection to the scheduler ended while points were being computed."""
-
-
 @contextlib.contextmanager
 def connected(
     scheduler: str | None = None, workers: int | None = None, memory: int | str | None = None

@@ -17,13 +17,13 @@ import xarray as xr
 
 from metastable import problem as configuration
 from metastable.cloud import Cloud
-from metastable.errors import BadInput
+from metastable.errors import BadInput, SchedulerLost
 from metastable.head import Head
 from metastable.progress import _Bar
 from metastable.run import storage as store
 from metastable.run.checkpoint import refuse_another
 from metastable.scale import dataset
-from metastable.scale.cluster import SchedulerLost, connected, threads_of
+from metastable.scale.cluster import connected, threads_of
 from metastable.scale.dataset import Places
 from metastable.scale.journal import Journal, begun, locked, scan
 from metastable.scale.plan import FIXED, Plan, make

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from metastable.errors import BadInput
-from metastable.scale.cluster import SchedulerLost, threads_of
+from metastable.errors import BadInput, SchedulerLost
+from metastable.scale.cluster import threads_of
 
 if TYPE_CHECKING:
     from distributed import Client, Future

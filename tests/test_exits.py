@@ -1,0 +1,79 @@
+"""Exit codes and the one line that an error prints, as a shell sees them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import typer
+
+import metastable as ms
+from metastable.cli.exits import one_line_errors
+from metastable.errors import SchedulerLost
+
+
+def ending(error, **options):
+    """The exit code of a command that raises `error`."""
+    with pytest.raises(typer.Exit) as caught, one_line_errors(debug=False, **options):
+        raise error
+    return caught.value.exit_code
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "word"),
+    [
+        (ms.BadInput("beta is -1; give 0 or more"), 2, "beta is -1"),
+        (ms.SimulationStopped("no longer finite at t = 3"), 1, "t = 3"),
+        (SchedulerLost("the scheduler is gone"), 70, "gone"),
+        (MemoryError(), 2, "memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), 2, "memory"),
+        (OSError(28, "No space left on device", "/data/run.zarr"), 2, "/data/run.zarr"),
+        (PermissionError(13, "Permission denied", "texts.txt"), 2, "texts.txt"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (BrokenPipeError(), 141, ""),
+    ],
+)
+def test_expected_errors_have_their_codes(error, code, word, capfd):
+    assert ending(error) == code
+    said = capfd.readouterr().err
+    assert word in said
+    assert said.count("\n") == (code != 141)
+
+
+@pytest.mark.parametrize("error", [ValueError("shapes differ"), KeyError("x"), RuntimeError("odd"), AssertionError()])
+def test_an_internal_error_is_called_a_bug_with_its_place(error, capsys):
+    assert ending(error) == 70
+    said = capsys.readouterr().err
+    assert type(error).__name__ in said
+    assert str(error) in said
+    assert "test_exits.py:" in said
+    assert "in ending" in said
+    assert "--debug" in said
+    assert said.count("\n") == 1
+
+
+def test_debug_raises_the_error_itself():
+    with pytest.raises(ZeroDivisionError), one_line_errors(debug=True):
+        1 / 0  # noqa: B018
+
+
+def test_an_exit_code_that_a_command_chose_stays():
+    assert ending(typer.Exit(1)) == 1
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_output_that_is_not_utf8_is_replaced(encoding):
+    """The descriptions of the columns have letters that neither encoding has."""
+    given = [sys.executable, "-m", "metastable", "audit", "--columns", "x"]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C"}
+    shown = subprocess.run(given, capture_output=True, env=environment, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert b"?" in shown.stdout
+    assert b"gap" in shown.stdout
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly():
+    given = f"{sys.executable} -m metastable claims --list | true; exit ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", given], capture_output=True, text=True, check=False)
+    assert ended.returncode == 141
+    assert ended.stderr == ""
