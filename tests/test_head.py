@@ -74,3 +74,27 @@ def test_bad_factors_are_named():
         ms.Head(np.eye(3), np.eye(3), np.eye(3), offset=[1.0])
     with pytest.raises(ms.BadInput, match="interaction is 2×3"):
         ms.Head.from_interaction(np.ones((2, 3)), np.eye(3))
+
+
+@pytest.mark.parametrize(
+    "strange", [lambda a: a[::-1, ::-1], lambda a: a.astype(">f8"), lambda a: a.astype(">f4"), lambda a: a.T]
+)
+def test_numpy_arrays_of_any_layout_and_byte_order_are_read(strange):
+    a = strange(np.arange(1.0, 10.0).reshape(3, 3))
+    assert ms.Head.from_interaction(a, a).V.tolist() == a.tolist()
+    assert torch.allclose(ms.Cloud(a).points, ms.Cloud(a.tolist()).points.to(ms.Cloud(a).dtype))
+
+
+def test_an_array_that_cannot_be_written_is_read_without_a_warning(recwarn):
+    a = np.eye(3)
+    a.flags.writeable = False
+    ms.Cloud(a)
+    assert not recwarn.list
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, so that nothing is missing")
+@pytest.mark.parametrize("what", [ms.Head.from_spectra([2, 1], [2, 1]), ms.uniform(3, d=2)])
+def test_a_missing_gpu_is_named_in_one_line(what):
+    with pytest.raises(ms.BadInput, match="device is 'cuda'") as caught:
+        what.to(device="cuda")
+    assert "\n" not in str(caught.value)

@@ -99,6 +99,37 @@ def test_laplace_term_shrinks_and_lyapunov_term_does_not_as_beta_grows():
     assert float(runs[0].lyapunov_term()[-1]) == pytest.approx(float(runs[1].lyapunov_term()[-1]), rel=1e-12)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_run_can_be_judged_where_gradients_are_off(mode, tmp_path):
+    """Whether the run was made in that mode or outside of it, it gives the same numbers."""
+    cloud = ms.graded(40, HEAD)
+    outside = ms.simulate(HEAD, cloud, beta=50.0, until=2.0, save=5)
+    with mode():
+        inside = ms.simulate(HEAD, ms.graded(40, HEAD), beta=50.0, until=2.0, save=5)
+        assert HEAD.theory().lipschitz == pytest.approx(ms.Head.from_interaction(HEAD.B, HEAD.V).theory().lipschitz)
+        bounds = [run.certificate() for run in (inside, outside)]
+        assert outside.figure("distance").data
+        assert outside.report(tmp_path / "report.html").exists()
+    bounds += [run.certificate() for run in (inside, ms.simulate(HEAD, cloud, beta=50.0, until=2.0, save=5))]
+    assert inside.figure("distance").data
+    for bound in bounds:
+        assert np.array_equal(bound, bounds[0])
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_the_default_dtype_of_the_host_changes_nothing(kind):
+    before = torch.get_default_dtype()
+    expected = ms.simulate(HEAD, ms.graded(40, HEAD), beta=50.0, until=2.0, save=5)
+    try:
+        torch.set_default_dtype(kind)
+        found = ms.simulate(HEAD, ms.graded(40, HEAD), beta=50.0, until=2.0, save=5)
+        assert torch.equal(found.frames, expected.frames)
+        assert np.array_equal(found.certificate(), expected.certificate())
+        assert np.array_equal(found.observables()["clusters"], expected.observables()["clusters"])
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_two_dimensional_limit_has_bounds_that_enclose():
     head = head_with_generator(torch.diag(torch.tensor([1.0, 1.0, 0.2], dtype=torch.float64)), seed=1)
     run = ms.simulate(head, ms.uniform(150, d=3, seed=0), beta=200.0, until=4.0, save=3)

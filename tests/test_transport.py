@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -212,6 +213,17 @@ def test_a_solver_that_gives_up_leaves_bounds(monkeypatch):
     assert not found.exact
     assert "bounds" in found.method
     assert found.lower <= truth <= found.upper
+
+
+def test_the_solver_leaves_the_warning_filters_of_the_host_alone(monkeypatch):
+    """`catch_warnings` changes the filters of the whole process. The solver neither uses it nor warns."""
+    monkeypatch.setattr(warnings, "catch_warnings", None)
+    monkeypatch.setattr(warnings, "warn", None)
+    rng = np.random.default_rng(2)
+    a, b = Cloud(rng.normal(size=(40, 3))), Cloud(rng.normal(size=(50, 3)))
+    assert wasserstein(a, b).exact
+    monkeypatch.setattr(simplex, "ITERATIONS", 1)
+    assert "bounds" in wasserstein(a, b).method
 
 
 def test_too_many_pairs_become_bounds_or_a_clear_refusal(monkeypatch):

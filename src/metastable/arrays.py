@@ -18,8 +18,7 @@ Array = Any
 
 def tensor(a: Array, name: str, finite: bool = True) -> Tensor:
     try:
-        # Lists become float64 here; torch alone would make them float32.
-        t = (a if isinstance(a, Tensor) else torch.as_tensor(np.asarray(a))).detach()
+        t = (a if isinstance(a, Tensor) else torch.from_numpy(_plain(a))).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadInput(f"{name} is not an array of numbers: {str(error).splitlines()[0]}") from error
     if t.is_complex():
@@ -28,6 +27,21 @@ def tensor(a: Array, name: str, finite: bool = True) -> Tensor:
     if finite and not bool(torch.isfinite(t).all()):
         raise BadInput(f"{name} holds a number that is not finite ({_first_bad(t)}); check how it was made")
     return t
+
+
+def _plain(a: Array) -> np.ndarray:
+    """A numpy array that torch can share: native byte order, contiguous, writable. Lists of floats become float64."""
+    found = np.asarray(a)
+    return np.require(found, found.dtype.newbyteorder("="), requirements=("C", "A", "W"))
+
+
+def moved(t: Tensor, dtype: torch.dtype | None, device: Any) -> Tensor:
+    """`t` in another dtype or on another device; BadInput if there is no such device."""
+    try:
+        return t.to(dtype=dtype, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"device is {str(device)!r}, which cannot be used here: {reason}; use 'cpu'") from error
 
 
 def matrix(a: Array, name: str) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
-from metastable.arrays import Array, matrix, real, tensor, vector, whole
+from metastable.arrays import Array, matrix, moved, real, tensor, vector, whole
 from metastable.errors import BadInput
 from metastable.head import Head
 
@@ -90,8 +90,8 @@ class Cloud:
 
     def to(self, dtype: torch.dtype | None = None, device: Any = None) -> Cloud:
         """The same cloud in another dtype or on another device."""
-        x = self.points.to(dtype=dtype, device=device)
-        return Cloud(x, log_weights=self.log_weights.to(dtype=dtype, device=device), law=self.law)
+        x, log_weights = (moved(a, dtype, device) for a in (self.points, self.log_weights))
+        return Cloud(x, log_weights=log_weights, law=self.law)
 
     def __repr__(self) -> str:
         kind = "equal weights" if self.equal_weights else "weighted"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from metastable.arrays import Array, matrix, shape_of, vector, whole
+from metastable.arrays import Array, matrix, moved, shape_of, vector, whole
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Head:
         """The same head in another dtype or on another device."""
 
         def move(a: Tensor | None) -> Tensor | None:
-            return None if a is None else a.to(device=device, dtype=dtype)
+            return None if a is None else moved(a, dtype, device)
 
         return Head(
             move(self.query),

@@ -1,6 +1,9 @@
 """Every engine against the literal double loop, and against each other where the loop is too slow."""
 
 import math
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -9,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import metastable as ms
-from metastable.attention import ENGINES, choose, log_partition
+from metastable.attention import choose, log_partition
 from tests import reference
 from tests.problems import random_matrix
 
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-12}
+TREE = 1e-12
+"""The tolerance that the tree is asked for: the least that it accepts. The exact engines take no notice of it."""
 
 
 def weighted_cloud(n, d, seed, dtype=torch.float64):
@@ -27,12 +32,13 @@ def weighted_cloud(n, d, seed, dtype=torch.float64):
 def test_engine_equals_the_double_loop(engine, dtype, beta, n, d):
     cloud = weighted_cloud(n, d, seed=n, dtype=dtype)
     queries = beta * ms.uniform(5, d, seed=1).points.to(dtype)
-    found = ms.attend(cloud, queries, engine=engine)
+    found = ms.attend(cloud, queries, engine=engine, tol=TREE)
     points, weights = cloud.points.double().tolist(), cloud.log_weights.double().exp().tolist()
     for u, m in zip(queries.double().tolist(), found, strict=True):
         expected = torch.tensor(reference.softmax_mean(u, points, weights), dtype=torch.float64)
         scale = max(1.0, beta) if dtype == torch.float32 else 1.0
-        assert torch.allclose(m.double(), expected, atol=TOLERANCE[dtype] * scale)
+        allowed = TREE if engine == "tree" else 0.0
+        assert torch.allclose(m.double(), expected, atol=TOLERANCE[dtype] * scale + allowed)
 
 
 @settings(max_examples=30, deadline=None)
@@ -40,10 +46,10 @@ def test_engine_equals_the_double_loop(engine, dtype, beta, n, d):
 def test_engines_agree_from_hot_to_cold(n, d, beta, seed):
     cloud = weighted_cloud(n, d, seed)
     queries = beta * ms.uniform(7, d, seed + 1).points
-    means = [ms.attend(cloud, queries, engine=name) for name in sorted(ENGINES)]
+    means = [ms.attend(cloud, queries, engine=name, tol=TREE) for name in ("dense", "flash", "tree")]
     for m in means[1:]:
         # Scores of size β carry rounding errors of β·1e-16, and the weights inherit them.
-        assert torch.allclose(m, means[0], atol=1e-12 + 1e-15 * beta)
+        assert torch.allclose(m, means[0], atol=2 * TREE + 1e-15 * beta)
     assert bool((means[0].norm(dim=1) <= 1 + 1e-12).all())
 
 
@@ -52,15 +58,17 @@ def test_tokens_of_weight_zero_are_not_seen(engine, dtype):
     weights = torch.ones(30)
     weights[10:] = 0
     queries = 5 * ms.uniform(4, d=3, seed=1).points.to(dtype)
-    seen = ms.attend(ms.Cloud(points[:10]), queries, engine=engine)
-    assert torch.allclose(ms.attend(ms.Cloud(points, weights), queries, engine=engine), seen, atol=TOLERANCE[dtype])
+    seen = ms.attend(ms.Cloud(points[:10]), queries, engine=engine, tol=TREE)
+    found = ms.attend(ms.Cloud(points, weights), queries, engine=engine, tol=TREE)
+    assert torch.allclose(found, seen, atol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("beta", [1e4, 1e6])
 def test_tokens_of_weight_zero_or_nearly_are_not_seen_at_low_temperature_either(engine, beta):
     for weights in ({"weights": [0, 1]}, {"log_weights": [-3 * beta, 0.0]}):
         cloud = ms.Cloud([[1.0, 0.0], [0.0, 1.0]], **weights)
-        assert ms.attend(cloud, [[beta, 0.0]], engine=engine)[0].tolist() == pytest.approx([0, 1], abs=1e-12)
+        found = ms.attend(cloud, [[beta, 0.0]], engine=engine, tol=TREE)
+        assert found[0].tolist() == pytest.approx([0, 1], abs=1e-12)
 
 
 def test_a_heavier_weight_than_the_others_put_together_wins(engine):
@@ -69,16 +77,47 @@ def test_a_heavier_weight_than_the_others_put_together_wins(engine):
     assert float(ms.attend(cloud, [[350.0, 0.0]], engine=engine)[0, 0]) == pytest.approx(math.tanh(5.0), abs=1e-10)
 
 
-def test_memory_is_linear_in_the_number_of_tokens(engine):
-    """An N×N matrix of float64 would take 3.2 GB here; the peak of the process may grow by a small part of it."""
-    import resource
+PEAK = """
+import resource, sys
+import metastable as ms
+cloud = ms.uniform(8_000, d=3, seed=0)
+ms.attend(cloud, cloud.points[:100], engine=sys.argv[1])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+ms.attend(cloud, 10 * cloud.points, engine=sys.argv[1])
+print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
 
-    cloud = ms.uniform(20_000, d=3, seed=0)
-    ms.attend(cloud, cloud.points[:100], engine=engine)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    ms.attend(cloud, 10 * cloud.points, engine=engine)
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    assert grown < 200e6
+
+def test_memory_is_linear_in_the_number_of_tokens(engine):
+    """An N×N matrix of float64 would take 512 MB here; the peak of a fresh process grows by a part of it."""
+    done = subprocess.run([sys.executable, "-c", PEAK, engine], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 100e6
+
+
+def test_kernels_of_the_host_stay_enabled_while_flash_is_at_work():
+    """The settings of torch are read in this thread during a call in another thread."""
+    cloud = ms.uniform(6_000, d=3)
+    seen = set()
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(ms.attend, cloud, 10 * cloud.points, engine="flash")
+        while not found.done():
+            seen.add((torch.backends.cuda.math_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled()))
+    assert seen == {(True, True)}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_engines_work_where_gradients_are_off(engine, mode):
+    cloud, queries = ms.uniform(50, d=3), 5 * ms.uniform(4, d=3, seed=1).points
+    with mode():
+        found = ms.attend(cloud, queries, engine=engine)
+    assert torch.equal(found, ms.attend(cloud, queries, engine=engine))
+
+
+def test_flash_without_its_kernel_is_computed_by_blocks(monkeypatch):
+    cloud = weighted_cloud(50, 3, seed=0)
+    expected = ms.attend(cloud, cloud.points, engine="dense")
+    monkeypatch.setattr("metastable.attention.flash.CPU_KERNEL", None)
+    assert torch.equal(ms.attend(cloud, cloud.points, engine="flash"), expected)
 
 
 def test_log_partition_is_the_logarithm_of_the_sum():
@@ -107,8 +146,8 @@ def test_auto_takes_the_engine_that_was_measured_to_be_quickest():
 
 def test_bad_queries_and_engines_are_refused():
     cloud = ms.uniform(5, d=3)
-    with pytest.raises(ms.BadInput, match="engine is 'fast'; choose one of auto, dense, flash, tree"):
-        ms.attend(cloud, np.eye(3), engine="fast")
+    with pytest.raises(ms.BadInput, match="engine is 'gpu'; choose one of auto, dense, flash, tree"):
+        ms.attend(cloud, np.eye(3), engine="gpu")
     with pytest.raises(ms.BadInput, match="queries have 2 coordinates and the cloud 3"):
         ms.attend(cloud, np.eye(2))
     with pytest.raises(ms.BadInput, match="queries holds a number that is not finite"):

@@ -40,15 +40,18 @@ def one_sided_lipschitz(B: Tensor, M: Tensor, seed: int = 0) -> float:
     The maximum over the sphere is not a convex problem. 4096 points (fewer in high dimension) are tried and the
     24 best refined; no upper bound is proved.
     """
-    B, M = (a.detach().to("cpu", torch.float64) for a in (B, M))
-    d = len(B)
-    generator = torch.Generator().manual_seed(seed)
-    count = max(STARTS, min(SAMPLES, 40_000_000 // d**2))
-    x = torch.randn(count, d, generator=generator, dtype=torch.float64)
-    x = x / x.norm(dim=1, keepdim=True)
-    values = torch.cat([symmetric_derivative(B, M, part) for part in x.split(max(1, 4_000_000 // d**2))])
-    best = x[values.topk(min(STARTS, count)).indices]
-    return max(float(values.max()), _ascend(B, M, best))
+    # Gradients are needed whatever mode the caller is in. Both modes belong to this thread alone, and tensors that
+    # were made in inference mode are cloned, because gradients do not pass through them.
+    with torch.inference_mode(False), torch.enable_grad():
+        B, M = (a.detach().to("cpu", torch.float64).clone() for a in (B, M))
+        d = len(B)
+        generator = torch.Generator().manual_seed(seed)
+        count = max(STARTS, min(SAMPLES, 40_000_000 // d**2))
+        x = torch.randn(count, d, generator=generator, dtype=torch.float64)
+        x = x / x.norm(dim=1, keepdim=True)
+        values = torch.cat([symmetric_derivative(B, M, part) for part in x.split(max(1, 4_000_000 // d**2))])
+        best = x[values.topk(min(STARTS, count)).indices]
+        return max(float(values.max()), _ascend(B, M, best))
 
 
 def _ascend(B: Tensor, M: Tensor, x: Tensor) -> float:

@@ -28,7 +28,7 @@ from .workspace import Tokens, Work, make_work
 
 def compiling(d: int) -> None:
     """Compile every kernel, and see that a small cloud can be answered with them."""
-    with _no_collecting(), _beside(d):
+    with _beside(d):
         descend.compile(_types_of_descend(d))
         points = _few(d)
         Tree(points).attend(points, 0.1)
@@ -42,9 +42,10 @@ def compiled() -> bool:
 
 def beside(d: int) -> None:
     """What the second process compiles: the building of a tree, then what `descend` comes to last."""
-    with _no_collecting():
-        Tree(_few(d))._tokens(1.0, 0.1)
-        _answer.compile(_types_of_answer(d))
+    # The collector finds nothing among millions of nodes of syntax trees. This process does nothing else.
+    gc.disable()
+    Tree(_few(d))._tokens(1.0, 0.1)
+    _answer.compile(_types_of_answer(d))
 
 
 def _few(d: int) -> np.ndarray:
@@ -72,18 +73,6 @@ def _beside(d: int) -> Iterator[None]:
         if child is not None:
             child.kill()
             child.wait()
-
-
-@contextmanager
-def _no_collecting() -> Iterator[None]:
-    """The garbage collector finds nothing among millions of nodes of syntax trees, and takes a seventh of the time."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _types_of_descend(d: int) -> tuple[Any, ...]:
