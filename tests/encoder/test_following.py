@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModel
 
 import metastable as ms
-from metastable.cli.summary import lines, summarise
+from metastable.cli.simulate import findings
 from metastable.encoder import families
 from metastable.encoder.load import Encoder, load
 from metastable.encoder.trained_head import (
@@ -162,7 +162,7 @@ def test_a_head_with_a_limit_says_how_far_from_it_the_run_stayed(tmp_path):
     assert f"in that of V (dim {ends.shape[1]}) {shares[0]:.3f} → {shares[1]:.3f}" in said
     with pytest.raises(BadInput, match="needs linear scores"):
         run.certificate()
-    assert any("stays within a factor" in line for line in lines(summarise(run)))
+    assert any("stays within a factor" in line for line in findings(run)["sentences"])
     page = run.report(tmp_path / "report.html").read_text(encoding="utf-8")
     assert "The distance to the limit law stayed near" in page
     assert "The Laplace term, the Lyapunov term and the bound are left out" in page
@@ -177,7 +177,7 @@ def test_a_rotating_head_has_no_limit_and_says_so(tmp_path):
         assert "\n" not in str(error.value)
     assert "no limit point" in sentence(run)
     assert "share of tokens in the dominant eigenspace of m (dim 2)" in sentence(run).lower()
-    assert any("no limit point" in line for line in lines(summarise(run)))
+    assert "no limit point" in findings(run)["no_limit"]
     assert "no limit law to compare with" in run.report(tmp_path / "r.html").read_text(encoding="utf-8")
     assert default_horizon(run.head, run.beta) == 100
 

@@ -10,8 +10,8 @@ import pytest
 import xarray as xr
 from typer.testing import CliRunner
 
-from metastable.cli import commands_scale
 from metastable.cli.app import app
+from metastable.scale import sweep as room
 from metastable.scale.cluster import SchedulerLost
 from tests.scale.conftest import files, until_grown
 
@@ -99,8 +99,8 @@ def test_a_lost_scheduler_has_its_own_exit_code(toml, tmp_path, monkeypatch):
     def lost(*_, **__):
         raise SchedulerLost("the connection to the Dask scheduler was lost; 3 of 4 points are kept: start again")
 
-    monkeypatch.setattr(commands_scale, "sweep", lost)
-    found = invoke(toml(TOML), "--out", tmp_path / "out")
+    monkeypatch.setattr(room, "sweep", lost)
+    found = invoke(toml(TOML.format(beta=5.0)), "--out", tmp_path / "out")
     assert found.exit_code == 70
     assert found.stderr.startswith("metastable: the connection to the Dask scheduler was lost; 3 of 4")
 

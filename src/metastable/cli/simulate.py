@@ -1,0 +1,218 @@
+"""`metastable simulate`: follow a cloud of tokens under one head and report the three phases."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from metastable.cli.exits import one_line_errors
+from metastable.cli.options import AsJson, Debug
+from metastable.errors import BadInput
+
+if TYPE_CHECKING:
+    from metastable.cloud import Cloud
+    from metastable.head import Head
+    from metastable.run.run import Run
+
+SCHEMA = "metastable.simulate/1"
+DEFAULT_HEAD = {"interaction": [1.5, 1.0, 0.6], "value": [1.2, 0.9, 0.5], "seed": 0}
+DEFAULT_CLOUD = {"law": "uniform", "n": 1000}
+
+
+def simulate(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; flags override what it says.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Inverse temperature, 0 or more; inf is hardmax.")] = None,
+    until: Annotated[float | None, typer.Option(help="The time at which to stop.")] = None,
+    interaction: Annotated[str | None, typer.Option(help="Spectrum of B, as 1.5,1.0,0.6.")] = None,
+    value: Annotated[str | None, typer.Option(help="Spectrum of V, as 1.2,0.9,0.5.")] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(help="A .npz file with query, key and value; or MODEL:layer:head of a trained encoder."),
+    ] = None,
+    texts: Annotated[
+        str | None, typer.Option(help="With MODEL:layer:head: start from the tokens of these texts.")
+    ] = None,
+    law: Annotated[
+        str | None,
+        typer.Option(
+            help="uniform, graded, fibonacci (d = 3), equally_spaced (d = 2), von_mises_fisher or mixture; "
+            "for a trained head tokens or uniform."
+        ),
+    ] = None,
+    n: Annotated[int | None, typer.Option(help="Number of tokens.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the starting law.")] = None,
+    tol: Annotated[
+        float | None, typer.Option(help="Error a step of the adaptive method: 1e-6, above 100 000 tokens 1e-4.")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="auto, dopri5, rk4, heun or euler.")] = None,
+    step: Annotated[float | None, typer.Option(help="Step of the fixed-step methods.")] = None,
+    save: Annotated[int | None, typer.Option(help="How many times to save.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, dense, flash or tree.")] = None,
+    merge: Annotated[
+        float | None, typer.Option(help="Tokens closer than this become one; the error is followed and reported.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for run.zarr, run.json and report.html.")] = Path("metastable-run"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run in that folder.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Follow a cloud of tokens under one head and report the three phases.
+
+    The run is saved while it is computed: the same command after an interruption resumes it.
+    """
+    flags = {"beta": beta, "until": until, "tol": tol, "method": method, "step": step, "save": save}
+    flags |= {"engine": engine, "merge": merge}
+    cloud_flags = {"law": law, "n": n, "seed": seed}
+    with one_line_errors(debug):
+        from metastable.run import storage
+        from metastable.run.simulation import simulate as solve
+
+        trained = head is not None and not head.endswith(".npz")
+        if trained:
+            chosen = _trained_head(config, str(head), texts, {**flags, **cloud_flags})
+        else:
+            chosen = _written_head(
+                config, flags, {"interaction": interaction, "value": value, "file": head}, cloud_flags
+            )
+        if out.exists() and not out.is_dir():
+            raise BadInput(f"--out {out} is a file; give a folder")
+        target = storage.run_path(out)
+        loaded = target.exists() and not overwrite
+        run = solve(*chosen[:2], checkpoint=target, overwrite=overwrite, **chosen[2])
+        found = findings(run)
+        if trained:
+            from metastable.encoder.trained_head import sentence
+
+            found["followed"] = sentence(run)
+        report = run.report(out / "report.html")
+        found |= {"loaded": loaded, "run": str(target), "report": str(report)}
+        if as_json:
+            print(json.dumps(found, indent=1, allow_nan=False, ensure_ascii=False))
+        else:
+            print("\n".join(_lines(found)))
+
+
+def _written_head(
+    config: Path | None, flags: dict[str, Any], head_flags: dict[str, Any], cloud_flags: dict[str, Any]
+) -> tuple[Head, Cloud, dict[str, Any]]:
+    """The simulation of the TOML file, if any, with the flags written over it."""
+    from metastable import problem
+
+    tables = problem.read(config) if config else {}
+    tables |= {key: value for key, value in flags.items() if value is not None}
+    given = {key: _spectrum(key, value) for key, value in head_flags.items() if value is not None}
+    tables["head"] = given if "file" in given else {**(tables.get("head") or DEFAULT_HEAD), **given}
+    law = {key: value for key, value in cloud_flags.items() if value is not None}
+    tables["cloud"] = {**(tables.get("cloud") or DEFAULT_CLOUD), **law}
+    return problem.build(tables)
+
+
+def _trained_head(
+    config: Path | None, address: str, texts: str | None, flags: dict[str, Any]
+) -> tuple[Head, Cloud, dict[str, Any]]:
+    """The simulation of a head of a trained encoder, MODEL:layer:head. One unit of time is one layer."""
+    from metastable.encoder import trained_head
+    from metastable.encoder.texts import read_texts
+
+    if config is not None:
+        raise BadInput(f"--head {address} is a head of a trained encoder and takes flags only; leave out {config}")
+    given = {key: value for key, value in flags.items() if value is not None}
+    chosen = {key: given.pop(key) for key in ("beta", "until", "law", "n", "seed") if key in given}
+    ready = trained_head.prepare(address, None if texts is None else list(read_texts(texts)), **chosen)
+    return ready.head, ready.cloud, {**given, "beta": ready.beta, "until": ready.until}
+
+
+def _spectrum(key: str, value: Any) -> Any:
+    if key == "file":
+        return str(value)
+    try:
+        return [float(part) for part in value.split(",")]
+    except ValueError:
+        raise BadInput(f"--{key} is {value!r}; give numbers with commas, as 1.5,1.0,0.6") from None
+
+
+def findings(run: Run) -> dict[str, Any]:
+    """The findings of a run. Numbers that do not exist (no limit, phase not seen) are None."""
+    theory = run.theory
+    found: dict[str, Any] = {
+        "schema": SCHEMA,
+        "tokens": len(run.cloud),
+        "dimension": run.cloud.dim,
+        "beta": _finite(run.beta),
+        "horizon": run.horizon,
+        "law": run.cloud.law["law"],
+        "steps": run.configuration.get("steps"),
+        "evaluations": run.configuration.get("evaluations"),
+        "engine": run.configuration.get("engine"),
+        "merging": _merging(run),
+        "assumptions": theory.verdict.status,
+        "unmet": theory.verdict.unmet,
+        "no_limit": theory.no_limit,
+        "gap": _finite(theory.gap),
+        "token_rate": _finite(theory.rate),
+        "law_rate": _finite(theory.law_rate()),
+    }
+    if theory.no_limit:
+        return found
+    distance = run.distance()
+    found["final_distance"] = float(distance[-1])
+    if math.isinf(theory.gap):
+        everywhere = "every direction is dominant: each token starts at its limit, so there are no phases"
+        return {**found, "no_limit": everywhere}
+    phases = run.phases()
+    return {
+        **found,
+        "limit_dimension": theory.dim,
+        "least_distance": phases.least,
+        "least_time": phases.least_time,
+        "concentrated": phases.concentrated,
+        "terminal": phases.terminal,
+        "plateaus": [asdict(plateau) for plateau in phases.plateaus],
+        "distance_method": distance.attrs["method"],
+        "noise_floor": run.noise_floor().mean,
+        "sentences": list(phases.sentences),
+    }
+
+
+def _merging(run: Run) -> dict[str, Any] | None:
+    """The merging distance, the tokens left at the end and bounds of the error; None for a run without merging."""
+    if run.merged is None:
+        return None
+    error = run.merge_error()
+    return {
+        "distance": error.attrs["delta"],
+        "live": int(error["live"][-1]),
+        "largest_error": _finite(float(error["largest"][-1])),
+        "final_error": _finite(float(error[-1])),
+        "unknown_from": error.attrs["vacuous_after"],
+        "sentence": run.merge_sentence(),
+    }
+
+
+def _finite(value: float) -> float | str:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    """The findings for a terminal."""
+    text = [f"finished earlier, loaded from {found['run']}"] if found["loaded"] else []
+    size = f"{found['tokens']} tokens, d = {found['dimension']}, beta = {found['beta']}, to t = {found['horizon']:g}"
+    text.append(f"{size}: {found['steps']} steps, {found['evaluations']} field evaluations ({found['engine']})")
+    unmet = ", ".join(found["unmet"])
+    text.append(f"assumptions of the theory: {f'not all hold: {unmet}' if unmet else 'all hold'}")
+    if found["merging"]:
+        text.append(found["merging"]["sentence"])
+    if "followed" in found:
+        text.append(found["followed"])
+    if found["no_limit"]:
+        text.append(found["no_limit"])
+    else:
+        text += found["sentences"]
+        text.append(f"noise floor {found['noise_floor']:.2g}: W2 of two independent samples of the limit law")
+    return [*text, f"report: {found['report']}"]
