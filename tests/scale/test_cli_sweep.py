@@ -11,8 +11,8 @@ import xarray as xr
 from typer.testing import CliRunner
 
 from metastable.cli.app import app
+from metastable.errors import SchedulerLost
 from metastable.scale import sweep as room
-from metastable.scale.cluster import SchedulerLost
 from tests.scale.conftest import files, until_grown
 
 TOML = """

@@ -13,8 +13,7 @@ import sys
 import pytest
 
 import metastable as ms
-from metastable.errors import BadInput
-from metastable.scale.cluster import SchedulerLost
+from metastable.errors import BadInput, SchedulerLost
 from metastable.scale.journal import scan
 from metastable.scale.plan import make
 from tests.scale.conftest import files, records, until_grown, when_grown

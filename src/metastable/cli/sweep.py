@@ -65,7 +65,8 @@ def _summary(data: xr.Dataset, out: Path) -> dict[str, Any]:
     from metastable.scale.dataset import Places
 
     failed = data["status"].values == 1
-    distances = data["least" if "least" in data else "distance"].values if {"least", "distance"} & set(data) else []
+    name = next((name for name in ("least", "distance") if name in data), None)
+    distances = np.array([]) if name is None else data[name].values
     page = _report(data, Places(out).page)
     return {
         "schema": data.attrs["schema"],
