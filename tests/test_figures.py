@@ -13,8 +13,7 @@ import torch
 import metastable as ms
 from metastable import figures
 from metastable.figures import look
-from metastable.figures.distance import phase_intervals
-from metastable.figures.measured import DIAMETER, measure
+from metastable.figures.distance import DIAMETER, distance_curves, phase_intervals
 from metastable.theory.phases import Phases, Plateau
 from tests.problems import circle_head
 
@@ -224,7 +223,7 @@ class TestDistance:
 
     def test_names_of_narrow_phases_do_not_lie_on_each_other(self):
         phases = Phases(1.0, 2.0, 20.0, 0.1, 1.5, ())
-        figure = figures.distance(case("circle"), dataclasses.replace(measure(case("circle")), phases=phases))
+        figure = figures.distance(case("circle"), dataclasses.replace(distance_curves(case("circle")), phases=phases))
         labels = [a for a in figure.layout.annotations if a.text in ("concentration", "plateau", "terminal")]
         shifts = {a.text: a.yshift for a in labels}
         assert len(labels) == 3
@@ -249,7 +248,7 @@ class TestDistance:
     def test_a_run_without_phases_says_so(self, course, words):
         run = case("circle")
         phases = Phases(None, None, run.horizon, 0.1, run.horizon, (), course=course)
-        figure = figures.distance(run, dataclasses.replace(measure(run), phases=phases))
+        figure = figures.distance(run, dataclasses.replace(distance_curves(run), phases=phases))
         assert words in notes(figure)
         assert not any(s.type == "line" for s in figure.layout.shapes)
 
@@ -257,13 +256,13 @@ class TestDistance:
         run = case("circle")
         steps = (Plateau(3.0, 6.0, 0.1), Plateau(11.0, 20.0, 0.2))
         phases = Phases(3.0, 8.0, 20.0, 0.1, 5.0, steps)
-        figure = figures.distance(run, dataclasses.replace(measure(run), phases=phases))
+        figure = figures.distance(run, dataclasses.replace(distance_curves(run), phases=phases))
         line = trace(figure, "at rest")
         assert list(line.x) == [3.0, 6.0, None, 11.0, 20.0, None]
         assert list(line.y) == [0.1, 0.1, None, 0.2, 0.2, None]
 
     def test_bounds_are_a_band_and_only_when_the_distance_is_not_exact(self):
-        run, exact = case("plane"), measure(case("plane"))
+        run, exact = case("plane"), distance_curves(case("plane"))
         assert not any("not exact" in n for n in names(figures.distance(run, exact)))
         d = exact.distance
         wide = d.assign_coords(lower=("time", d.values * 0.5), upper=("time", d.values * 1.5))

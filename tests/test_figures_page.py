@@ -12,8 +12,8 @@ import torch
 import metastable as ms
 from metastable import figures
 from metastable.figures import look
-from metastable.figures.measured import measure
-from metastable.figures.page import DARK, cursor, dark, enlarged, fitted
+from metastable.figures.distance import distance_curves
+from metastable.figures.look import DARK, cursor, dark, enlarged, fitted
 
 HEAD = ms.Head.from_spectra([1.5, 1.0, 0.6], [1.2, 0.9, 0.5], seed=0)
 TURNING = ms.Head.from_interaction(torch.eye(3), [[1.0, -0.8, 0.0], [0.8, 1.0, 0.0], [0.0, 0.0, 0.3]])
@@ -31,7 +31,7 @@ def run(beta=50.0, head=HEAD, n=60):
 @cache
 def two():
     runs = (run(), run(5.0))
-    return runs, tuple(measure(one) for one in runs)
+    return runs, tuple(distance_curves(one) for one in runs)
 
 
 def luminance(colour):
@@ -122,7 +122,7 @@ def test_dark_colours_can_be_read_and_told_apart():
     assert min(contrast(c, ground) for c in lines) >= 4.5
     assert len({*lines, DARK[look.INK], DARK[look.GREY]}) == 5
     for name in ("concentration", "plateau", "terminal"):
-        tint = DARK[figures.distance.__globals__["TINTS"][name]]
+        tint = DARK[look.PHASE_TINTS[name]]
         assert contrast(DARK[look.INK], tint) >= 4.5
 
 
@@ -143,7 +143,7 @@ def test_two_runs_in_one_figure_are_told_apart_by_colour_dash_and_name():
 
 def test_two_noise_floors_where_they_differ():
     runs = (run(), run(n=400))
-    figure = figures.distances(runs, [measure(one) for one in runs], ("N = 60", "N = 400"))
+    figure = figures.distances(runs, [distance_curves(one) for one in runs], ("N = 60", "N = 400"))
     floors = [t for t in figure.data if t.name.startswith("noise floor")]
     assert [t.name.split(", ")[1] for t in floors] == ["N = 60", "N = 400"]
     assert floors[0].y[0] > floors[1].y[0]
@@ -151,7 +151,7 @@ def test_two_noise_floors_where_they_differ():
 
 def test_two_runs_without_a_limit_law_show_their_cosines():
     runs = (run(head=TURNING), run(5.0, TURNING))
-    figure = figures.distances(runs, [measure(one) for one in runs], ("a", "b"))
+    figure = figures.distances(runs, [distance_curves(one) for one in runs], ("a", "b"))
     assert [t.name for t in figure.data] == ["a", "b"]
     np.testing.assert_allclose(figure.data[1].y, runs[1].observables()["mean_cosine"].values)
     assert "no limit law" in figures.caption(figure)
@@ -163,5 +163,5 @@ def test_no_figure_offers_to_send_itself_away():
 
 def test_a_run_at_its_limit_from_the_start_can_be_compared():
     same = ms.simulate(ms.Head.from_interaction(torch.eye(3), torch.eye(3)), ms.uniform(30, 3), 1e-9, 0.5, save=3)
-    figure = figures.distances((same, same), [measure(same)] * 2, ("a", "b"))
+    figure = figures.distances((same, same), [distance_curves(same)] * 2, ("a", "b"))
     assert all(math.isfinite(x) for x in figure.layout.yaxis.range)

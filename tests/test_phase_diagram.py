@@ -11,8 +11,7 @@ import metastable as ms
 from metastable.errors import BadInput
 from metastable.figures import phase_diagram
 from metastable.figures.look import caption
-from metastable.figures.phase_diagram import MOST, PHASES
-from metastable.figures.regions import regions, terminal_level
+from metastable.figures.phase_diagram import MOST_CELLS, PHASES, regions, terminal_level
 from tests.problems import circle_head
 
 COURSES = "one_time still falling settled"
@@ -182,10 +181,10 @@ def test_the_phase_of_a_map_of_axes_is_that_of_a_time():
 
 
 def test_of_very_many_values_some_are_drawn():
-    data = made({"beta": np.geomspace(1.5, 1e4, 3 * MOST)}, concentrated=1.0)
+    data = made({"beta": np.geomspace(1.5, 1e4, 3 * MOST_CELLS)}, concentrated=1.0)
     figure = phase_diagram(data, theory=circle_head(0.6, (1.5, 0.4), -0.4, (1.2, 0.5)).theory())
-    assert len(figure.data[0].z) == MOST
-    assert len(figure.data[0].y) == MOST + 1
+    assert len(figure.data[0].z) == MOST_CELLS
+    assert len(figure.data[0].y) == MOST_CELLS + 1
 
 
 def test_an_axis_may_be_called_value():

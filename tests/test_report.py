@@ -9,7 +9,7 @@ import torch
 import metastable as ms
 from metastable import report
 from metastable.errors import BadInput
-from metastable.figures.measured import Measured, measure
+from metastable.figures.distance import DistanceCurves, distance_curves
 from metastable.report.sentences import afterwards, assumptions, headline, key_numbers, mean_cosine
 from metastable.theory.phases import Phases, Plateau
 from tests.problems import circle_head
@@ -59,7 +59,7 @@ def run():
 
 @pytest.fixture(scope="module")
 def measured(run):
-    return measure(run)
+    return distance_curves(run)
 
 
 @pytest.fixture(scope="module")
@@ -215,15 +215,15 @@ def test_headlines_for_all_courses(run, measured):
 
 def test_the_headline_of_a_head_without_a_limit_is_the_reason():
     run = ms.simulate(ROTATING, ms.uniform(10, 3), beta=1.0, until=0.1, save=2)
-    assert run.theory.no_limit in headline(run, measure(run))
-    assert [n.name for n in key_numbers(run, measure(run))][:2] == ["tokens N", "dimension d"]
+    assert run.theory.no_limit in headline(run, distance_curves(run))
+    assert [n.name for n in key_numbers(run, distance_curves(run))][:2] == ["tokens N", "dimension d"]
 
 
 def test_the_headline_of_a_head_without_a_gap_says_that_tokens_start_at_their_limit():
     head = ms.Head.from_interaction(torch.eye(2), torch.eye(2))
     run = ms.simulate(head, ms.uniform(20, 2), beta=5.0, until=2.0, save=3)
-    assert "every token starts at its limit" in headline(run, measure(run))
-    assert f"{float(run.distance()[-1]):.3g}" in headline(run, measure(run))
+    assert "every token starts at its limit" in headline(run, distance_curves(run))
+    assert f"{float(run.distance()[-1]):.3g}" in headline(run, distance_curves(run))
 
 
 def test_a_later_rest_is_told_only_if_there_was_one(run, measured):
@@ -234,7 +234,7 @@ def test_a_later_rest_is_told_only_if_there_was_one(run, measured):
     assert told(Plateau(3.0, 8.0, 0.1)) == ""
     assert told(Plateau(11.0, 20.0, 0.2)) == "They then rested at distance 0.2 from t = 11 to the end of the run."
     assert told(Plateau(8.5, 15.0, 0.2)) == "They then rested at distance 0.2 to t = 15."
-    assert afterwards(run, Measured()) == ""
+    assert afterwards(run, DistanceCurves()) == ""
 
 
 def test_tokens_that_left_without_the_distance_rising_are_told_of():
@@ -244,7 +244,7 @@ def test_tokens_that_left_without_the_distance_rising_are_told_of():
     R[:2, :2] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
     head = ms.Head.from_interaction(np.diag([1.5, 1.0, 0.8]), R @ np.diag([1.2, 0.9, 0.72]) @ R.T)
     run = ms.simulate(head, ms.uniform(250, 3), beta=100.0, until=15.0, save=31)
-    found = measure(run)
+    found = distance_curves(run)
     assert found.phases.terminal is None
     told = afterwards(run, found)
     e, v = head.theory().basis[:, 0], head.theory().terminal.basis[:, 0]
@@ -252,7 +252,7 @@ def test_tokens_that_left_without_the_distance_rising_are_told_of():
     assert share > 0.9
     assert f"{100 * share:.0f} % of the tokens are nearer to ±v" in told
     early = ms.simulate(head, ms.uniform(250, 3), beta=100.0, until=4.0, save=31)
-    assert afterwards(early, measure(early)) == ""
+    assert afterwards(early, distance_curves(early)) == ""
 
 
 def test_a_still_distance_is_told_with_what_the_tokens_did():
@@ -285,7 +285,7 @@ def test_key_numbers_are_those_of_run_and_theory(run, measured):
 def test_infinite_numbers_are_written_as_such():
     head = ms.Head(torch.eye(3)[:2], torch.eye(3)[:2], torch.diag(torch.tensor([2.0, 1.0, 0.5])))
     run = ms.simulate(head, ms.uniform(20, 3), beta=math.inf, until=1.0, save=3, step=0.1)
-    found = {n.name: n.value for n in key_numbers(run, measure(run))}
+    found = {n.name: n.value for n in key_numbers(run, distance_curves(run))}
     assert found["inverse temperature β"] == "∞"
     assert found["Lipschitz constant L"] == "∞"
     assert found["bound useful for"] == "none"

@@ -12,7 +12,7 @@ import torch
 
 import metastable as ms
 from metastable import figures
-from metastable.figures.measured import measure
+from metastable.figures.distance import distance_curves
 from metastable.lab import runs as running
 from metastable.lab.controls import call_of
 from metastable.lab.queue import Claim, Stopped, Turns
@@ -87,7 +87,7 @@ def test_a_job_is_simulate_bit_for_bit_and_measure_number_for_number(controls):
         wanted = simulated(controls)
         assert same(run, wanted)
         assert run.configuration["engine"] == wanted.configuration["engine"]
-        (found,), expected = runs.measured("tab", 1), measure(wanted)
+        (found,), expected = runs.measured("tab", 1), distance_curves(wanted)
         assert found.missing == expected.missing
         assert found.phases == expected.phases
         assert found.quadrature == expected.quadrature

@@ -1,16 +1,16 @@
-"""Plotly figures, one function each, for notebook, report and web page alike.
+"""Plotly figures, one function each, for notebooks, reports and web pages.
 
-Figures compute nothing of their own: they ask the run. `caption(figure)` is the text that belongs under one.
+Figures compute nothing: they ask the run. `caption(figure)` is the text that belongs under a figure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from metastable.figures.compared import distances
+import plotly.graph_objects as go
+
 from metastable.figures.curves import depth_curves, lengths, loop_curves
-from metastable.figures.distance import distance
+from metastable.figures.distance import distance, distance_curves, distances
 from metastable.figures.heads import comparison, eigenvalues, heat_map
 from metastable.figures.look import caption
 from metastable.figures.observables import observables
@@ -18,11 +18,7 @@ from metastable.figures.phase_diagram import phase_diagram
 from metastable.figures.picture import picture
 from metastable.figures.spectrum import spectrum
 from metastable.figures.sphere import sphere
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-    from metastable.run.run import Run
+from metastable.run.run import Run
 
 OF_A_RUN: dict[str, Callable[[Run], go.Figure]] = {
     "distance": distance,
@@ -30,7 +26,7 @@ OF_A_RUN: dict[str, Callable[[Run], go.Figure]] = {
     "spectrum": lambda run: spectrum(run.theory),
     "observables": observables,
 }
-"""What `run.figure(kind)` chooses from."""
+"""The figures that `run.figure(kind)` can draw."""
 
 __all__ = [
     "OF_A_RUN",
@@ -38,6 +34,7 @@ __all__ = [
     "comparison",
     "depth_curves",
     "distance",
+    "distance_curves",
     "distances",
     "eigenvalues",
     "heat_map",

@@ -1,324 +1,362 @@
-"""The distance to the limit law over time, with its two terms, the bound, the noise floor and the three phases."""
+"""The distance to the limit law over time: of one run with its terms, bound and phases, or of two runs."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+import xarray as xr
 from plotly.subplots import make_subplots
 
+from metastable.errors import BadInput, SimulationStopped
 from metastable.figures import look
-from metastable.figures.measured import DIAMETER, Measured, measure
+from metastable.figures.observables import add_panel
+from metastable.run.run import Run
+from metastable.theory.phases import Phases
+from metastable.transport import NoiseFloor
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-    from metastable.run.run import Run
-    from metastable.theory.phases import Phases
-
-TINTS = {"concentration": "#E3F0F8", "plateau": "#E0F2EA", "terminal": "#FBEBDD"}
-REST, BAND = "#F6EE9C", "rgba(0,114,178,0.18)"
-DECADES_BELOW = 1.5
-"""The axis goes this far below the least distance; a term that falls on for ever would flatten all the rest."""
-NOTHING = {"still": "hardly any change", "one time": "only one time saved"}
-"""What to write above a run without phases."""
+DIAMETER = 2.0
+"""The largest chordal distance between two laws on the unit sphere."""
 ROUNDING = 1e-9
-"""Smaller distances count as 0, as they do for the phases."""
-KEY_LINE = 20
+"""Distances below this are rounding errors and count as 0, as in `phases`."""
+PLACED = ("graded", "fibonacci", "equally_spaced")
+"""Laws whose tokens are placed by a rule and are no random sample."""
+DECADES_BELOW = 1.5
+"""The axis ends this many powers of ten below the least distance, because the terms may fall without end."""
+NO_PHASES = {"still": "hardly any change", "one time": "only one time saved"}
+"""What stands above a run without phases."""
 NARROWEST = 290
-"""Width in pixels of the plotting area on a small phone, for which the labels are laid out."""
+"""Width of the plotting area on a small phone, in pixels, for which the labels are laid out."""
+TWO_LINES = ((look.BLUE, "solid"), (look.VERMILLION, "dash"))
+"""Colour and dash of the first and of the second of two runs."""
 
 
-def distance(run: Run, measured: Measured | None = None) -> go.Figure:
-    """W₂ from the tokens to the limit law, on a logarithmic axis.
+@dataclass
+class DistanceCurves:
+    """The distance of a run to its limit law, and what explains it. A part that does not exist is None.
 
-    `measured` spares the computation when the caller has it already. For a head without a limit law the figure
-    says so and shows mean cosine and effective rank instead.
+    Attributes
+    ----------
+    placed : whether the tokens were placed by a rule and not drawn at random
+    missing : for each part that does not exist, a sentence with the reason
     """
-    m = measured or measure(run)
-    if m.distance is None:
+
+    distance: xr.DataArray | None = None
+    laplace: xr.DataArray | None = None
+    lyapunov: xr.DataArray | None = None
+    certificate: xr.DataArray | None = None
+    floor: NoiseFloor | None = None
+    phases: Phases | None = None
+    placed: bool = False
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def bound(self) -> np.ndarray | None:
+        """Certificate + Lyapunov term, (T,): at least the distance, by the triangle inequality."""
+        if self.certificate is None or self.lyapunov is None:
+            return None
+        return np.asarray(self.certificate.values + self.lyapunov["upper"].values)
+
+    @property
+    def vacuous_from(self) -> float | None:
+        """The first saved time at which the bound reaches the diameter of the sphere and says nothing."""
+        if self.bound is None or self.certificate is None:
+            return None
+        above = np.flatnonzero(~(self.bound < DIAMETER))
+        return float(self.certificate["time"][above[0]]) if len(above) else None
+
+
+def distance_curves(run: Run) -> DistanceCurves:
+    """Everything that a run can say about its distance to the limit law."""
+    found = DistanceCurves(placed=run.cloud.law["law"] in PLACED)
+    if run.theory.no_limit:
+        found.missing.append(f"There is no limit law to measure a distance to: {run.theory.no_limit}.")
+        return found
+    found.distance = run.distance()
+    found.phases = run.phases()
+    try:
+        found.floor = run.noise_floor()
+    except BadInput as reason:
+        found.missing.append(f"No noise floor: {reason}.")
+    try:
+        found.laplace, found.lyapunov = run.laplace_term(), run.lyapunov_term()
+    except (BadInput, SimulationStopped) as reason:
+        found.missing.append(f"The Laplace term, the Lyapunov term and the bound are left out: {reason}.")
+        return found
+    if np.isfinite(run.theory.lipschitz):
+        found.certificate = run.certificate()
+    else:
+        found.missing.append("The bound is left out: B is singular, so its Lipschitz constant L is infinite.")
+    return found
+
+
+def distance(run: Run, curves: DistanceCurves | None = None) -> go.Figure:
+    """W₂ from the tokens to the limit law, on a logarithmic axis, with its two terms, the bound and the phases.
+
+    For a head without a limit law the figure says so and shows mean cosine and effective rank instead.
+
+    curves : `distance_curves(run)`, if the caller has them already
+    """
+    c = curves or distance_curves(run)
+    if c.distance is None:
         return _without_limit(run)
-    figure = look.plain("Distance to the limit law over time", 600, _caption(m))
-    low, high = _range(m)
-    if m.phases is not None:
-        _resting(figure, m.phases)
-    _band(figure, m.distance, low)
-    _curve(figure, m.distance, "W₂ to the limit law", look.BLUE, width=3.5)
-    if m.laplace is not None:
-        _curve(figure, m.laplace, "Laplace term: β against zero temperature", look.VERMILLION)
-    if m.lyapunov is not None:
-        _curve(figure, m.lyapunov, "Lyapunov term: zero temperature to limit", look.GREEN)
-    _bound(figure, m)
-    _floor(figure, m, run.horizon)
-    rows = _shade(figure, m.phases) if m.phases is not None else 0
+    figure = look.plain("Distance to the limit law over time", 600, _caption(c))
+    low = _lowest(c)
+    if c.phases is not None:
+        _plateaus(figure, c.phases)
+    _band(figure, c.distance, low)
+    for values, name, colour, width in (
+        (c.distance, "W₂ to the limit law", look.BLUE, 3.5),
+        (c.laplace, "Laplace term: β against zero temperature", look.VERMILLION, 2),
+        (c.lyapunov, "Lyapunov term: zero temperature to limit", look.GREEN, 2),
+    ):
+        if values is not None:
+            look.curve(figure, values["time"].values, _positive(values), name, colour, width=width)
+    _bound(figure, c)
+    if c.floor is not None and c.floor.mean > 0:
+        name = f"noise floor {look.number(c.floor.mean)}: two samples of the limit"
+        look.curve(figure, [0, run.horizon], [c.floor.mean] * 2, name, look.GREY, dash="dot")
+    rows = _shade(figure, c.phases) if c.phases is not None else 0
     figure.update_xaxes(title_text="time t", range=[0, run.horizon], showgrid=False)
     figure.update_xaxes(unifiedhovertitle_text="t = %{x:.4g}")
-    figure.update_yaxes(
-        title_text="Wasserstein-2 distance (chordal)",
-        type="log",
-        range=[np.log10(low), np.log10(high)],
-        minor={"ticks": "outside", "ticklen": 3, "tickcolor": look.GREY},
-        dtick=1,
-        exponentformat="none" if low > 1e-4 else "power",
-    )
-    figure.update_layout(
-        hovermode="x unified",
-        height=470 + KEY_LINE * len(figure.data),
-        margin={"t": look.TITLE_HEIGHT + 4 + 17 * rows, "b": 60 + KEY_LINE * len(figure.data)},
-        # One entry a line under the axis: side by side they would not fit a phone.
-        legend={"yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "font": {"size": 13}, "traceorder": "normal"},
-    )
+    look.log_axis(figure, "Wasserstein-2 distance (chordal)", low, 1.1 * DIAMETER)
+    look.legend_below(figure)
+    height = 470 + look.LEGEND_LINE * len(figure.data)
+    figure.update_layout(hovermode="x unified", height=height, margin_t=look.TITLE_HEIGHT + 4 + 17 * rows)
     return figure
 
 
 def phase_intervals(phases: Phases) -> list[tuple[str, float, float]]:
-    """(name, begin, end) of the phases that the run saw, from 0 to its horizon; none if nothing happened."""
-    if phases.concentrated is None and phases.course in NOTHING:
+    """(name, begin, end) of the phases that the run saw, from 0 to its horizon; empty if nothing changed."""
+    if phases.concentrated is None and phases.course in NO_PHASES:
         return []
     times = [0.0, phases.concentrated, phases.terminal]
-    seen = [(name, t) for name, t in zip(TINTS, times, strict=True) if t is not None]
+    seen = [(name, t) for name, t in zip(look.PHASE_TINTS, times, strict=True) if t is not None]
     ends = [*(t for _, t in seen[1:]), phases.horizon]
     return [(name, begin, end) for (name, begin), end in zip(seen, ends, strict=True) if end > begin]
 
 
 def _positive(values: Any) -> np.ndarray:
-    """A logarithmic axis has no 0: such points, with their rounding errors, are left out of the line."""
+    """The values with NaN for those that a logarithmic axis cannot show: zeros and their rounding errors."""
     y = np.array(values, dtype=float)
     y[~(np.isfinite(y) & (y >= ROUNDING))] = np.nan
     return y
 
 
-def _range(m: Measured) -> tuple[float, float]:
-    """Lower and upper end of the axis: all of the distance and the floor, and as much of the terms as fits."""
-    main = [_positive(m.distance), _positive([m.floor.mean if m.floor else 0.0])]
-    terms = [_positive(c) for c in (m.laplace, m.lyapunov) if c is not None]
-    shown, everything = (np.concatenate(parts) for parts in (main, [*main, *terms]))
-    shown, everything = (part[np.isfinite(part)] for part in (shown, everything))
+def _finite(*curves: Any) -> np.ndarray:
+    """The numbers of all curves that a logarithmic axis can show."""
+    y = np.concatenate([_positive(curve) for curve in curves])
+    return y[np.isfinite(y)]
+
+
+def _lowest(c: DistanceCurves) -> float:
+    """Lower end of the axis: below the whole distance and the noise floor, and as much of the terms as fits."""
+    main = (c.distance, [c.floor.mean if c.floor else 0.0])
+    shown, everything = _finite(*main), _finite(*main, *(t for t in (c.laplace, c.lyapunov) if t is not None))
     if len(everything) == 0:
-        return 1e-3, 1.1 * DIAMETER
+        return 1e-3
     least = shown.min() if len(shown) else everything.min()
-    low = max(everything.min(), least * 10**-DECADES_BELOW)
-    return min(low / 1.3, 0.1), 1.1 * DIAMETER
+    return float(min(max(everything.min(), least * 10**-DECADES_BELOW) / 1.3, 0.1))
 
 
-def _resting(figure: go.Figure, phases: Phases) -> None:
-    """The stretches in which the distance rests, as a broad pale line under the curve: a staircase has several."""
+def _plateaus(figure: go.Figure, phases: Phases) -> None:
+    """A broad pale line under each part of the curve where the distance hardly changes."""
     x = [t for plateau in phases.plateaus for t in (plateau.start, plateau.end, None)]
     y = [level for plateau in phases.plateaus for level in (plateau.level, plateau.level, None)]
     if x:
-        figure.add_scatter(
-            x=x,
-            y=y,
-            name="at rest",
-            mode="lines",
-            line={"color": REST, "width": 13},
-            hoverinfo="skip",
-            zorder=-1,
-            legendrank=2000,
-        )
-
-
-def _curve(figure: go.Figure, curve: xr.DataArray, name: str, colour: str, width: float = 2) -> None:
-    figure.add_scatter(
-        x=curve["time"].values,
-        y=_positive(curve.values),
-        name=name,
-        mode="lines",
-        line={"color": colour, "width": width},
-        hovertemplate="%{y:.3g}",
-    )
+        below = {"hoverinfo": "skip", "hovertemplate": None, "zorder": -1, "legendrank": 2000}
+        look.curve(figure, x, y, "at rest", look.PLATEAU, width=13, **below)
 
 
 def _band(figure: go.Figure, curve: xr.DataArray, low: float) -> None:
-    """Between the lower and the upper bound, where the distance was not found exactly."""
-    lower, upper = (np.clip(curve[side].values, low, DIAMETER) for side in ("lower", "upper"))
+    """The band between the lower and the upper bound of a distance that is not exact."""
     if np.allclose(curve["lower"], curve["upper"], rtol=1e-9, atol=1e-15):
         return
+    lower, upper = (np.clip(curve[side].values, low, DIAMETER) for side in ("lower", "upper"))
     edge: dict[str, Any] = {"mode": "lines", "line": {"width": 0}, "hovertemplate": "%{y:.3g}"}
-    figure.add_scatter(x=curve["time"].values, y=lower, name="lower bound of W₂", showlegend=False, **edge)
-    figure.add_scatter(
-        x=curve["time"].values,
-        y=upper,
-        name="W₂ lies in here (not exact)",
-        fill="tonexty",
-        fillcolor=BAND,
-        **edge,
-    )
+    edge["x"] = curve["time"].values
+    figure.add_scatter(y=lower, name="lower bound of W₂", showlegend=False, **edge)
+    figure.add_scatter(y=upper, name="W₂ lies in here (not exact)", fill="tonexty", fillcolor=look.BAND, **edge)
 
 
-def _bound(figure: go.Figure, m: Measured) -> None:
-    """min(bound, 2) up to the time where it becomes vacuous: min(bound, 2) is itself a true bound."""
-    if m.bound is None or m.certificate is None:
+def _bound(figure: go.Figure, c: DistanceCurves) -> None:
+    """min(bound, 2), which is itself a bound, up to the time where it becomes vacuous."""
+    if c.bound is None or c.certificate is None:
         return
-    times, y = m.certificate["time"].values, np.minimum(m.bound, DIAMETER)
+    times, y = c.certificate["time"].values, np.minimum(c.bound, DIAMETER)
     name = "bound, nothing fitted"
-    if m.vacuous_from is not None:
-        y = np.where(times > m.vacuous_from, np.nan, y)
-        name += f"; vacuous from t = {look.number(m.vacuous_from)}"
-    figure.add_scatter(
-        x=times,
-        y=_positive(y),
-        name=name,
-        mode="lines",
-        line={"color": look.INK, "width": 2, "dash": "dash"},
-        hovertemplate="%{y:.3g}",
-    )
-
-
-def _floor(figure: go.Figure, m: Measured, horizon: float) -> None:
-    if m.floor is None or not m.floor.mean > 0:
-        return
-    figure.add_scatter(
-        x=[0, horizon],
-        y=[m.floor.mean] * 2,
-        name=f"noise floor {look.number(m.floor.mean)}: two samples of the limit",
-        mode="lines",
-        line={"color": look.GREY, "width": 2, "dash": "dot"},
-        hovertemplate="%{y:.3g}",
-    )
+    if c.vacuous_from is not None:
+        y = np.where(times > c.vacuous_from, np.nan, y)
+        name += f"; vacuous from t = {look.number(c.vacuous_from)}"
+    look.curve(figure, times, _positive(y), name, look.INK, dash="dash")
 
 
 def _shade(figure: go.Figure, phases: Phases) -> int:
-    """Shade and name the phases; how many rows their names take comes back."""
-    taken = [-math.inf] * 3
+    """Shade and name the phases. Returns how many rows the names take."""
+    row_ends = [-math.inf] * 3
     intervals = phase_intervals(phases)
     for name, begin, end in intervals:
-        figure.add_shape(
-            name=name,
-            type="rect",
-            x0=begin,
-            x1=end,
-            y0=0,
-            y1=1,
-            yref="y domain",
-            layer="below",
-            line_width=0,
-            fillcolor=TINTS[name],
-        )
+        area = {"x0": begin, "x1": end, "y0": 0, "y1": 1, "yref": "y domain", "layer": "below"}
+        figure.add_shape(name=name, type="rect", line_width=0, fillcolor=look.PHASE_TINTS[name], **area)
         if end - begin > 0.01 * phases.horizon:
-            _label(figure, name if len(intervals) > 1 else "concentration, not complete", begin, end, phases, taken)
+            text = name if len(intervals) > 1 else "concentration, not complete"
+            _label(figure, text, begin, end, phases.horizon, row_ends)
     if not intervals:
-        _label(figure, NOTHING[phases.course], 0.0, phases.horizon, phases, taken)
-    _marks(figure, phases)
-    return sum(edge > -math.inf for edge in taken)
+        _label(figure, NO_PHASES[phases.course], 0.0, phases.horizon, phases.horizon, row_ends)
+    _transitions(figure, phases)
+    return sum(end > -math.inf for end in row_ends)
 
 
-def _label(figure: go.Figure, text: str, begin: float, end: float, phases: Phases, taken: list[float]) -> None:
-    """Name a phase above its interval, in a higher row where its neighbour takes the room on a phone."""
-    width, centre = 6.8 * len(text) + 10, 0.5 * (begin + end) / phases.horizon * NARROWEST
+def _label(figure: go.Figure, text: str, begin: float, end: float, horizon: float, row_ends: list[float]) -> None:
+    """Name a phase above its interval, in the first row that has space for it on a phone.
+
+    row_ends : where the last name of each row ends, in pixels
+    """
+    width, centre = 6.8 * len(text) + 10, 0.5 * (begin + end) / horizon * NARROWEST
     outside = centre + width / 2 > NARROWEST + 10
     left = NARROWEST - width if outside else centre - width / 2
-    row = next(i for i, edge in enumerate(taken) if left >= edge)
-    taken[row] = left + width
-    figure.add_annotation(
-        text=text,
-        x=end if outside else 0.5 * (begin + end),
-        xanchor="right" if outside else "center",
-        y=1,
-        yref="y domain",
-        yanchor="bottom",
-        yshift=2 + 17 * row,
-        showarrow=False,
-        font={"size": 13, "color": look.INK},
-    )
+    row = next(i for i, edge in enumerate(row_ends) if left >= edge)
+    row_ends[row] = left + width
+    place = {"x": end, "xanchor": "right"} if outside else {"x": 0.5 * (begin + end), "xanchor": "center"}
+    place |= {"y": 1, "yref": "y domain", "yanchor": "bottom", "yshift": 2 + 17 * row}
+    figure.add_annotation(text=text, showarrow=False, font={"size": 13, "color": look.INK}, **place)
 
 
-def _marks(figure: go.Figure, phases: Phases) -> None:
-    """A line and the time at which a phase begins, written to its outer side where there is room."""
-    left_of, right_of = phases.concentrated, phases.terminal
-    room = 0.22 * phases.horizon
+def _transitions(figure: go.Figure, phases: Phases) -> None:
+    """A vertical line where a phase begins, with its time on the outer side if there is space."""
+    first, last = phases.concentrated, phases.terminal
+    space = 0.22 * phases.horizon
     sides = {
-        "concentrated": (left_of, "right" if left_of is not None and left_of > room else "left"),
-        "terminal": (right_of, "left" if right_of is not None and right_of < phases.horizon - room else "right"),
+        "concentrated": (first, "right" if first is not None and first > space else "left"),
+        "terminal": (last, "left" if last is not None and last < phases.horizon - space else "right"),
     }
-    crowded = left_of is not None and right_of is not None and right_of - left_of < room
+    crowded = first is not None and last is not None and last - first < space
     crowded = crowded and sides["concentrated"][1] == sides["terminal"][1]
     for name, (t, side) in sides.items():
         if t is None:
             continue
-        figure.add_shape(
-            name=f"{name} at",
-            type="line",
-            x0=t,
-            x1=t,
-            y0=0,
-            y1=1,
-            yref="y domain",
-            line={"color": look.GREY, "width": 1.5},
-        )
-        if t < 0.01 * phases.horizon:
-            continue
-        figure.add_annotation(
-            text=f"t = {look.number(t)}",
-            x=t,
-            y=0,
-            yref="y domain",
-            yanchor="bottom",
-            xanchor=side,
-            showarrow=False,
-            font={"size": 13, "color": look.GREY},
-            yshift=18 if crowded and name == "terminal" else 0,
-        )
+        line = {"x0": t, "x1": t, "y0": 0, "y1": 1, "yref": "y domain", "line": {"color": look.GREY, "width": 1.5}}
+        figure.add_shape(name=f"{name} at", type="line", **line)
+        if t >= 0.01 * phases.horizon:
+            place = {"x": t, "xanchor": side, "y": 0, "yref": "y domain", "yanchor": "bottom"}
+            place["yshift"] = 18 if crowded and name == "terminal" else 0
+            font = {"size": 13, "color": look.GREY}
+            figure.add_annotation(text=f"t = {look.number(t)}", showarrow=False, font=font, **place)
 
 
-def _caption(m: Measured) -> str:
-    text = (
+def _caption(c: DistanceCurves) -> str:
+    sentences = [
         "The blue line falls while tokens gather at the limit law, stays low on the metastable plateau and rises when "
-        "clusters leave; it lies below the sum of the Laplace and the Lyapunov term."
-    )
-    floor = ""
-    if m.floor is not None and m.floor.mean > 0:
-        so = "these tokens are a quadrature and no random sample, so lower distances mean something too"
-        floor = f"Dotted: the distance between two random samples of the limit law, {m.floor.size} tokens each; "
-        own = "another sample would change the distance by about as much; its own limit a cloud may be nearer to"
-        floor += f"{so if m.quadrature else own}."
-    return " ".join([text, floor, *m.missing])
+        "clusters leave. It never exceeds the sum of the Laplace term and the Lyapunov term."
+    ]
+    if c.floor is not None and c.floor.mean > 0:
+        sentences.append(
+            f"Dotted: the distance between two random samples of the limit law, {c.floor.size} tokens each."
+        )
+        sentences.append(
+            "These tokens are a quadrature and no random sample, so distances below the dotted line are meaningful."
+            if c.placed
+            else "With another sample of tokens the distance would differ by about this much. The distance of these "
+            "tokens to their own limit can be smaller."
+        )
+    return " ".join([*sentences, *c.missing])
 
 
 def _without_limit(run: Run) -> go.Figure:
-    """Mean cosine and effective rank, under the theory's sentence on why there is no limit law."""
-    reason = run.theory.no_limit or ""
+    """Mean cosine and effective rank, under the reason why there is no limit law."""
     seen = run.observables()
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08)
-    panels = (("mean_cosine", "mean cosine", look.BLUE), ("effective_rank", "effective rank", look.VERMILLION))
-    for row, (key, name, colour) in enumerate(panels, start=1):
-        figure.add_scatter(
-            x=seen["time"].values,
-            y=seen[key].values,
-            name=name,
-            mode="lines",
-            showlegend=False,
-            line={"color": colour, "width": 2.5},
-            hovertemplate="%{y:.3g}",
-            row=row,
-            col=1,
-        )
-        figure.update_yaxes(title_text=name, row=row, col=1)
+    for row, key in enumerate(("mean_cosine", "effective_rank"), start=1):
+        add_panel(figure, run, seen, key, row, 1)
+        figure.update_yaxes(title_text=key.replace("_", " "), row=row, col=1)
     text = (
-        "There is no limit law, so there is no distance to draw. Instead: the mean cosine between tokens (1: all "
-        f"alike) and their effective rank (1: one direction, {run.cloud.dim}: all directions alike)."
+        "There is no limit law, so there is no distance to draw. Shown instead: the mean cosine between tokens (1 if "
+        f"all are equal) and their effective rank (1 for one direction, {run.cloud.dim} if all are equally used)."
     )
     look.dress(figure, "No limit law to measure a distance to", 520, text)
     figure.update_xaxes(title_text="time t", row=2, col=1)
-    figure.update_yaxes(range=[min(0.0, float(seen["mean_cosine"].min())) - 0.05, 1.05], row=1, col=1)
-    sentence = look.wrapped(f"Theory: {reason}.", 46)
+    sentence = look.wrapped(f"Theory: {run.theory.no_limit}.", 46)
     lines = sentence.count("<br>") + 1
-    figure.add_annotation(
-        text=sentence,
-        name="no limit",
-        x=0,
-        xref="paper",
-        y=1,
-        yref="paper",
-        yanchor="bottom",
-        xanchor="left",
-        align="left",
-        yshift=8,
-        xshift=-52,
-        showarrow=False,
-        font={"size": 13},
-    )
-    figure.update_layout(margin_t=look.TITLE_HEIGHT + 10 + 19 * lines, hovermode="x unified")
+    place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yref": "paper", "yanchor": "bottom", "align": "left"}
+    place |= {"yshift": 8, "xshift": -52}
+    figure.add_annotation(text=sentence, name="no limit", showarrow=False, font={"size": 13}, **place)
+    figure.update_layout(margin_t=look.TITLE_HEIGHT + 10 + 19 * lines, showlegend=False)
     return figure
+
+
+def distances(runs: Sequence[Run], curves: Sequence[DistanceCurves], names: Sequence[str]) -> go.Figure:
+    """W₂ to the limit law of two runs of one head, with the times at which their phases begin.
+
+    Without a limit law the mean cosine between tokens is shown instead.
+
+    curves : `distance_curves` of each run
+    names : what distinguishes the runs, such as "β = 10" and "β = 1000"
+    """
+    horizon = max(run.horizon for run in runs)
+    if any(c.distance is None for c in curves):
+        figure = _cosines(runs, names)
+    else:
+        text = (
+            "W₂ of each run to the limit law of its own tokens. A circle marks where tokens have concentrated, a "
+            "diamond where the terminal phase begins. Dotted: the distance between two random samples of the limit law."
+        )
+        figure = look.plain("Distance to the limit law", 560, text)
+        for c, name, (colour, dash) in zip(curves, names, TWO_LINES, strict=True):
+            assert c.distance is not None
+            y = _positive(c.distance)
+            look.curve(figure, c.distance["time"].values, y, f"W₂, {name}", colour, width=3, dash=dash)
+            _begins(figure, c, name, colour)
+        _floors(figure, curves, names, horizon)
+        drawn = _finite(*(c.distance for c in curves), [c.floor.mean for c in curves if c.floor is not None])
+        low = min(float(drawn.min()) / 1.5, 0.1) if len(drawn) else 1e-3
+        look.log_axis(figure, "Wasserstein-2 distance (chordal)", low, 1.1 * DIAMETER)
+    figure.update_xaxes(title_text="time t", range=[0, horizon], showgrid=False)
+    figure.update_layout(hovermode="x unified")
+    look.legend_below(figure)
+    return figure
+
+
+def _cosines(runs: Sequence[Run], names: Sequence[str]) -> go.Figure:
+    reason = f"There is no limit law to measure a distance to: {runs[0].theory.no_limit}."
+    figure = look.plain("Mean cosine between tokens", 520, f"{reason} The mean cosine is 1 if all tokens are equal.")
+    for run, name, (colour, dash) in zip(runs, names, TWO_LINES, strict=True):
+        seen = run.observables()["mean_cosine"]
+        look.curve(figure, seen["time"].values, seen.values, name, colour, width=3, dash=dash)
+    figure.update_yaxes(title_text="mean cosine between tokens")
+    return figure
+
+
+def _floors(figure: go.Figure, curves: Sequence[DistanceCurves], names: Sequence[str], horizon: float) -> None:
+    """A dotted line for each noise floor, or one line where the two cannot be told apart."""
+    floors = [0.0 if c.floor is None else c.floor.mean for c in curves]
+    drawn = [(floor, f", {name}", colour) for floor, name, (colour, _) in zip(floors, names, TWO_LINES, strict=True)]
+    if max(floors) < 1.05 * min(floors):
+        drawn = [(floors[0], "", look.GREY)]
+    for floor, of, colour in drawn:
+        if floor > 0:
+            name = f"noise floor {look.number(floor)}{of}"
+            look.curve(figure, [0, horizon], [floor] * 2, name, colour, width=1.5, dash="dot")
+
+
+def _begins(figure: go.Figure, c: DistanceCurves, name: str, colour: str) -> None:
+    """Markers where the phases of a run begin."""
+    assert c.phases is not None
+    level = max(c.phases.factor * c.phases.least, ROUNDING)
+    marks = (("concentrated", c.phases.concentrated, "circle"), ("terminal", c.phases.terminal, "diamond"))
+    seen = [(t, f"{what} from t = {look.number(t)}", symbol) for what, t, symbol in marks if t]
+    if seen:
+        times, words, symbols = zip(*seen, strict=True)
+        figure.add_scatter(
+            x=times,
+            y=[level] * len(times),
+            text=words,
+            name=f"phases, {name}",
+            mode="markers",
+            marker={"size": 11, "symbol": symbols, "color": colour, "line": {"width": 2, "color": look.INK}},
+            hovertemplate="%{text}<extra>" + name + "</extra>",
+            showlegend=False,
+        )

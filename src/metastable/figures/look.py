@@ -1,12 +1,15 @@
-"""The common look of all figures: palette, fonts, layout, and numbers written for people."""
+"""The common look of all figures: colours, fonts, layout, numbers for people, and the changes that a web page makes."""
 
 from __future__ import annotations
 
 import html
 import math
 import re
+import textwrap
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
@@ -14,10 +17,17 @@ BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 INK, GREY, FAINT = "#222222", "#6B6B6B", "#DDDDDD"
 
+PHASE_TINTS = {"concentration": "#E3F0F8", "plateau": "#E0F2EA", "terminal": "#FBEBDD"}
+"""Backgrounds of the three phases of a run."""
+PLATEAU, BAND, GRID = "#F6EE9C", "rgba(0,114,178,0.18)", "#C4CAD0"
+"""Plateaus of a curve, the band between two bounds, and the grid of the sphere."""
 CYCLE = [[i / 5, colour] for i, colour in enumerate((BLUE, GREEN, ORANGE, VERMILLION, PURPLE, BLUE))]
 """A colour scale for angles: both ends are the same blue."""
 
 TITLE_HEIGHT = 62
+"""Height of the title and the line under it, in pixels."""
+LEGEND_LINE = 20
+"""Height of one line of the legend, in pixels."""
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 CONFIG: dict[str, Any] = {
     "responsive": True,
@@ -28,13 +38,13 @@ CONFIG: dict[str, Any] = {
     "showSendToCloud": False,
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d", "tableRotation", "resetCameraLastSave3d"],
 }
-"""What to hand to `figure.show(config=…)` or `to_html(config=…)`."""
+"""The `config` for `figure.show` and `figure.to_html`."""
 
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def number(x: float | None) -> str:
-    """Three significant digits: 0.123, 1230, 4.56×10⁻⁷, ∞; a dash for what is not known.
+    """Three significant digits: 0.123, 1230, 4.56×10⁻⁷, ∞; a dash for None and NaN.
 
     >>> number(0.123456), number(12345.0), number(-4.56e-7)
     ('0.123', '12300', '−4.56×10⁻⁷')
@@ -73,6 +83,7 @@ def plain(title: str, height: int, caption: str, note: str = "") -> go.Figure:
 
 
 def dress(figure: go.Figure, title: str, height: int, caption: str, note: str = "") -> None:
+    """Give a figure the common look."""
     text: dict[str, Any] = {"text": title, "x": 0, "xref": "paper", "yref": "container", "y": 1, "yanchor": "top"}
     text |= {"pad": {"t": 12}, "font": {"size": 18}, "automargin": False}
     if note:
@@ -88,33 +99,48 @@ def dress(figure: go.Figure, title: str, height: int, caption: str, note: str = 
         hoverlabel={"font": {"family": FONT, "size": 13}},
         meta={"caption": caption},
     )
-    axis: dict[str, Any] = {
-        "linecolor": GREY,
-        "gridcolor": FAINT,
-        "ticks": "outside",
-        "tickcolor": GREY,
-        "zeroline": False,
-    }
-    axis |= {"automargin": True, "tickfont": {"size": 13}}
-    figure.update_xaxes(showline=True, title_standoff=8, **axis)
-    figure.update_yaxes(showline=True, title_standoff=8, **axis)
+    axis: dict[str, Any] = {"linecolor": GREY, "gridcolor": FAINT, "ticks": "outside", "tickcolor": GREY}
+    axis |= {"showline": True, "zeroline": False, "automargin": True, "tickfont": {"size": 13}, "title_standoff": 8}
+    figure.update_xaxes(axis)
+    figure.update_yaxes(axis)
+
+
+def curve(figure: go.Figure, x: Any, y: Any, name: str, colour: str, **more: Any) -> None:
+    """Add a line. `width` (default 2) and `dash` are of the line; all other arguments are plotly's."""
+    line = {"color": colour, "width": more.pop("width", 2), "dash": more.pop("dash", None)}
+    figure.add_scatter(
+        **{"x": x, "y": y, "name": name, "mode": "lines", "line": line, "hovertemplate": "%{y:.3g}", **more}
+    )
+
+
+def legend_below(figure: go.Figure) -> None:
+    """Put the legend under the axis, one entry a line: entries side by side do not fit a phone."""
+    lines = sum(trace.showlegend is not False for trace in figure.data)
+    figure.update_layout(
+        margin_b=60 + LEGEND_LINE * lines,
+        legend={"yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "font": {"size": 13}, "traceorder": "normal"},
+    )
+
+
+def log_axis(figure: go.Figure, title: str, low: float, high: float) -> None:
+    """A logarithmic y axis from `low` to `high`."""
+    figure.update_yaxes(
+        title_text=title,
+        type="log",
+        range=[np.log10(low), np.log10(high)],
+        minor={"ticks": "outside", "ticklen": 3, "tickcolor": GREY},
+        dtick=1,
+        exponentformat="none" if low > 1e-4 else "power",
+    )
 
 
 def caption(figure: go.Figure) -> str:
-    """How to read the figure and what was left out of it, in one to three sentences."""
+    """How to read the figure and what it leaves out, in one to three sentences."""
     return str(figure.layout.meta["caption"])
 
 
-def untitled(figure: go.Figure) -> go.Figure:
-    """The same figure for a page that has its own heading; the room of the title is given back."""
-    figure.update_layout(title=None, margin_t=max(12, (figure.layout.margin.t or 0) - TITLE_HEIGHT + 12))
-    return figure
-
-
 def wrapped(text: str, width: int) -> str:
-    """Plotly breaks no lines of its own."""
-    import textwrap
-
+    """Text with line breaks, which plotly does not insert."""
     return "<br>".join(textwrap.wrap(text, width))
 
 
@@ -128,3 +154,91 @@ def round_numbers(low: float, high: float) -> list[float]:
             break
     found = found[:: math.ceil(len(found) / 6)] if len(found) > 6 else found
     return found if len(found) > 1 else [10**low, 10**high]
+
+
+# What follows changes a figure for a page that has its own headings, time slider and colours.
+
+BACKGROUND = "#1B1F24"
+"""Background of a dark figure, and of the page around it."""
+DARK = {
+    "white": BACKGROUND,
+    INK: "#E8EAED",
+    GREY: "#A9B1B9",
+    FAINT: "#3A4149",
+    # The palette's blue is too dark on black; its sky blue differs as much from the other colours.
+    BLUE: SKY,
+    VERMILLION: "#F0803C",
+    GREEN: "#2BB88D",
+    PHASE_TINTS["concentration"]: "#19303F",
+    PHASE_TINTS["plateau"]: "#153A2C",
+    PHASE_TINTS["terminal"]: "#402B18",
+    PLATEAU: "#6B6420",
+    BAND: "rgba(86,180,233,0.25)",
+    GRID: "#4A525A",
+}
+"""The dark counterparts of the colours. No two colours of one figure have the same counterpart."""
+
+
+def untitled(figure: go.Figure) -> go.Figure:
+    """The same figure without its title and the space for it."""
+    figure.update_layout(title=None, margin_t=max(12, (figure.layout.margin.t or 0) - TITLE_HEIGHT + 12))
+    return figure
+
+
+def fitted(figure: go.Figure) -> go.Figure:
+    """The same figure without title and height: it fills the box that the page gives it."""
+    untitled(figure).update_layout(height=None, autosize=True)
+    return figure
+
+
+def cursor(figure: go.Figure, time: float) -> go.Figure:
+    """The same figure with a vertical line at a time: the shape named "cursor", which the page moves."""
+    line = {"color": INK, "width": 2}
+    figure.add_shape(name="cursor", type="line", x0=time, x1=time, y0=0, y1=1, yref="paper", line=line)
+    return figure
+
+
+def dark(figure: go.Figure) -> go.Figure:
+    """The same figure in light colours on a dark background."""
+    for part in (figure.layout, *figure.data):
+        for path, colour in _entries(
+            part.to_plotly_json(), lambda path, value: isinstance(value, str) and value in DARK
+        ):
+            if "colorscale" in path:
+                # Plotly replaces a colour scale as a whole only.
+                scale = path[: path.index("colorscale") + 1]
+                part[scale] = [[place, DARK.get(c, c)] for place, c in part[scale]]
+            else:
+                part[path] = DARK[colour]
+    figure.update_layout(hoverlabel={"bgcolor": "#2B3138", "bordercolor": "#4A525A", "font_color": "#E8EAED"})
+    return figure
+
+
+def enlarged(figure: go.Figure, factor: float) -> go.Figure:
+    """The same figure with texts, lines, markers and margins `factor` times as large, for a projector."""
+    for part in (figure.layout, *figure.data):
+        for path, size in _entries(part.to_plotly_json(), _in_pixels):
+            part[path] = np.asarray(size) * factor if np.ndim(size) else size * factor
+    return figure
+
+
+Keys = tuple[Any, ...]
+"""Where an entry is in nested dicts and lists."""
+
+
+def _in_pixels(path: Keys, value: Any) -> bool:
+    """Whether an entry of a figure is a size in pixels."""
+    above, key = (str(path[-2]) if len(path) > 1 else ""), path[-1]
+    if key == "size":
+        return above.endswith("font") or above == "marker"
+    return (above, key) == ("line", "width") or above == "margin" or key in ("xshift", "yshift", "thickness")
+
+
+def _entries(node: Any, chosen: Callable[[Keys, Any], bool], path: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+    """(path, value) of the chosen entries of nested dicts and lists."""
+    inside = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, (list, tuple)) else ()
+    if path and chosen(path, node):
+        yield path, node
+        return
+    for key, value in inside:
+        yield from _entries(value, chosen, (*path, key))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import plotly.graph_objects as go
+import xarray as xr
 from plotly.subplots import make_subplots
 
 from metastable.figures import look
-
-if TYPE_CHECKING:
-    from metastable.run.run import Run
+from metastable.run.run import Run
 
 PANELS = {
     "mean_cosine": ("mean cosine", look.BLUE),
@@ -24,54 +21,39 @@ PANELS = {
 def observables(run: Run) -> go.Figure:
     """Small multiples of mean cosine, effective rank, number of clusters and log energy."""
     seen = run.observables()
-    figure = make_subplots(
-        rows=2,
-        cols=2,
-        subplot_titles=[name for name, _ in PANELS.values()],
-        vertical_spacing=0.2,
-        horizontal_spacing=0.14,
-    )
-    for i, (key, (name, colour)) in enumerate(PANELS.items()):
-        row, col = i // 2 + 1, i % 2 + 1
-        values = seen[key].values
-        figure.add_scatter(
-            x=seen["time"].values,
-            y=values,
-            name=name,
-            mode="lines",
-            line={"color": colour, "width": 2.5},
-            hovertemplate="t = %{x:.3g}: %{y:.3g}<extra></extra>",
-            row=row,
-            col=col,
-        )
-        if not np.isfinite(values).any():
-            figure.add_annotation(
-                text=f"not defined<br>at β = {look.number(run.beta)}",
-                x=0.5,
-                y=0.5,
-                xref="x domain",
-                yref="y domain",
-                showarrow=False,
-                font={"color": look.GREY},
-                row=row,
-                col=col,
-            )
-            figure.update_yaxes(visible=False, row=row, col=col)
+    titles = [name for name, _ in PANELS.values()]
+    figure = make_subplots(rows=2, cols=2, subplot_titles=titles, vertical_spacing=0.2, horizontal_spacing=0.14)
+    for i, key in enumerate(PANELS):
+        add_panel(figure, run, seen, key, i // 2 + 1, i % 2 + 1)
     sample = "" if seen.attrs["sample"] == len(run.cloud) else f", counted on {seen.attrs['sample']} of the tokens"
     caption = (
-        f"Mean cosine: 1 when all tokens point the same way. Effective rank: 1 for one direction, {run.cloud.dim} when "
-        "all directions are used alike. Clusters: groups of tokens linked by steps shorter than β^(−1/2)"
-        f"{sample}. Log energy: never falls for B = V = I; for other heads it may."
+        f"Mean cosine: 1 if all tokens point the same way. Effective rank: 1 for one direction, {run.cloud.dim} if all "
+        f"directions are equally used. Clusters: groups of tokens linked by steps shorter than β^(−1/2){sample}. "
+        "Log energy: it never decreases for B = V = I, but it may for other heads."
     )
     look.dress(figure, "Observables over time", 520, caption)
     figure.update_annotations({"font": {"size": 14}})
     figure.update_layout(showlegend=False, margin={"l": 48, "t": look.TITLE_HEIGHT + 24})
     figure.update_xaxes(range=[0, run.horizon], nticks=5)
     figure.update_xaxes(title_text="time t", row=2)
-    lowest = min(0.0, float(seen["mean_cosine"].min()))
-    figure.update_yaxes(range=[lowest - 0.05, 1.05], row=1, col=1)
-    if run.cloud.dim <= 8:
-        figure.update_yaxes(range=[0.9, run.cloud.dim + 0.1], dtick=1, row=1, col=2)
-    if float(seen["clusters"].max()) >= 30:
-        figure.update_yaxes(type="log", dtick=1, row=2, col=1)
     return figure
+
+
+def add_panel(figure: go.Figure, run: Run, seen: xr.Dataset, key: str, row: int, col: int) -> None:
+    """Draw one of PANELS over time into a cell of a figure."""
+    name, colour = PANELS[key]
+    cell = {"row": row, "col": col}
+    values = seen[key].values
+    hover = "t = %{x:.3g}: %{y:.3g}<extra></extra>"
+    look.curve(figure, seen["time"].values, values, name, colour, width=2.5, hovertemplate=hover, **cell)
+    if not np.isfinite(values).any():
+        text = f"not defined<br>at β = {look.number(run.beta)}"
+        middle = {"x": 0.5, "xref": "x domain", "y": 0.5, "yref": "y domain", "showarrow": False}
+        figure.add_annotation(text=text, font={"color": look.GREY}, **middle, **cell)
+        figure.update_yaxes(visible=False, **cell)
+    elif key == "mean_cosine":
+        figure.update_yaxes(range=[min(0.0, float(values.min())) - 0.05, 1.05], **cell)
+    elif key == "effective_rank" and run.cloud.dim <= 8:
+        figure.update_yaxes(range=[0.9, run.cloud.dim + 0.1], dtick=1, **cell)
+    elif key == "clusters" and values.max() >= 30:
+        figure.update_yaxes(type="log", dtick=1, **cell)

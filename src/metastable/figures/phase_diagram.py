@@ -1,13 +1,11 @@
-"""Maps of a sweep: distance or phase over time and β, and any of its numbers over two of its axes.
+"""Maps of a sweep: phase or distance over time and β, and any of its numbers over two of its axes.
 
-Colours are what was measured. Two lines are what the theory says, for maps of time and β (c and the forecast are of
-`Theory`):
+Colours show what was measured. Two lines show what the theory predicts, on maps of time and β:
 
-    log β line     t = log β/c + a, the slope from the law's rate c, the height a the median, over the colder half of
-                   the runs, of the measured times of concentration: the distance falls like e^{−ct} to a plateau of
-                   a height of order 1/β
-    departure      `theory.plateau(β).departure`, with no fitted number, for the uniform law in d = 2 and from
-                   βD = 11.5 on
+    log β line     t = log β/c + a. The slope comes from the rate c of the law: the distance falls like e^{−ct} to a
+                   plateau of height of order 1/β. The offset a is the median, over the colder half of the runs, of
+                   the measured times of concentration minus log β/c.
+    departure      `theory.plateau(β).departure`, without a fitted number, for the uniform law in d = 2 and βD ≥ 11.5
 """
 
 from __future__ import annotations
@@ -15,9 +13,8 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -25,25 +22,30 @@ import xarray as xr
 
 from metastable.errors import BadInput
 from metastable.figures import look
-from metastable.figures.regions import regions, terminal_level
-
-if TYPE_CHECKING:
-    from metastable.theory import Theory
+from metastable.theory import Theory
+from metastable.theory.phases import Phases
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 PHASES = {"concentrating": "#F4DC8C", "metastable": look.GREEN, "terminal": look.VERMILLION}
-"""Names and colours of the three regions, in the order in which a run goes through them."""
-UNDECIDED = "not computed, or metastable and terminal phase too close to be told apart"
-TIMES = frozenset({"concentrated", "terminal"})
-"""Where a run has none of these, it may still come later."""
-SMALL = frozenset({"distance", "least"})
-"""Drawn on a logarithmic colour scale."""
-HEIGHT = 560
-MOST, MOST_ON_A_LINE = 400, 50
-"""Of more values of an axis only every second, third, … is drawn."""
+"""Names and colours of the three phases, in the order in which a run goes through them."""
+NAMES = {
+    "phase": "Phase",
+    "distance": "Distance W₂ to the limit law",
+    "least": "Least distance",
+    "least_time": "Time of least distance",
+    "concentrated": "Time of concentration",
+    "terminal": "Time of departure",
+}
+SHORT = {"time": "t", "beta": "β", "n": "N"}
+EVENTS = frozenset({"concentrated", "terminal"})
+"""Times of events. A run that did not see an event may still see it later."""
+LOGARITHMIC = frozenset({"distance", "least"})
+"""Variables drawn on a logarithmic colour scale."""
+MOST_CELLS, MOST_ON_A_LINE = 400, 50
+"""Of an axis with more values only every second, third, … value is drawn."""
 LOGARITHMIC_FROM = 15.0
-"""An axis whose largest value is this many times its least is logarithmic."""
+"""An axis is logarithmic if its largest value is at least this many times its least value."""
 
 
 def phase_diagram(
@@ -63,39 +65,73 @@ def phase_diagram(
     ----------
     data : what `sweep` returned
     value : "phase" (three regions), or a variable of the sweep: "distance", "least", "concentrated", "terminal", ...
-    x, y : two axes of the sweep; one of them may be "time". y is β, or where that is no axis the first one
-    theory : of the head, to draw the theory's lines into maps of time and β, and for `level`
-    time : for "phase" and what else depends on time, when neither axis is "time": the saved time nearest to it
-    level : `terminal_level` of the head, over the axes that make it, where there are such axes
-    at : the values of the other axes. Over seeds that are not given, the median is taken (of phases the commonest); a
-        run that never got there counts as one that gets there later than all
+    x, y : two axes of the sweep; one of them may be "time". The default of y is β, or the first axis without β
+    theory : theory of the head, for the lines on maps of time and β, and for `level`
+    time : the saved time nearest to it is shown, for a value that depends on time if neither axis is "time"
+    level : `terminal_level` of the head, as a function of the axes that change the head
+    at : values of the other axes. Without a value for seed, the median over seeds is shown (for phases the most
+        frequent one); a run that did not see an event counts as later than all others
     """
-    y = y or next((name for name in ("beta", *map(str, data["status"].dims)) if name in data["status"].dims), "beta")
+    dims = [str(name) for name in data["status"].dims]
+    y = y or ("beta" if "beta" in dims else next(iter(dims), "beta"))
     if level is None and theory is not None:
         level = xr.DataArray(terminal_level(theory))
     shown = _slice(data, value, (x, y), time, at, level)
     across, up = _Axis.of(data, x), _Axis.of(data, y)
     table = shown.transpose(y, x).values[np.ix_(up.order, across.order)]
-    where = _where(data, shown, at)
-    title, note = _titles(data, value, x, y, where)
-    figure = look.plain(title, HEIGHT, "", note)
-    # The same colours for every slice of a sweep, so that maps can be compared.
-    colours = _Phase() if value == "phase" else _Number(_name(data, value), value in SMALL, data[value].values)
-    _cells(figure, table, across, up, value, colours)
-    words = [f"{colours.words} White: {UNDECIDED if value == 'phase' else 'not seen'}."]
+    name = NAMES.get(value) or str(data[value].attrs.get("description", value)).capitalize()
+    title = f"{name} over {SHORT.get(x, x)} and {SHORT.get(y, y)}"
+    figure = look.plain(title, 560, "", _where(data, shown, at))
+    if value == "phase":
+        words = _draw_phases(figure, table, across, up)
+    else:
+        words = _draw_numbers(figure, table, across, up, name, value, data[value].values)
     if (x, y) == ("time", "beta") and theory is not None:
-        words += _lines(figure, data, theory, across, up, at)
+        words += _draw_lines(figure, data, theory, up, at)
     figure.update_layout(
         meta={"caption": " ".join(words)},
-        coloraxis=colours.axis(),
         margin={"b": 132, "t": look.TITLE_HEIGHT + 34},
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "font": {"size": 13}},
     )
-    figure.update_xaxes(title_text=_word(data, x), showgrid=False, range=[across.edges[0], across.edges[-1]])
-    figure.update_yaxes(title_text=_word(data, y), showgrid=False, range=[up.edges[0], up.edges[-1]])
-    figure.update_xaxes(tickvals=across.ticks, ticktext=across.labels)
-    figure.update_yaxes(tickvals=up.ticks, ticktext=up.labels)
+    for update, axis, called in ((figure.update_xaxes, across, x), (figure.update_yaxes, up, y)):
+        update(title_text=_axis_title(data, called), showgrid=False, range=[axis.edges[0], axis.edges[-1]])
+        update(tickvals=axis.ticks, ticktext=axis.labels)
     return figure
+
+
+def terminal_level(theory: Theory) -> float:
+    """W₂ between the limit laws ±e of M and ±v of V, √(2 − 2|⟨e, v⟩|): the distance at which the terminal phase ends.
+
+    NaN if one of the two laws does not consist of two atoms.
+    """
+    if theory.no_limit or theory.dim != 1 or theory.terminal.dim != 1 or theory.terminal.rotates:
+        return math.nan
+    cosine = float((theory.attention.basis[:, 0].double() @ theory.terminal.basis[:, 0].double()).abs())
+    return math.sqrt(max(0.0, 2 - 2 * cosine))
+
+
+def regions(data: xr.Dataset, level: xr.DataArray | None = None) -> xr.DataArray:
+    """At each point and saved time 0, 1, 2 for concentrating, metastable, terminal, and NaN if that is unknown.
+
+    A run whose distance still falls at its end is concentrating throughout. The phase is unknown at points that failed,
+    on curves that never change, and at times that a run did not reach. A metastable run that did not leave is unknown
+    too if it could not be seen to leave, because 1.5 times its least distance (`Phases.factor`) is above `level`.
+
+    level : the distance at which the terminal phase ends, see `terminal_level`
+    """
+    missing = [n for n in ("concentrated", "terminal", "least", "course", "distance") if n not in data]
+    if missing:
+        raise BadInput(f"the sweep has no {missing[0]}; a map of phases needs the outputs distance and phases")
+    t, courses = data["time"], data["course"].attrs["flag_meanings"].split()
+    falling, still = (data["course"] == courses.index(word) for word in ("falling", "still"))
+    begin, end = data["concentrated"].where(~falling, math.inf), data["terminal"].fillna(math.inf)
+    found = xr.where(t < begin, 0.0, xr.where((t < end) | falling, 1.0, 2.0))
+    known = (data["status"] == 0) & (falling | data["concentrated"].notnull()) & ~(still & (begin > 0))
+    if level is not None:
+        unseen = data["terminal"].isnull() & (Phases.factor * data["least"] >= level)
+        found = found.where(~(unseen & (found == 1)))
+    found = found.where(known & data["distance"].notnull())
+    return found.transpose(*data["distance"].dims)
 
 
 def _slice(
@@ -106,7 +142,7 @@ def _slice(
     at: dict[str, Any],
     level: xr.DataArray | None = None,
 ) -> xr.DataArray:
-    """The value over two axes, everything else chosen or, for seeds, averaged."""
+    """The value over two axes, with the other axes fixed or, for seeds, averaged."""
     dims = [str(name) for name in data["status"].dims]
     for name in (*axes, *at):
         if name not in (*dims, "time") or (name in axes and name in at):
@@ -121,16 +157,16 @@ def _slice(
     if "time" in axes and "time" not in found.dims:
         raise BadInput(f"{value} is one number a run, not one a time; choose an axis of the sweep instead of time")
     found = found.sel({name: _nearest(data, name, wanted) for name, wanted in at.items()})
-    left = [name for name in map(str, found.dims) if name not in axes and name != "seed"]
-    several = [name for name in left if data.sizes[name] > 1]
+    rest = [name for name in map(str, found.dims) if name not in axes and name != "seed"]
+    several = [name for name in rest if data.sizes[name] > 1]
     if several:
         values = ", ".join(_label(v) for v in data[several[0]].values.tolist()[:6])
         raise BadInput(f"the sweep has several {several[0]} ({values}); choose one: {several[0]}=...")
-    found = found.isel(dict.fromkeys(left, 0))
+    found = found.isel(dict.fromkeys(rest, 0))
     if "seed" not in found.dims or "seed" in axes:
         return found
     if value != "phase":
-        missing = math.inf if value in TIMES else math.nan
+        missing = math.inf if value in EVENTS else math.nan
         middle = found.fillna(missing).median("seed", skipna=True)
         return middle.where(np.isfinite(middle))
     votes = xr.concat([(found == code).sum("seed") for code in range(len(PHASES))], "code")
@@ -139,27 +175,30 @@ def _slice(
 
 def _nearest(data: xr.Dataset, name: str, wanted: Any) -> Any:
     values = data[name].values.tolist()
-    close = [v for v in values if v == wanted or (_number(v) and _number(wanted) and math.isclose(v, wanted))]
+    close = [v for v in values if v == wanted or (_is_number(v) and _is_number(wanted) and math.isclose(v, wanted))]
     if not close:
         raise BadInput(f"{name} = {wanted!r} is not in the sweep; it has {', '.join(map(_label, values[:8]))}")
     return close[0]
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _label(value: Any) -> str:
+    return look.number(float(value)) if _is_number(value) else str(value)
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """Where the values of an axis lie on paper: in increasing order, logarithms where they span much, ∞ at the end.
+    """Where the values of an axis lie on paper: in increasing order, on a logarithmic scale if wide, ∞ at the end.
 
-    order : the places of the values in the dataset
-    positions, edges : middle of each cell, and the n + 1 sides
+    order : indices of the values in the dataset
+    edges : the n + 1 sides of the cells
     """
 
     values: list[Any]
     order: list[int]
-    positions: Floats
     edges: Floats
     ticks: list[float]
     labels: list[str]
@@ -168,13 +207,14 @@ class _Axis:
     @classmethod
     def of(cls, data: xr.Dataset, name: str) -> _Axis:
         values = data[name].values.tolist()
-        if not all(map(_number, values)):
-            places = np.arange(len(values), dtype=float)
+        if not all(map(_is_number, values)):
+            order = list(range(len(values)))
             labels = [look.wrapped(html.escape(_label(v)), 16) for v in values]
-            edges = np.arange(len(values) + 1, dtype=np.float64) - 0.5
-            return cls(values, list(range(len(values))), places, edges, [*places], labels)
+            return cls(
+                values, order, np.arange(len(values) + 1, dtype=np.float64) - 0.5, [float(i) for i in order], labels
+            )
         order = sorted(range(len(values)), key=lambda i: values[i])
-        order = order[:: math.ceil(len(order) / MOST)]
+        order = order[:: math.ceil(len(order) / MOST_CELLS)]
         values = [values[i] for i in order]
         finite = np.array([v for v in values if math.isfinite(v)], dtype=float)
         logs = bool(len(finite) > 1 and finite[0] > 0 and finite[-1] >= LOGARITHMIC_FROM * finite[0])
@@ -192,11 +232,7 @@ class _Axis:
         ticks, labels = _ticks(finite, logs)
         if len(finite) < len(values):
             ticks, labels = [*ticks, float(places[-1])], [*labels, "∞"]
-        return cls(values, order, places, edges, ticks, labels, logs)
-
-    def place(self, value: float) -> float:
-        """Where a finite value lies that need not be one of the axis."""
-        return math.log10(value) if self.logs else value
+        return cls(values, order, edges, ticks, labels, logs)
 
 
 def _ticks(finite: Floats, logs: bool) -> tuple[list[float], list[str]]:
@@ -215,105 +251,91 @@ def _round_step(least: float) -> float:
     return next(power * k for k in (1, 2, 5, 10) if power * k >= least * (1 - 1e-9))
 
 
-class _Phase:
-    """Three colours for three regions."""
-
-    words = "Colours are the phase that each run is in at each time, read off its own distance curve."
-
-    def number(self, z: float) -> float:
-        return z
-
-    def written(self, z: float) -> str:
-        return "not decided" if math.isnan(z) else list(PHASES)[int(z)]
-
-    def axis(self) -> dict[str, Any]:
-        steps = [[(i + side) / 3, c] for i, c in enumerate(PHASES.values()) for side in (0, 1)]
-        bar = _bar() | {"tickvals": [0, 1, 2], "ticktext": list(PHASES)}
-        return {"colorscale": steps, "cmin": -0.5, "cmax": 2.5, "colorbar": bar}
+def _draw_phases(figure: go.Figure, table: Floats, across: _Axis, up: _Axis) -> list[str]:
+    """Colour the three regions. Returns the sentences of the caption."""
+    names = list(PHASES)
+    written = [["not decided" if math.isnan(v) else names[int(v)] for v in row] for row in table.tolist()]
+    _add_cells(figure, table, written, across, up, "phase")
+    scale = [[(i + side) / 3, colour] for i, colour in enumerate(PHASES.values()) for side in (0, 1)]
+    bar = {**_colour_bar(), "tickvals": [0, 1, 2], "ticktext": names}
+    figure.update_layout(coloraxis={"colorscale": scale, "cmin": -0.5, "cmax": 2.5, "colorbar": bar})
+    return [
+        "Colours are the phase of each run at each time, read from its own distance curve.",
+        "White: not computed, or the metastable and the terminal phase are too close to tell apart.",
+    ]
 
 
-class _Number:
-    """A colour scale that colour-blind readers can follow, logarithmic for distances."""
+def _draw_numbers(
+    figure: go.Figure, table: Floats, across: _Axis, up: _Axis, name: str, value: str, everywhere: Floats
+) -> list[str]:
+    """Colour a number on a scale that colour-blind readers can follow. Returns the sentences of the caption.
 
-    def __init__(self, name: str, logs: bool, table: Floats) -> None:
-        positive = table[np.isfinite(table) & (table > 0)]
-        self.logs = logs and len(positive) > 0
-        known = np.log10(positive) if self.logs else table[np.isfinite(table)]
-        self.low, self.high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
-        if self.high - self.low < 1e-12:
-            self.low, self.high = self.low - 0.5, self.high + 0.5
-        self.words = f"Colours: {name[0].lower()}{name[1:]}{', on a logarithmic scale' if self.logs else ''}."
-
-    def number(self, z: float) -> float:
-        if not self.logs:
-            return z
-        return math.log10(z) if z > 0 else (self.low if z == 0 else math.nan)
-
-    def written(self, z: float) -> str:
-        return look.number(z)
-
-    def axis(self) -> dict[str, Any]:
-        bar = _bar()
-        if self.logs:
-            ticks = look.round_numbers(self.low, self.high)
-            bar |= {"tickvals": [math.log10(t) for t in ticks], "ticktext": [look.number(t) for t in ticks]}
-        return {"colorscale": "Cividis", "cmin": self.low, "cmax": self.high, "colorbar": bar}
+    everywhere : the values of the whole sweep, so that all slices of a sweep have the same colour scale
+    """
+    known = everywhere[np.isfinite(everywhere)]
+    logs = value in LOGARITHMIC and bool((known > 0).any())
+    known = np.log10(known[known > 0]) if logs else known
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    if high - low < 1e-12:
+        low, high = low - 0.5, high + 0.5
+    z = table
+    bar = _colour_bar()
+    if logs:
+        z = np.full_like(table, math.nan)
+        z[table == 0] = low
+        z[table > 0] = np.log10(table[table > 0])
+        ticks = look.round_numbers(low, high)
+        bar |= {"tickvals": [math.log10(t) for t in ticks], "ticktext": [look.number(t) for t in ticks]}
+    _add_cells(figure, z, [[look.number(v) for v in row] for row in table.tolist()], across, up, value)
+    figure.update_layout(coloraxis={"colorscale": "Cividis", "cmin": low, "cmax": high, "colorbar": bar})
+    return [f"Colours: {name[0].lower()}{name[1:]}{', on a logarithmic scale' if logs else ''}.", "White: not seen."]
 
 
-def _bar() -> dict[str, Any]:
+def _colour_bar() -> dict[str, Any]:
     bar: dict[str, Any] = {"orientation": "h", "y": 0, "yref": "container", "yanchor": "bottom", "thickness": 14}
     return bar | {"x": 0.5, "len": 1.0, "tickfont": {"size": 13}, "outlinewidth": 0, "nticks": 6}
 
 
-def _cells(figure: go.Figure, table: Floats, across: _Axis, up: _Axis, value: str, colours: _Phase | _Number) -> None:
-    z = [[None if math.isnan(c := colours.number(v)) else round(c, 5) for v in row] for row in table.tolist()]
+def _add_cells(figure: go.Figure, z: Floats, written: list[list[str]], across: _Axis, up: _Axis, name: str) -> None:
     texts = [
-        [f"{_label(x)}, {_label(y)}: {colours.written(v)}" for x, v in zip(across.values, row, strict=True)]
-        for y, row in zip(up.values, table.tolist(), strict=True)
+        [f"{_label(x)}, {_label(y)}: {words}" for x, words in zip(across.values, row, strict=True)]
+        for y, row in zip(up.values, written, strict=True)
     ]
-    figure.add_heatmap(
-        x=across.edges,
-        y=up.edges,
-        z=z,
-        text=texts,
-        hovertemplate="%{text}<extra></extra>",
-        coloraxis="coloraxis",
-        name=value,
-    )
+    rounded = [[None if math.isnan(v) else round(v, 5) for v in row] for row in z.tolist()]
+    hover = {"text": texts, "hovertemplate": "%{text}<extra></extra>"}
+    figure.add_heatmap(x=across.edges, y=up.edges, z=rounded, coloraxis="coloraxis", name=name, **hover)
 
 
-def _lines(
-    figure: go.Figure, data: xr.Dataset, theory: Theory, across: _Axis, up: _Axis, at: dict[str, Any]
-) -> list[str]:
-    """Draw the theory's two lines; what to say about them."""
-    said: list[str] = []
+def _draw_lines(figure: go.Figure, data: xr.Dataset, theory: Theory, up: _Axis, at: dict[str, Any]) -> list[str]:
+    """Draw the two lines of the theory. Returns a sentence on each."""
+    sentences: list[str] = []
     betas = np.array([b for b in up.values if math.isfinite(b) and b > 1], dtype=float)
     if len(betas) > 1 and "concentrated" in data:
         rate = theory.law_rate()
         times = _slice(data, "concentrated", ("beta", "beta"), None, at).sel(beta=betas).values
-        heights = times - np.log(betas) / rate if 0 < rate < math.inf else np.array([math.nan])
-        cold = heights[len(heights) // 2 :]
+        offsets = times - np.log(betas) / rate if 0 < rate < math.inf else np.array([math.nan])
+        cold = offsets[len(offsets) // 2 :]
         if np.isfinite(cold).any():
             a = float(np.nanmedian(cold))
-            _line(figure, up, np.log(betas) / rate + a, betas, "log β line", "solid")
-            said.append(
-                f"The solid line is t = log β/c + a with the rate c = {look.number(rate)} of the theory; its height "
-                f"a = {look.number(a)} is the median of what was measured on the colder half."
+            _add_line(figure, up, np.log(betas) / rate + a, betas, "log β line", "solid")
+            sentences.append(
+                f"The solid line is t = log β/c + a with the rate c = {look.number(rate)} of the theory; the offset "
+                f"a = {look.number(a)} is the median of the measured offsets on the colder half."
             )
-    some = betas[:: math.ceil(len(betas) / MOST_ON_A_LINE)] if _uniform(data) else betas[:0]
-    forecasts = [(b, f) for b in some if (f := _departure(theory, float(b))) is not None]
+    some = betas[:: math.ceil(len(betas) / MOST_ON_A_LINE)] if _is_uniform(data) else betas[:0]
+    forecasts = [(b, t) for b in some if (t := _departure(theory, float(b))) is not None]
     if len(forecasts) > 1:
-        where = np.array([b for b, _ in forecasts])
-        _line(figure, up, np.array([f for _, f in forecasts]), where, "forecast departure", "dash")
-        said.append("The dashed line is the theory's forecast of the departure, with no number fitted.")
-    return said
+        where, when = np.array(forecasts).T
+        _add_line(figure, up, when, where, "forecast departure", "dash")
+        sentences.append("The dashed line is the theory's forecast of the departure, with no number fitted.")
+    return sentences
 
 
-def _line(figure: go.Figure, up: _Axis, times: Floats, betas: Floats, name: str, dash: str) -> None:
-    y = [up.place(float(b)) for b in betas]
-    common: dict[str, Any] = {"x": times, "y": y, "mode": "lines", "hoverinfo": "skip", "legendgroup": name}
-    figure.add_scatter(**common, line={"width": 6, "color": "white"}, showlegend=False)
-    figure.add_scatter(**common, line={"width": 2.5, "color": look.BLACK, "dash": dash}, name=name)
+def _add_line(figure: go.Figure, up: _Axis, times: Floats, betas: Floats, name: str, dash: str) -> None:
+    y = np.log10(betas) if up.logs else betas
+    shared: dict[str, Any] = {"hoverinfo": "skip", "hovertemplate": None, "legendgroup": name}
+    look.curve(figure, times, y, "", "white", width=6, showlegend=False, **shared)
+    look.curve(figure, times, y, name, look.BLACK, width=2.5, dash=dash, **shared)
 
 
 def _departure(theory: Theory, beta: float) -> float | None:
@@ -323,14 +345,14 @@ def _departure(theory: Theory, beta: float) -> float | None:
         return None
 
 
-def _uniform(data: xr.Dataset) -> bool:
-    """Whether the tokens stand for the uniform law, which the forecast is about."""
+def _is_uniform(data: xr.Dataset) -> bool:
+    """Whether the tokens represent the uniform law, for which the forecast is made."""
     cloud = json.loads(data.attrs.get("configuration", "{}")).get("cloud") or {}
     return "law" not in data.dims and cloud.get("law", "uniform") in ("uniform", "graded", "circle")
 
 
 def _where(data: xr.Dataset, shown: xr.DataArray, at: dict[str, Any]) -> str:
-    """What was held fixed, in words."""
+    """The values of the other axes, in words."""
     parts = [f"{name} = {_label(wanted)}" for name, wanted in at.items()]
     if "time" in shown.coords and "time" not in shown.dims:
         parts.append(f"t = {look.number(float(shown['time']))}")
@@ -340,27 +362,8 @@ def _where(data: xr.Dataset, shown: xr.DataArray, at: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _name(data: xr.Dataset, value: str) -> str:
-    names: dict[str, str] = {"phase": "Phase", "distance": "Distance W₂ to the limit law", "least": "Least distance"}
-    names |= {"concentrated": "Time of concentration", "terminal": "Time of departure"}
-    names["least_time"] = "Time of least distance"
-    return names.get(value) or str(data[value].attrs.get("description", value)).capitalize()
-
-
-def _titles(data: xr.Dataset, value: str, x: str, y: str, where: str) -> tuple[str, str]:
-    return f"{_name(data, value)} over {_short(x)} and {_short(y)}", where
-
-
-def _word(data: xr.Dataset, name: Hashable) -> str:
-    short = _short(str(name))
-    described = str(data[name].attrs.get("description", short)).split(";")[0].split(":")[0]
-    units = {"degrees": " (degrees)"}.get(str(data[name].attrs.get("units")), "")
-    return {"t": "time t", "β": "β"}.get(short, described + units)
-
-
-def _short(name: str) -> str:
-    return {"time": "t", "beta": "β", "n": "N"}.get(name, name)
-
-
-def _label(value: Any) -> str:
-    return look.number(float(value)) if _number(value) else str(value)
+def _axis_title(data: xr.Dataset, name: str) -> str:
+    if name in ("time", "beta"):
+        return {"time": "time t", "beta": "β"}[name]
+    described = str(data[name].attrs.get("description", SHORT.get(name, name))).split(";")[0].split(":")[0]
+    return described + (" (degrees)" if data[name].attrs.get("units") == "degrees" else "")

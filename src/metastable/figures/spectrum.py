@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from metastable.figures import look
-
-if TYPE_CHECKING:
-    from metastable.theory import Theory
-    from metastable.theory.spectrum import Spectrum
+from metastable.theory import Theory
+from metastable.theory.spectrum import Spectrum
 
 
 def spectrum(theory: Theory) -> go.Figure:
-    """Two panels with equal axes: M = V Bᵀ, which decides the plateau, and V, which decides the terminal phase."""
+    """Two panels with equal axes: M = V Bᵀ, which governs the plateau, and V, which governs the terminal phase."""
     both = [(theory.attention, "M = V Bᵀ", look.BLUE), (theory.terminal, "V", look.VERMILLION)]
     figure = make_subplots(
         rows=2, cols=1, vertical_spacing=0.2, subplot_titles=[_heading(s, name) for s, name, _ in both]
@@ -25,9 +23,9 @@ def spectrum(theory: Theory) -> go.Figure:
     for row, (s, name, colour) in enumerate(both, start=1):
         _panel(figure, s, name, colour, row)
     caption = (
-        "Tokens are drawn to the eigenvalue furthest to the right (large marker): of M on the plateau, of V in the "
-        "terminal phase. The wider the gap to the next one, the faster; a dominant pair off the real axis means "
-        "rotation and no limit. The dotted line is real part 0."
+        "The eigenvalue with the largest real part (large marker) attracts the tokens: that of M on the plateau, that "
+        "of V in the terminal phase. A wider gap to the next eigenvalue means faster convergence. A dominant complex "
+        "pair means rotation without a limit. The dotted line is real part 0."
     )
     look.dress(figure, "Eigenvalues of M and V", 700, caption)
     for row in (1, 2):
@@ -49,20 +47,11 @@ def _panel(figure: go.Figure, s: Spectrum, name: str, colour: str, row: int) -> 
     values = s.eigenvalues.numpy()
     x_range, y_range = _ranges(values)
     axis = "" if row == 1 else "2"
-    figure.add_shape(
-        name="Re λ = 0",
-        type="line",
-        x0=0,
-        x1=0,
-        y0=0,
-        y1=1,
-        xref=f"x{axis}",
-        yref=f"y{axis} domain",
-        line={"color": look.INK, "width": 1.5, "dash": "dot"},
-        layer="below",
-    )
+    refs = {"xref": f"x{axis}", "yref": f"y{axis} domain"}
+    imaginary_axis = {"color": look.INK, "width": 1.5, "dash": "dot"}
+    _vertical(figure, 0, 1, imaginary_axis, name="Re λ = 0", layer="below", **refs)
     if math.isfinite(s.gap):
-        _gap(figure, s, row)
+        _gap(figure, s, refs)
     size = 9 if len(values) <= 40 else 5
     rest, first = _merged(values[s.multiplicity :], s.tolerance), _merged(values[: s.multiplicity], s.tolerance)
     _dots(figure, rest, f"eigenvalues of {name}", {"size": size, "color": colour, "opacity": 0.55}, row)
@@ -73,7 +62,7 @@ def _panel(figure: go.Figure, s: Spectrum, name: str, colour: str, row: int) -> 
 
 
 def _merged(values: np.ndarray[Any, Any], tolerance: float) -> list[tuple[complex, int]]:
-    """Equal eigenvalues as one with a count: a factored head has 0 hundreds of times."""
+    """Equal eigenvalues as one value with a count: a factored head has the eigenvalue 0 hundreds of times."""
     groups: dict[tuple[int, int], list[complex]] = {}
     grain = max(tolerance, 1e-300)
     for value in values:
@@ -110,16 +99,16 @@ def _written(value: complex) -> str:
     return f"λ = {look.number(value.real)} {sign} {look.number(abs(value.imag))}i, |λ| = {look.number(abs(value))}"
 
 
-def _gap(figure: go.Figure, s: Spectrum, row: int) -> None:
+def _vertical(figure: go.Figure, x: float, top: float, line: dict[str, Any], **options: Any) -> None:
+    figure.add_shape(type="line", x0=x, x1=x, y0=0, y1=top, line=line, **options)
+
+
+def _gap(figure: go.Figure, s: Spectrum, refs: dict[str, str]) -> None:
     """A bar between Re λ₂ and Re λ₁ near the top of the panel, with lines down to both."""
-    left, right = s.leading - s.gap, s.leading
-    axis = "" if row == 1 else "2"
-    refs = {"xref": f"x{axis}", "yref": f"y{axis} domain"}
+    left, right, height = s.leading - s.gap, s.leading, 0.88
     for x in (left, right):
-        figure.add_shape(
-            type="line", x0=x, x1=x, y0=0, y1=0.88, line={"color": look.GREY, "width": 1, "dash": "dash"}, **refs
-        )
-    figure.add_shape(
-        name="gap", type="line", x0=left, x1=right, y0=0.88, y1=0.88, line={"color": look.INK, "width": 3}, **refs
-    )
-    figure.add_annotation(text="gap", x=right, y=0.88, xanchor="right", yanchor="bottom", showarrow=False, **refs)
+        _vertical(figure, x, height, {"color": look.GREY, "width": 1, "dash": "dash"}, **refs)
+    bar = {"x0": left, "x1": right, "y0": height, "y1": height, "line": {"color": look.INK, "width": 3}}
+    figure.add_shape(name="gap", type="line", **bar, **refs)
+    place = {"x": right, "y": height, "xanchor": "right", "yanchor": "bottom"}
+    figure.add_annotation(text="gap", showarrow=False, **place, **refs)

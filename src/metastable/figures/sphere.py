@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -12,16 +12,18 @@ from torch import Tensor
 
 from metastable.cloud import sample_indices
 from metastable.figures import look
-from metastable.figures.scene import Floats, View, coordinates, draw_scene, rounded, trace_type, view_of
+from metastable.run.run import Run
+from metastable.theory.spectrum import Spectrum
 
-if TYPE_CHECKING:
-    from metastable.run.run import Run
-
+Array = np.ndarray[Any, Any]
 MOST_TOKENS = 1500
 MOST_FRAMES = 40
+CAMERA = 1.36
+"""Distance of the camera, at which the sphere just fits a phone."""
 CLOSER = 0.86
-"""Without controls below it there is more room for the sphere than the camera's usual distance allows for."""
+"""Factor on the camera's distance if no controls take space below the sphere."""
 RIM = 1.3
+"""Factor on the markers of the group drawn first: its rim stays visible where another group lies on top."""
 LEGEND = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "font": {"size": 13}, "itemsizing": "constant"}
 
 
@@ -29,64 +31,200 @@ def sphere(run: Run, *, controls: bool = True, frames: int = MOST_FRAMES) -> go.
     """Tokens over time: a sphere for d = 3, a circle for d = 2, a projection to three dimensions for d > 3.
 
     At most 1500 tokens and `frames` of the saved times are drawn. The axes ±e (dominant direction of M, where the
-    limit law lives) and ±v (dominant direction of V, the terminal phase) are drawn through the centre; a
-    dominant plane is drawn as its circle.
+    limit law lives) and ±v (dominant direction of V, the terminal phase) go through the centre. A dominant plane is
+    drawn as its circle.
 
-    controls : a time slider and buttons in the figure. Without them the page moves the tokens, by the figure's frames;
-        `layout.meta` holds their times, and the camera stays as it was turned when the figure is drawn anew.
+    controls : a time slider and buttons in the figure. Without them a page moves the tokens, by the figure's frames;
+        `layout.meta` holds their times, and the camera keeps its position when the figure is drawn anew.
     """
-    view = view_of(run)
+    view = _view(run)
     keep = sample_indices(len(run.cloud), min(MOST_TOKENS, len(run.cloud)), seed=0)
     steps = np.unique(np.linspace(0, len(run.times) - 1, frames).round().astype(int))
     groups = _groups(run, keep)
-    figure = look.plain(_title(view), 620 if view.flat else 700, _caption(run, view, len(keep)), view.note)
-    figure.update_layout(margin_t=look.TITLE_HEIGHT + 26)
-    draw_scene(figure, run, view)
+    figure = look.plain(view.title, 620 if view.flat else 700, _caption(run, view, len(keep)), view.note)
+    figure.update_layout(margin={"l": 6, "r": 6, "b": 110, "t": look.TITLE_HEIGHT + 26}, legend=LEGEND)
+    _draw_scene(figure, run, view)
     shown = run.frames[torch.from_numpy(steps).unsqueeze(1), keep].cpu().double().numpy()
-    _animate(figure, rounded(shown @ view.axes), groups, _sizes(run, keep))
+    _animate(figure, _rounded(shown @ view.axes), groups, _marker_sizes(run, keep))
     times = [float(run.times[i]) for i in steps]
-    figure.update_layout(legend=LEGEND)
     if controls:
-        _controls(figure, times)
+        _add_controls(figure, times)
     else:
-        _for_a_page(figure, times, view)
+        figure.update_layout(meta={**figure.layout.meta, "times": times}, margin_b=6, uirevision=view.title)
+        if not view.flat:
+            eye = figure.layout.scene.camera.eye
+            figure.update_layout(scene_camera_eye={axis: CLOSER * eye[axis] for axis in "xyz"})
     if groups[0].angles:
-        # The colour bar takes the place above the sphere; the legend goes into the empty corner of the scene.
+        # The colour bar takes the space above the sphere, so the legend goes into an empty corner of the scene.
         figure.update_layout(legend_yanchor="top", margin_t=look.TITLE_HEIGHT + 50)
         if not controls:
             figure.update_layout(legend={"y": 0, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"})
     return figure
 
 
-def _for_a_page(figure: go.Figure, times: list[float], view: View) -> None:
-    """Leave the room of the controls to the sphere, and say at which time each frame is."""
-    figure.update_layout(meta={**figure.layout.meta, "times": times}, margin_b=6, uirevision=_title(view))
-    if not view.flat:
-        eye = figure.layout.scene.camera.eye
-        figure.update_layout(scene_camera_eye={axis: CLOSER * eye[axis] for axis in "xyz"})
+@dataclass(frozen=True)
+class _View:
+    """The directions shown, as columns of (d, 2 or 3), and a note on a projection."""
+
+    axes: Array
+    note: str = ""
+
+    @property
+    def flat(self) -> bool:
+        return self.axes.shape[1] == 2
+
+    @property
+    def title(self) -> str:
+        return "Tokens on the circle" if self.flat else "Tokens in projection" if self.note else "Tokens on the sphere"
 
 
-def _animate(figure: go.Figure, positions: np.ndarray[Any, Any], groups: list[_Group], sizes: Floats | float) -> None:
-    """The tokens at the first time, and a frame for each time that moves them and nothing else."""
-    moving = list(range(len(figure.data), len(figure.data) + len(groups)))
-    for group in groups:
-        figure.add_trace(_tokens(positions[0], group, sizes))
-    figure.frames = [
-        go.Frame(name=str(i), data=[_moved(x, group) for group in groups], traces=moving)
-        for i, x in enumerate(positions)
+def _view(run: Run) -> _View:
+    """For d > 3: the dominant directions of M, then those of V, then the principal directions of the tokens."""
+    d, th = run.cloud.dim, run.theory
+    if d <= 3:
+        return _View(np.eye(d))
+    stacked = run.frames[:: max(1, len(run.frames) // 8)].reshape(-1, d).cpu().double().numpy()
+    principal = np.linalg.eigh(stacked.T @ stacked)[1][:, ::-1][:, :3]
+    wanted = [
+        ("e" if th.dim == 1 else "E", _numpy(th.attention.basis)),
+        ("v" if th.terminal.dim == 1 else "V's dominant space", _numpy(th.terminal.basis)),
+        ("the tokens' main directions", principal),
     ]
+    axes = np.zeros((d, 0))
+    names: list[str] = []
+    for name, columns in wanted:
+        for column in columns.T:
+            rest = column - axes @ (axes.T @ column)
+            rest -= axes @ (axes.T @ rest)
+            if len(names) < 3 and np.linalg.norm(rest) > 1e-6:
+                axes = np.column_stack([axes, rest / np.linalg.norm(rest)])
+                names.append(name)
+    return _View(axes, f"projected from {d} to 3 dimensions, along {', '.join(dict.fromkeys(names))}")
 
 
-def _title(view: View) -> str:
-    return "Tokens on the circle" if view.flat else "Tokens in projection" if view.note else "Tokens on the sphere"
+def _numpy(t: Tensor) -> Array:
+    return np.asarray(t.detach().cpu().double().numpy())
+
+
+def _rounded(x: Array) -> Array:
+    """Four digits are finer than a pixel, and single precision halves the file."""
+    return np.asarray(x.round(4), dtype=np.float32)
+
+
+def _trace(x: Array, **options: Any) -> Any:
+    """A scatter trace of points (n, 2 or 3)."""
+    kind = go.Scatter3d if x.shape[-1] == 3 else go.Scatter
+    return kind(**_coordinates(x), **options)
+
+
+def _coordinates(x: Array) -> dict[str, Array]:
+    return {name: x[..., i] for i, name in enumerate("xyz"[: x.shape[-1]])}
+
+
+def _draw_scene(figure: go.Figure, run: Run, view: _View) -> None:
+    """Everything that does not move: the sphere or circle, the dominant directions of M and V, the camera."""
+    if view.flat:
+        _add_circle(figure, np.eye(2), "", look.FAINT, width=2)
+        figure.update_xaxes(range=[-1.5, 1.5], visible=False, constrain="domain")
+        figure.update_yaxes(range=[-1.42, 1.42], visible=False, constrain="domain", scaleanchor="x")
+    else:
+        _add_globe(figure)
+        hidden = {"visible": False, "range": [-1.38, 1.38]}
+        eye = dict(zip("xyz", _eye(run, view).round(3).tolist(), strict=True))
+        scene = {"xaxis": hidden, "yaxis": hidden, "zaxis": hidden, "aspectmode": "cube", "camera": {"eye": eye}}
+        figure.update_layout(scene=scene)
+    # If the dominant eigenspace of M is its kernel, the field is undefined there and no token goes there.
+    if not run.theory.no_limit or run.theory.attention.rotates:
+        _add_space(figure, run.theory.attention, view, "e", "M", look.INK)
+    _add_space(figure, run.theory.terminal, view, "v", "V", look.GREEN, like=run.theory.attention)
+
+
+def _add_globe(figure: go.Figure) -> None:
+    """A translucent unit sphere with a faint grid that shows its roundness."""
+    u, v = np.meshgrid(np.linspace(0, 2 * np.pi, 49), np.linspace(0, np.pi, 25))
+    ball = _rounded(np.stack([np.cos(u) * np.sin(v), np.sin(u) * np.sin(v), np.cos(v)], axis=-1))
+    background: dict[str, Any] = {"hoverinfo": "skip", "showlegend": False}
+    figure.add_surface(
+        **_coordinates(ball),
+        opacity=0.12,
+        colorscale=[[0, "#9AA5B1"], [1, "#9AA5B1"]],
+        showscale=False,
+        # Without this the mouse draws dark rings on the sphere.
+        contours={axis: {"highlight": False} for axis in "xyz"},
+        lighting={"ambient": 1, "diffuse": 0, "specular": 0},
+        name="sphere",
+        **background,
+    )
+    gap = np.full((1, 3), np.nan, dtype=np.float32)
+    lines = [*(ball[i] for i in range(4, 24, 4)), *(ball[:, j] for j in range(0, 48, 6))]
+    grid = np.concatenate([part for line in lines for part in (line, gap)])
+    figure.add_trace(_trace(grid, mode="lines", line={"color": look.GRID, "width": 1}, name="grid", **background))
+
+
+def _add_space(
+    figure: go.Figure, of: Spectrum, view: _View, letter: str, matrix: str, colour: str, like: Spectrum | None = None
+) -> None:
+    """A dominant line as an axis through the centre, a dominant plane as its circle, larger spaces not at all."""
+    # The second axis is longer and the second circle is thinner, so that both are visible where they coincide.
+    first = like is None
+    if of.dim == 1:
+        name = f"±{letter}, dominant direction of {matrix}"
+        _add_axis(figure, _dominant(of, like) @ view.axes, letter, name, colour, reach=1.12 if first else 1.22)
+    elif of.dim == 2 and of.size > 2:
+        plane = _numpy(of.basis).T @ view.axes
+        _add_circle(figure, plane, f"dominant plane of {matrix}", colour, width=7 if first else 2.5)
+
+
+def _dominant(of: Spectrum, like: Spectrum | None = None) -> Array:
+    """The dominant unit vector, with the sign that puts +v on the side of +e."""
+    tip = _numpy(of.basis)[:, 0]
+    return -tip if like is not None and like.dim == 1 and tip @ _numpy(like.basis)[:, 0] < 0 else tip
+
+
+def _add_axis(figure: go.Figure, tip: Array, letter: str, name: str, colour: str, reach: float) -> None:
+    solid = len(tip) == 3
+    outward = ["middle left", "middle right"] if tip[0] >= 0 else ["middle right", "middle left"]
+    trace = _trace(
+        _rounded(np.stack([-reach * tip, reach * tip])),
+        mode="lines+text",
+        text=[f"−{letter}", f"+{letter}"],
+        name=name,
+        hoverinfo="skip",
+        textposition="top center" if solid else outward,
+        textfont={"size": 17, "color": colour},
+        line={"color": colour, "width": 5 if solid else 2.5},
+    )
+    figure.add_trace(trace)
+
+
+def _add_circle(figure: go.Figure, plane: Array, name: str, colour: str, width: float) -> None:
+    angle = np.linspace(0, 2 * np.pi, 121)
+    ring = _rounded(np.stack([np.cos(angle), np.sin(angle)], axis=1) @ plane)
+    style = {"line": {"color": colour, "width": width}, "opacity": 0.6, "hoverinfo": "skip"}
+    figure.add_trace(_trace(ring, mode="lines", name=name, showlegend=bool(name), **style))
+
+
+def _eye(run: Run, view: _View) -> Array:
+    """The camera's position. If there are axes ±e and ±v, +e and +v point to the viewer and are apart."""
+    eye = np.array([0.66, 0.6, 0.46])
+    if run.theory.dim == 1 and not run.theory.no_limit:
+        e = _dominant(run.theory.attention) @ view.axes
+        v = _dominant(run.theory.terminal, run.theory.attention) @ view.axes
+        side = np.cross(e, v)
+        side = side if np.linalg.norm(side) > 1e-3 else np.cross(e, np.eye(3)[np.abs(e).argmin()])
+        side /= np.linalg.norm(side)
+        eye = 0.5 * (e + v) / np.linalg.norm(e + v) + 0.86 * (side if side[2] >= 0 else -side)
+        # From straight above or below, "up" is undefined and the picture would turn over.
+        eye[2] = np.clip(eye[2], -0.7, 0.7)
+    return np.asarray(CAMERA * eye / np.linalg.norm(eye))
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Tokens that are drawn alike: which of the shown ones, and in what colour."""
+    """Tokens that are drawn alike: which of the shown tokens, and in what colour."""
 
     name: str
-    rows: np.ndarray[Any, Any]
+    rows: Array
     colour: Any
     angles: bool = False
     scale: float = 1.0
@@ -95,31 +233,41 @@ class _Group:
 def _groups(run: Run, keep: Tensor) -> list[_Group]:
     everyone = np.arange(len(keep))
     if run.theory.no_limit:
-        x = run.cloud.points[keep].cpu().double().numpy()
-        return [_Group("starting azimuth", everyone, _degrees(x[:, 0], x[:, 1]), angles=True)]
-    along = (run.limit.points[keep].double() @ run.theory.basis.to(run.limit.points).double()).cpu().numpy()
+        x = _numpy(run.cloud.points[keep])
+        return [_Group("starting azimuth", everyone, _degrees(x), angles=True)]
+    along = _numpy(run.limit.points[keep].double() @ run.theory.basis.to(run.limit.points).double())
     if run.theory.dim >= 2:
-        return [_Group("angle of the limit in E", everyone, _degrees(along[:, 0], along[:, 1]), angles=True)]
-    sides = (("sent to +e", along[:, 0] > 0, look.BLUE), ("sent to −e", along[:, 0] <= 0, look.VERMILLION))
-    # Those that are drawn first are larger: a rim of their colour is seen where the others lie on top of them.
-    rims = {"sent to +e": RIM}
-    return [_Group(n, np.flatnonzero(mask), c, scale=rims.get(n, 1.0)) for n, mask, c in sides if mask.any()]
+        return [_Group("angle of the limit in E", everyone, _degrees(along), angles=True)]
+    plus, minus = (np.flatnonzero(mask) for mask in (along[:, 0] > 0, along[:, 0] <= 0))
+    sides = [_Group("sent to +e", plus, look.BLUE, scale=RIM), _Group("sent to −e", minus, look.VERMILLION)]
+    return [group for group in sides if len(group.rows)]
 
 
-def _degrees(x: Floats, y: Floats) -> Floats:
-    return np.asarray(np.degrees(np.arctan2(y, x)).round())
+def _degrees(x: Array) -> Array:
+    return np.asarray(np.degrees(np.arctan2(x[:, 1], x[:, 0])).round())
 
 
-def _sizes(run: Run, keep: Tensor) -> Floats | float:
+def _marker_sizes(run: Run, keep: Tensor) -> Array | float:
     """The area of a marker grows with the token's weight, from a visible least size on."""
     plain = 6.0 if run.cloud.dim == 2 else 5.0 if len(keep) <= 500 else 4.0
     if run.cloud.equal_weights:
         return plain
-    w = run.cloud.weights[keep].cpu().double().numpy()
+    w = _numpy(run.cloud.weights[keep])
     return np.asarray((0.8 * plain + 1.4 * plain * np.sqrt(w / w.max())).round(1))
 
 
-def _tokens(x: np.ndarray[Any, Any], group: _Group, sizes: Floats | float) -> Any:
+def _animate(figure: go.Figure, positions: Array, groups: list[_Group], sizes: Array | float) -> None:
+    """Add the tokens at the first time, and a frame for each time that moves only them."""
+    moving = list(range(len(figure.data), len(figure.data) + len(groups)))
+    for group in groups:
+        figure.add_trace(_tokens(positions[0], group, sizes))
+    figure.frames = [
+        go.Frame(name=str(i), data=[_trace(x[group.rows]) for group in groups], traces=moving)
+        for i, x in enumerate(positions)
+    ]
+
+
+def _tokens(x: Array, group: _Group, sizes: Array | float) -> Any:
     marker: dict[str, Any] = {
         "color": group.colour,
         "size": group.scale * (sizes if isinstance(sizes, float) else sizes[group.rows]),
@@ -127,84 +275,49 @@ def _tokens(x: np.ndarray[Any, Any], group: _Group, sizes: Floats | float) -> An
         "line": {"width": 0},
     }
     if group.angles:
-        bar = {
-            "orientation": "h",
-            "y": 1,
-            "yanchor": "bottom",
-            "thickness": 10,
-            "len": 0.7,
-            "tickvals": [-180, -90, 0, 90, 180],
-            "ticktext": ["−180°", "−90°", "0°", "90°", "180°"],
-            "tickfont": {"size": 13},
-            "title": {"text": group.name, "side": "top"},
-        }
+        bar = {"orientation": "h", "y": 1, "yanchor": "bottom", "thickness": 10, "len": 0.7, "tickfont": {"size": 13}}
+        bar |= {"tickvals": [-180, -90, 0, 90, 180], "ticktext": ["−180°", "−90°", "0°", "90°", "180°"]}
+        bar["title"] = {"text": group.name, "side": "top"}
         marker |= {"colorscale": look.CYCLE, "cmin": -180, "cmax": 180, "colorbar": bar}
-    return trace_type(x.shape[-1])(
-        **coordinates(x[group.rows]),
-        mode="markers",
-        name=group.name,
-        marker=marker,
-        showlegend=not group.angles,
-        hoverinfo="skip",
-    )
+    options = {"mode": "markers", "name": group.name, "showlegend": not group.angles, "hoverinfo": "skip"}
+    return _trace(x[group.rows], marker=marker, **options)
 
 
-def _moved(x: np.ndarray[Any, Any], group: _Group) -> Any:
-    return trace_type(x.shape[-1])(**coordinates(x[group.rows]))
-
-
-def _controls(figure: go.Figure, times: list[float]) -> None:
+def _add_controls(figure: go.Figure, times: list[float]) -> None:
+    """A time slider, and buttons to play and to pause."""
     still = {"mode": "immediate", "frame": {"duration": 0, "redraw": True}, "transition": {"duration": 0}}
     going = {"fromcurrent": True, "frame": {"duration": 160, "redraw": True}, "transition": {"duration": 0}}
-    steps = [{"method": "animate", "label": look.number(t), "args": [[str(i)], still]} for i, t in enumerate(times)]
-    figure.update_layout(
-        sliders=[
-            {
-                "steps": steps,
-                "active": 0,
-                "x": 0,
-                "len": 1,
-                "y": 0,
-                "pad": {"t": 44, "l": 10, "r": 10},
-                "currentvalue": {
-                    "prefix": "time t = ",
-                    "suffix": f" of {look.number(times[-1])}",
-                    "font": {"size": 15, "color": look.INK},
-                    "xanchor": "right",
-                },
-                # Forty labels in a row cannot be read; the current one is written above.
-                "font": {"color": "rgba(0,0,0,0)", "size": 1},
-                "ticklen": 0,
-                "minorticklen": 0,
-            }
-        ],
-        updatemenus=[
-            {
-                "type": "buttons",
-                "direction": "left",
-                "showactive": False,
-                "x": 0,
-                "xanchor": "left",
-                "y": 0,
-                "yanchor": "top",
-                "pad": {"t": 8, "l": 10},
-                "bgcolor": "#F2F4F6",
-                "buttons": [
-                    {"label": "▶ Play", "method": "animate", "args": [None, going]},
-                    {"label": "❚❚ Pause", "method": "animate", "args": [[None], still]},
-                ],
-            }
-        ],
-    )
+    slider: dict[str, Any] = {"active": 0, "x": 0, "len": 1, "y": 0, "pad": {"t": 44, "l": 10, "r": 10}}
+    slider["steps"] = [
+        {"method": "animate", "label": look.number(t), "args": [[str(i)], still]} for i, t in enumerate(times)
+    ]
+    slider["currentvalue"] = {
+        "prefix": "time t = ",
+        "suffix": f" of {look.number(times[-1])}",
+        "font": {"size": 15, "color": look.INK},
+        "xanchor": "right",
+    }
+    # Forty labels in a row are unreadable; the current time is written above the slider.
+    slider |= {"font": {"color": "rgba(0,0,0,0)", "size": 1}, "ticklen": 0, "minorticklen": 0}
+    buttons: dict[str, Any] = {"type": "buttons", "direction": "left", "showactive": False, "bgcolor": "#F2F4F6"}
+    buttons |= {"x": 0, "xanchor": "left", "y": 0, "yanchor": "top", "pad": {"t": 8, "l": 10}}
+    buttons["buttons"] = [
+        {"label": "▶ Play", "method": "animate", "args": [None, going]},
+        {"label": "❚❚ Pause", "method": "animate", "args": [[None], still]},
+    ]
+    figure.update_layout(sliders=[slider], updatemenus=[buttons])
 
 
-def _caption(run: Run, view: View, shown: int) -> str:
-    parts = [f"{_colours(run)} Larger dots carry more weight." if not run.cloud.equal_weights else _colours(run)]
+def _caption(run: Run, view: _View, shown: int) -> str:
+    sentences = [_colours(run)]
+    if not run.cloud.equal_weights:
+        sentences.append("Larger dots carry more weight.")
     if shown < len(run.cloud):
-        parts.append(f"{shown} of the {len(run.cloud)} tokens are drawn.")
+        sentences.append(f"{shown} of the {len(run.cloud)} tokens are drawn.")
     if view.note:
-        parts.append(f"{view.note[0].upper()}{view.note[1:]}. Tokens inside the ball point partly in other directions.")
-    return " ".join(parts)
+        sentences.append(f"{view.note[0].upper()}{view.note[1:]}.")
+        sentences.append("Tokens inside the ball also point in other directions.")
+    return " ".join(sentences)
 
 
 def _colours(run: Run) -> str:
@@ -215,11 +328,13 @@ def _colours(run: Run) -> str:
     elif th.terminal.dim > 1:
         later = "later, clusters drift to the dominant space of V"
     if th.no_limit:
-        return "Colour is the direction in which a token starts, because this head has no limit law. Move the slider."
+        return "The colour is the direction in which a token starts, because this head has no limit law."
     if th.dim == 1:
         where = "the end of the axis ±e (dominant direction of M) to which the theory sends a token"
-        return f"Colour is {where}. Move the slider: tokens gather there first; {later}."
+        return f"The colour is {where}. Move the slider: tokens first gather there; {later}."
     if th.dim == run.cloud.dim:
-        return f"Colour is the angle at which a token starts: no direction of M is dominant. Move the slider; {later}."
-    where = f"the angle at which the theory puts a token inside E, the dominant space of M (dimension {th.dim})"
-    return f"Colour is {where}. Move the slider: tokens gather in E first; {later}."
+        return (
+            f"The colour is the angle at which a token starts: no direction of M is dominant. Move the slider; {later}."
+        )
+    where = f"the angle of a token's predicted limit inside E, the dominant space of M (dimension {th.dim})"
+    return f"The colour is {where}. Move the slider: tokens first gather in E; {later}."

@@ -14,8 +14,7 @@ import dash
 from dash import ClientsideFunction, Input, Output, html, no_update
 
 from metastable import figures
-from metastable.figures.look import caption, number
-from metastable.figures.page import cursor, dark, enlarged, fitted
+from metastable.figures.look import caption, cursor, dark, enlarged, fitted, number
 from metastable.lab import fields, theory_words
 from metastable.lab.audits import Audits
 from metastable.lab.runs import Look, Runs, one_line

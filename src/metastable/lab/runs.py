@@ -23,7 +23,7 @@ from metastable.attention import TREE_TOLERANCE, choose
 from metastable.attention.tree.ordered import threads
 from metastable.cloud import Cloud, uniform
 from metastable.errors import BadInput, SimulationStopped
-from metastable.figures.measured import Measured, measure
+from metastable.figures.distance import DistanceCurves, distance_curves
 from metastable.lab.controls import Call, Controls, call_of, common_frames, head_of
 from metastable.lab.problems import controls_problems
 from metastable.lab.queue import Claim, Stopped, Turns
@@ -111,7 +111,7 @@ class Runs:
                 return []
         return [part.so_far() for part in parts]
 
-    def measured(self, tab: Hashable, key: Hashable) -> list[Measured]:
+    def measured(self, tab: Hashable, key: Hashable) -> list[DistanceCurves]:
         """The distances of the finished runs, once all are there."""
         with self.changed:
             job = self._current(tab, key)
@@ -266,7 +266,7 @@ class _Part:
         self.claim = Claim(1, lambda: not job.cancelled)
         self.call: Call | None = None
         self.run: Run | None = None
-        self.measured: Measured | None = None
+        self.measured: DistanceCurves | None = None
 
     @property
     def fraction(self) -> float:
@@ -292,7 +292,7 @@ class _Part:
         with self.runs.turns.turn(self.claim):
             torch.set_num_threads(1)
             gate = _Gate(run.cloud, lambda: self.runs.turns.pass_on(self.claim))
-            self.measured = measure(replace(run, cloud=gate))
+            self.measured = distance_curves(replace(run, cloud=gate))
 
     def _tell(self, doing: str) -> None:
         self.doing = doing
@@ -349,7 +349,7 @@ class _Gate(Cloud):
 def warm_up() -> None:
     """Load, or on the first use compile, what the first run would have to wait for: seconds to half a minute."""
     run = simulate(head_of(Controls()), uniform(3, d=3), beta=1.0, until=0.1, save=2, engine="tree", progress=False)
-    measure(run)
+    distance_curves(run)
 
 
 def _engine(call: Call) -> str:

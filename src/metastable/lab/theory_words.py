@@ -10,8 +10,8 @@ import torch
 from dash import html
 
 from metastable.encoder import trained_head as following
+from metastable.figures.distance import DistanceCurves
 from metastable.figures.look import number
-from metastable.figures.measured import Measured
 from metastable.report.sentences import KeyNumber, afterwards, assumptions, headline, key_numbers
 from metastable.run.run import Run
 from metastable.theory import Theory
@@ -26,7 +26,7 @@ SIGNS = {"holds": "✓", "doubtful": "?", "fails": "✗"}
 
 
 def words(
-    runs: Sequence[Run], measured: Sequence[Measured], names: Sequence[str], captions: Sequence[str]
+    runs: Sequence[Run], measured: Sequence[DistanceCurves], names: Sequence[str], captions: Sequence[str]
 ) -> list[Any]:
     """What is written below the figures: of a run that is not finished, what the theory says of its head."""
     run = runs[0]
@@ -47,7 +47,7 @@ def words(
     return [part for part in [*found, html.P(PHASES), *(html.P(text) for text in captions)] if part is not None]
 
 
-def _early(run: Run, measured: Measured) -> str:
+def _early(run: Run, measured: DistanceCurves) -> str:
     """Why these tokens leave sooner than the theory's law, if they do."""
     if measured.phases is None or measured.phases.terminal is None or not run.cloud.equal_weights:
         return ""

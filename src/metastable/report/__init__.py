@@ -10,8 +10,8 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from metastable import figures
+from metastable.figures.distance import distance_curves
 from metastable.figures.look import CONFIG, caption, number, untitled
-from metastable.figures.measured import measure
 from metastable.report.page import pages, target_of, write_page
 from metastable.report.sentences import afterwards, assumptions, headline, key_numbers
 from metastable.run import storage as store
@@ -34,7 +34,7 @@ def write(run: Run, path: str | Path) -> Path:
 
 def render(run: Run) -> str:
     """The report as HTML."""
-    measured = measure(run)
+    measured = distance_curves(run)
     drawn = {
         "distance": figures.distance(run, measured),
         "sphere": figures.sphere(run),

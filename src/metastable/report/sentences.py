@@ -10,12 +10,12 @@ from metastable.figures.look import number
 
 if TYPE_CHECKING:
     from metastable.cloud import Cloud
-    from metastable.figures.measured import Measured
+    from metastable.figures.distance import DistanceCurves
     from metastable.run.run import Run
     from metastable.theory.assumptions import Verdict
 
 
-def headline(run: Run, measured: Measured) -> str:
+def headline(run: Run, measured: DistanceCurves) -> str:
     """One or two sentences: what the tokens did, and when."""
     phases = measured.phases
     if phases is None:
@@ -51,7 +51,7 @@ def mean_cosine(cloud: Cloud) -> float:
     return (float(mean @ mean) - alone) / (1 - alone) if alone < 1 else 1.0
 
 
-def afterwards(run: Run, measured: Measured) -> str:
+def afterwards(run: Run, measured: DistanceCurves) -> str:
     """Where the tokens came to rest after they had left, or where they are if leaving cannot be told; else nothing."""
     phases = measured.phases
     if phases is None or phases.concentrated is None:
@@ -102,7 +102,7 @@ class KeyNumber:
     meaning: str
 
 
-def key_numbers(run: Run, measured: Measured) -> list[KeyNumber]:
+def key_numbers(run: Run, measured: DistanceCurves) -> list[KeyNumber]:
     """The numbers to quote from a run, each with a word on how to take it."""
     th = run.theory
     weights = "equal weights" if run.cloud.equal_weights else "weighted"
@@ -117,11 +117,11 @@ def key_numbers(run: Run, measured: Measured) -> list[KeyNumber]:
     return [*found, *_of_the_distance(run, measured), *_of_the_theory(run, measured)] if not th.no_limit else found
 
 
-def _of_the_distance(run: Run, m: Measured) -> list[KeyNumber]:
+def _of_the_distance(run: Run, m: DistanceCurves) -> list[KeyNumber]:
     assert m.phases is not None
     assert m.floor is not None
     size = f"{m.floor.size} tokens" + (" (fewer than in the run: too high)" if m.floor.size < m.floor.tokens else "")
-    only = "; for scale only, the tokens were not drawn at random" if m.quadrature else ""
+    only = "; for scale only, the tokens were not drawn at random" if m.placed else ""
     where = f"W₂ to the limit law, at t = {number(m.phases.least_time)}"
     return [
         KeyNumber("least distance", number(m.phases.least), where),
@@ -129,7 +129,7 @@ def _of_the_distance(run: Run, m: Measured) -> list[KeyNumber]:
     ]
 
 
-def _of_the_theory(run: Run, m: Measured) -> list[KeyNumber]:
+def _of_the_theory(run: Run, m: DistanceCurves) -> list[KeyNumber]:
     th = run.theory
     until = "the whole run" if m.vacuous_from is None else f"t < {number(m.vacuous_from)}"
     bound = "none" if m.bound is None else until

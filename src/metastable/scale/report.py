@@ -15,8 +15,7 @@ from plotly.offline import get_plotlyjs
 
 from metastable.errors import BadInput
 from metastable.figures.look import number
-from metastable.figures.phase_diagram import phase_diagram
-from metastable.figures.regions import regions, terminal_level
+from metastable.figures.phase_diagram import phase_diagram, regions, terminal_level
 from metastable.report import _block, _short
 from metastable.report.page import pages, target_of, write_page
 
