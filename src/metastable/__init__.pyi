@@ -20,6 +20,7 @@ from .head import Head as Head
 from .monitor.baseline import Baseline as Baseline
 from .monitor.monitor import Monitor as Monitor
 from .monitor.records import Record as Record
+from .problem import Problem as Problem
 from .run.mean_field import mean_field as mean_field
 from .run.mean_field_run import MeanFieldPhases as MeanFieldPhases
 from .run.mean_field_run import MeanFieldRun as MeanFieldRun

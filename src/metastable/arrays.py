@@ -89,6 +89,14 @@ def positive(value: Any, name: str) -> float:
     return found
 
 
+def finite(value: Any, name: str) -> float:
+    """A finite number."""
+    found = real(value, name, "it must be a finite number", least=-math.inf)
+    if math.isinf(found):
+        raise BadInput(f"{name} is {value!r}; it must be a finite number")
+    return found
+
+
 def whole(value: Any, name: str, least: int, rule: str) -> int:
     """A whole number ≥ `least`, from any kind of integer; `rule` ends the message."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < least:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from metastable.arrays import Array, matrix, moved, shape_of, vector, whole
+from metastable.arrays import Array, finite, matrix, moved, shape_of, vector, whole
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
@@ -82,14 +84,23 @@ class Head:
         value: Sequence[float],
         seed: int = 0,
         dtype: torch.dtype = torch.float64,
+        angle: float | None = None,
     ) -> Head:
-        """A random head with symmetric B = R diag(interaction) Rᵀ and V = S diag(value) Sᵀ.
+        """A head with symmetric B and V of the given eigenvalues.
 
-        R and S are independent random rotations drawn from `seed`, so that B and V do not commute
-        and M = V Bᵀ is not normal.
+        B = R diag(interaction) Rᵀ and V = S diag(value) Sᵀ, where R and S are independent random rotations drawn from
+        `seed`: B and V do not commute, and M = V Bᵀ is not normal.
+
+        angle : in degrees, instead of random rotations: R = I, and S rotates by `angle` in the plane of the first two
+            axes. It is the angle between the leading eigenvectors of B and V if the first eigenvalue is the largest
         """
         b = vector(interaction, "interaction", None).to(dtype)
         v = vector(value, "value", len(b)).to(dtype)
+        if angle is not None:
+            if len(b) < 2:
+                raise BadInput(f"interaction has {len(b)} number; angle needs d ≥ 2")
+            G = _plane_rotation(len(b), finite(angle, "angle"))
+            return cls.from_interaction(torch.diag(b), torch.from_numpy(G @ np.diag(v.numpy()) @ G.T).to(dtype))
         generator = torch.Generator().manual_seed(whole(seed, "seed", 0, "it must be a whole number, 0 or more"))
         R, S = (_rotation(len(b), generator).to(dtype) for _ in range(2))
         return cls.from_interaction(R @ torch.diag(b) @ R.T, S @ torch.diag(v) @ S.T)
@@ -168,6 +179,13 @@ class Head:
     def __repr__(self) -> str:
         extras = "".join(f", {name}" for name in ("output", "offset") if getattr(self, name) is not None)
         return f"Head(d={self.dim}, k={self.rank}{extras}, {str(self.query.dtype).removeprefix('torch.')})"
+
+
+def _plane_rotation(d: int, angle: float) -> np.ndarray:
+    """The rotation by `angle` degrees in the plane of the first two axes."""
+    theta, rotation = math.radians(angle), np.eye(d)
+    rotation[:2, :2] = [[math.cos(theta), -math.sin(theta)], [math.sin(theta), math.cos(theta)]]
+    return rotation
 
 
 def _rotation(d: int, generator: torch.Generator) -> Tensor:

@@ -1,39 +1,51 @@
-"""A simulation described in TOML: which keys there are, and what is wrong with a file that cannot be used.
+"""A simulation as one value: head, starting law, inverse temperature, horizon and options of the solver.
 
-beta = 100.0
-until = 20.0              # also tol, save, method, step, engine, merge, as in `simulate`
+In TOML:
 
-[head]
-interaction = [1.5, 0.6]  # a list: the spectrum of a random symmetric B; a list of lists: B itself
-value = [1.0, 0.7]        # the same for V
-seed = 0
-# or query, key, value (, output, offset) as matrices, or file = "head.npz" with arrays of those names
+    beta = 100.0
+    until = 20.0              # also tol, save, method, step, engine, merge, as in `simulate`
 
-[cloud]
-law = "graded"            # uniform, graded, fibonacci, equally_spaced, von_mises_fisher, mixture
-n = 1000                  # further keys are the arguments of that law
-# or file = "points.npy" (N×d), or "points.npz" with points and weights
+    [head]
+    interaction = [1.5, 0.6]  # a list: the spectrum of a symmetric B; a list of lists: B itself
+    value = [1.0, 0.7]        # the same for V
+    seed = 0                  # of the random eigenvectors; or angle = 30.0, in degrees, between those of B and V
+    # gap = 0.5 in place of interaction: the spectrum 1, 0.5, ..., 0.5
+    # or query, key, value (, output, offset) as matrices, or file = "head.npz" with arrays of those names
+
+    [cloud]
+    law = "graded"            # uniform, graded, fibonacci, equally_spaced, von_mises_fisher, mixture
+    n = 1000                  # further keys are the arguments of that law
+    # or file = "points.npy" (N×d), or "points.npz" with points and weights
 """
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 import inspect
+import json
+import math
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
+import torch
 
 from metastable import cloud as laws
+from metastable.arrays import finite, positive, real, whole
 from metastable.cloud import Cloud
-from metastable.errors import BadInput
+from metastable.errors import BadInput, choice, suggestion
 from metastable.head import Head
 
-RUN_KEYS = ("beta", "until", "tol", "save", "method", "step", "engine", "merge")
-HEAD_KEYS = ("interaction", "value", "seed", "query", "key", "output", "offset", "file")
+OPTIONS = ("tol", "save", "method", "step", "engine", "merge")
+HEAD_MATRICES = ("query", "key", "value", "output", "offset")
+HEAD_KEYS = ("interaction", "value", "gap", "angle", "seed", *HEAD_MATRICES, "file")
+# The keys of a head that `Problem.replace` changes; its `seed` is that of the cloud.
+HEAD_CHANGES = ("gap", "angle", "interaction", "value")
 LAWS: dict[str, Callable[..., Cloud]] = {
     "uniform": laws.uniform,
     "graded": laws.graded,
@@ -44,92 +56,316 @@ LAWS: dict[str, Callable[..., Cloud]] = {
 }
 
 
-def read(path: str | Path, further: Iterable[str] = ()) -> dict[str, Any]:
-    """The tables of a TOML file, with every key known; `further` are keys that a simulation alone does not have."""
+def law_parameters(law: Any) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a law by name; BadInput for an unknown law."""
+    return inspect.signature(LAWS[choice(law, "law", LAWS)]).parameters
+
+
+LAW_KEYS = ("law", *sorted({name for law in LAWS for name in law_parameters(law)} - {"head"}))
+# The longest line of a program that `script` writes.
+WIDEST = 110
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A simulation: `simulate(problem.head, problem.cloud, **problem.arguments)` computes it.
+
+    Parameters
+    ----------
+    head_spec : a [head] table as in TOML (see the module), or a Head
+    cloud_spec : a [cloud] table as in TOML, or a Cloud
+    beta : inverse temperature; inf is hardmax
+    until : the time at which the simulation ends
+    options : further arguments of `simulate`: tol, save, method, step, engine, merge
+
+    The head and the cloud are built when they are asked for. `faults` lists everything that is wrong.
+
+    Examples
+    --------
+    >>> table = {"interaction": [1.5, 0.6], "value": [1.0, 0.7], "angle": 30.0}
+    >>> problem = Problem(table, {"law": "uniform", "n": 100}, beta=50.0, until=10.0)
+    >>> problem.cloud
+    Cloud(100 tokens, d=2, equal weights, float64, uniform)
+    >>> problem.replace(beta=-1.0, n=0).faults()["n"]
+    'n is 0; a cloud needs a whole number of tokens, 1 or more'
+    """
+
+    head_spec: Head | dict[str, Any]
+    cloud_spec: Cloud | dict[str, Any]
+    beta: float
+    until: float
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_tables(cls, tables: Mapping[str, Any]) -> Problem:
+        """A problem from the tables of a TOML file."""
+        refuse_unknown(tables, ("beta", "until", *OPTIONS, "head", "cloud"), "the simulation")
+        for key in ("beta", "until"):
+            if key not in tables:
+                raise BadInput(f"{key} is missing; give it as a flag (--{key}) or in the TOML file")
+        options = {key: tables[key] for key in OPTIONS if key in tables}
+        return cls(tables.get("head", {}), tables.get("cloud", {}), tables["beta"], tables["until"], options)
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Problem:
+        """A problem from a TOML file; paths in the file are relative to its folder."""
+        return cls.from_tables(read_toml(path))
+
+    def replace(self, **changes: Any) -> Problem:
+        """The same problem with other values: beta, until, an option, or a key of the law or of the head.
+
+        `seed` is the seed of the cloud. `head` and `cloud` replace the whole specification.
+        """
+        fields: dict[str, Any] = {}
+        head, cloud, options = changes.pop("head", self.head_spec), changes.pop("cloud", self.cloud_spec), {}
+        for name, value in changes.items():
+            if name in ("beta", "until"):
+                fields[name] = value
+            elif name in OPTIONS:
+                options[name] = value
+            elif name in HEAD_CHANGES:
+                if isinstance(head, Head):
+                    raise BadInput(f"{name} cannot change a head that is given as matrices; give the head as spectra")
+                head = {**head, name: value}
+            else:
+                refuse_unknown([name], (*LAW_KEYS, "beta", "until", *OPTIONS, *HEAD_CHANGES), "the simulation")
+                if isinstance(cloud, Cloud):
+                    raise BadInput(f"{name} cannot change a cloud that is given as points; give the cloud as a law")
+                cloud = {**cloud, name: value}
+        options = {**self.options, **options}
+        return dataclasses.replace(self, head_spec=head, cloud_spec=cloud, options=options, **fields)
+
+    @cached_property
+    def head(self) -> Head:
+        return self.head_spec if isinstance(self.head_spec, Head) else build_head(self.head_spec)
+
+    @cached_property
+    def cloud(self) -> Cloud:
+        return self.cloud_spec if isinstance(self.cloud_spec, Cloud) else build_cloud(self.cloud_spec, self.head)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `simulate` besides the head and the cloud."""
+        return {"beta": self.beta, "until": self.until, **self.options}
+
+    def faults(self) -> dict[str, str]:
+        """What is wrong, one line for each field; empty if everything can be built. No large cloud is built.
+
+        A fault of the head as a whole is under "head", one of the law under "law".
+        """
+        tables = [spec for spec in (self.head_spec, self.cloud_spec) if isinstance(spec, dict)]
+        found: dict[str, str] = {}
+
+        def attempt(name: str, make: Callable[[], object]) -> None:
+            try:
+                make()
+            except BadInput as error:
+                found.setdefault(name, str(error))
+
+        for table in (self.arguments, *tables):
+            for name, value in table.items():
+                attempt(name, lambda name=name, value=value: check_value(name, value))  # type: ignore[misc]
+        if not found:
+            attempt("head", lambda: self.head)
+        if not found and isinstance(self.cloud_spec, dict):
+            small = {**self.cloud_spec, "n": 2} if "n" in self.cloud_spec else self.cloud_spec
+            attempt("law", lambda: build_cloud(small, self.head))
+        return found
+
+    def to_tables(self) -> dict[str, Any]:
+        """The tables from which `from_tables` makes the same problem."""
+        if isinstance(self.cloud_spec, Cloud):
+            raise BadInput("a cloud that is given as points has no table; save the points and give their file")
+        head = self.head_spec
+        if isinstance(head, Head):
+            parts = {name: getattr(head, name) for name in HEAD_MATRICES}
+            head = {name: part.tolist() for name, part in parts.items() if part is not None}
+        return {**self.arguments, "head": dict(head), "cloud": dict(self.cloud_spec)}
+
+    def to_toml(self) -> str:
+        """The text of a TOML file from which `from_toml` makes the same problem."""
+        tables = self.to_tables()
+        parts = {name: tables.pop(name) for name in ("head", "cloud")}
+        lines = [f"{key} = {_toml(value)}" for key, value in tables.items()]
+        for name, table in parts.items():
+            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+        return "\n".join(lines) + "\n"
+
+    def script(self, about: str = "A simulation.") -> str:
+        """A Python program that computes the run, saves it as run.zarr and writes its report to run.html."""
+        return script([self], about)
+
+
+def read_toml(path: str | Path, further: Iterable[str] = ()) -> dict[str, Any]:
+    """The tables of a TOML file with known keys only; `further` are keys that a simulation does not have."""
     path = Path(path)
     try:
-        with open(path, "rb") as handle:
-            tables = tomllib.load(handle)
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read {path}: {error}") from error
-    _known(tables, (*RUN_KEYS, "head", "cloud", *further), str(path))
-    for name in ("head", "cloud"):
-        if not isinstance(tables.get(name, {}), dict):
-            raise BadInput(f"{path}: {name} must be a table, [{name}]")
+    refuse_unknown(tables, ("beta", "until", *OPTIONS, "head", "cloud", *further), str(path))
     for name in ("head", "cloud"):
         table = tables.get(name, {})
+        if not isinstance(table, dict):
+            raise BadInput(f"{path}: {name} must be a table, [{name}]")
         if "file" in table:
-            table["file"] = str(path.parent / _text(table["file"], "file"))
+            if not isinstance(table["file"], str):
+                raise BadInput(f"file is {table['file']!r}; it must be a path in quotes")
+            table["file"] = str(path.parent / table["file"])
     return tables
 
 
-def build(tables: dict[str, Any]) -> tuple[Head, Cloud, dict[str, Any]]:
-    """The head, the cloud and the other arguments of `simulate`."""
-    head = build_head(tables.get("head", {}))
-    arguments = {key: tables[key] for key in RUN_KEYS if key in tables}
-    for key in ("beta", "until"):
-        if key not in arguments:
-            raise BadInput(f"{key} is missing; give it as a flag (--{key}) or in the TOML file")
-    return head, build_cloud(tables.get("cloud", {}), head), arguments
+def check_value(name: str, value: Any) -> None:
+    """Raise BadInput for a value that no simulation can have under this name."""
+    if name == "beta":
+        real(value, "beta", "the inverse temperature must be 0 or more (inf is hardmax)")
+    elif name in ("until", "tol", "step", "merge"):
+        positive(value, name)
+    elif name == "n":
+        whole(value, "n", 1, "a cloud needs a whole number of tokens, 1 or more")
+    elif name == "seed":
+        whole(value, "seed", 0, "it must be a whole number, 0 or more")
+    elif name == "kappa":
+        real(value, "kappa", "a concentration must be 0 or more")
+    elif name in ("angle", "gap"):
+        finite(value, name)
+    elif name == "law":
+        choice(value, "law", LAWS)
 
 
-def build_head(table: dict[str, Any]) -> Head:
-    """A head from a [head] table."""
-    _known(table, HEAD_KEYS, "[head]")
+def build_head(table: Mapping[str, Any]) -> Head:
+    """A head from a [head] table.
+
+    gap : g makes the spectrum of B (1, 1 − g, …, 1 − g), as long as `value`. The gap of B is g, and so is that of
+        M = V Bᵀ if V is the identity
+    angle : see `Head.from_spectra`; without it the eigenvectors of B and V are random, drawn from `seed`
+    """
+    refuse_unknown(table, HEAD_KEYS, "[head]")
     if "file" in table:
-        return _head_from_file(table)
+        _allow(table, ("file",), "[head] with file")
+        return _head_from_file(table["file"])
     if "query" in table or "key" in table:
         _require(table, ("query", "key", "value"), "[head]")
-        _allow(table, ("query", "key", "value", "output", "offset"), "[head] with query and key")
+        _allow(table, HEAD_MATRICES, "[head] with query and key")
         return Head(**table)
-    _require(table, ("interaction", "value"), "[head]")
-    _allow(table, ("interaction", "value", "seed"), "[head] with interaction")
-    spectra = [_is_flat(table[name], name) for name in ("interaction", "value")]
+    given = _without_gap(table)
+    _require(given, ("interaction", "value"), "[head]")
+    if "angle" in given:
+        _allow(given, ("interaction", "value", "angle"), "[head] with angle")
+        b, v = (_spectrum(given[name], name, "angle") for name in ("interaction", "value"))
+        return Head.from_spectra(b, v, angle=finite(given["angle"], "angle"))
+    _allow(given, ("interaction", "value", "seed"), "[head] with interaction")
+    spectra = [_is_flat(given[name], name) for name in ("interaction", "value")]
     if all(spectra):
-        return Head.from_spectra(table["interaction"], table["value"], seed=table.get("seed", 0))
+        return Head.from_spectra(given["interaction"], given["value"], seed=given.get("seed", 0))
     if any(spectra):
         raise BadInput("[head] interaction and value must both be lists (spectra) or both be matrices")
-    _allow(table, ("interaction", "value"), "[head] with matrices")
-    return Head.from_interaction(table["interaction"], table["value"])
+    _allow(given, ("interaction", "value"), "[head] with matrices")
+    return Head.from_interaction(given["interaction"], given["value"])
 
 
-def build_cloud(table: dict[str, Any], head: Head) -> Cloud:
+def build_cloud(table: Mapping[str, Any], head: Head) -> Cloud:
     """A cloud from a [cloud] table; d and head are filled in from the head."""
     if "file" in table:
         _allow(table, ("file",), "[cloud] with file")
-        return _cloud_from_file(table["file"])
-    law = table.get("law", "uniform")
-    if not isinstance(law, str) or law not in LAWS:
-        raise BadInput(f"[cloud] law is {law!r}; {_choose(str(law), LAWS)}")
-    wanted = inspect.signature(LAWS[law]).parameters
-    filled = {name: value for name, value in (("d", head.dim), ("head", head)) if name in wanted}
+        arrays = _load_arrays(table["file"])
+        refuse_unknown(arrays, ("points", "weights"), table["file"])
+        _require(arrays, ("points",), table["file"])
+        return Cloud(arrays["points"], arrays.get("weights"))
+    law = choice(table.get("law", "uniform"), "[cloud] law", LAWS)
     given = {key: value for key, value in table.items() if key != "law"}
     if given.pop("d", head.dim) != head.dim:
         raise BadInput(f"[cloud] d is {table['d']} but the head has d = {head.dim}; they must agree")
-    _known(given, [name for name in wanted if name not in filled], f"[cloud] with law = {law!r}")
-    missing = [n for n, p in wanted.items() if p.default is p.empty and n not in given and n not in filled]
-    if missing:
-        raise BadInput(f"[cloud] with law = {law!r} needs {', '.join(missing)}")
+    wanted = law_parameters(law)
+    filled = {name: value for name, value in (("d", head.dim), ("head", head)) if name in wanted}
+    refuse_unknown(given, [name for name in wanted if name not in filled], f"[cloud] with law = {law!r}")
+    _require({**given, **filled}, [n for n, p in wanted.items() if p.default is p.empty], f"[cloud] with law = {law!r}")
     return LAWS[law](**given, **filled)
 
 
-def _head_from_file(table: dict[str, Any]) -> Head:
-    _allow(table, ("file",), "[head] with file")
-    arrays = _load_arrays(table["file"])
-    known = ("query", "key", "value", "output", "offset", "interaction")
-    _known(arrays, known, table["file"])
-    if "interaction" in arrays:
-        _require(arrays, ("value",), table["file"])
-        return Head.from_interaction(arrays["interaction"], arrays["value"])
-    _require(arrays, ("query", "key", "value"), table["file"])
-    return Head(**arrays)
+def script(problems: Sequence[Problem], about: str, names: Sequence[str] = ("run", "other")) -> str:
+    """A Python program that computes the runs of these problems; each is saved and has a report, under its name."""
+    lines: list[str] = []
+    for problem, name in zip(problems, names, strict=False):
+        settings = ", ".join(f"{key}={_python(value)}" for key, value in problem.arguments.items())
+        made = [*_head_lines(problem), f"cloud = {_cloud_line(problem)}"]
+        # Lines that both runs share, such as those of the head, are written once.
+        lines += [*(line for line in made if line not in lines), f"{name} = ms.simulate(head, cloud, {settings})"]
+    used = names[: len(problems)]
+    lines.append(f"print({', '.join(used)})")
+    lines += [f'{name}.save("{name}.zarr")' for name in used]
+    lines += [f'{name}.report("{name}.html")' for name in used]
+    body = "\n".join(lines)
+    imports = [f"import {module}\n" for module, mark in (("math", "math."), ("numpy as np", "np.")) if mark in body]
+    return "\n".join([f'"""{about}"""', "", *imports, "import metastable as ms", "", body, ""])
 
 
-def _cloud_from_file(path: str) -> Cloud:
+def _head_lines(problem: Problem) -> list[str]:
+    table = {} if isinstance(problem.head_spec, Head) else _without_gap(problem.head_spec)
+    if "interaction" in table and _is_flat(table["interaction"], "interaction"):
+        turned = f"angle={table['angle']!r}" if "angle" in table else f"seed={table.get('seed', 0)!r}"
+        return [f"head = ms.Head.from_spectra({table['interaction']!r}, {table['value']!r}, {turned})"]
+    head = problem.head
+    if bool((head.query == torch.eye(head.dim)).all()) and head.output is None and head.offset is None:
+        matrices, call = {"B": head.key, "V": head.value}, "ms.Head.from_interaction(B, V)"
+    else:
+        matrices = {name: part for name in HEAD_MATRICES if (part := getattr(head, name)) is not None}
+        call = f"ms.Head({', '.join(f'{name}={name}' for name in matrices)})"
+    return [*(f"{name} = {_rows(part.tolist())}" for name, part in matrices.items()), f"head = {call}"]
+
+
+def _cloud_line(problem: Problem) -> str:
+    if isinstance(problem.cloud_spec, Cloud):
+        raise BadInput("a cloud that is given as points cannot be written as a program; save the points to a file")
+    table = {"law": "uniform", **problem.cloud_spec}
+    if "file" in table:
+        stars = "**" if str(table["file"]).endswith(".npz") else ""
+        return f"ms.Cloud({stars}np.load({table['file']!r}))"
+    given = {"d": str(problem.head.dim), "head": "head"} | {name: _python(value) for name, value in table.items()}
+    return f"ms.{table['law']}({', '.join(f'{n}={given[n]}' for n in law_parameters(table['law']) if n in given)})"
+
+
+def _rows(matrix: list[Any]) -> str:
+    if len(repr(matrix)) <= WIDEST:
+        return repr(matrix)
+    return "\n".join(["[", *(f"    {row!r}," for row in matrix), "]"])
+
+
+def _python(value: Any) -> str:
+    if isinstance(value, float) and math.isinf(value):
+        return "math.inf"
+    if isinstance(value, list) and len(value) > 3 and all(item == value[0] for item in value):
+        return f"[{value[0]!r}] * {len(value)}"
+    return repr(value)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    # JSON writes strings, booleans and finite numbers as TOML does.
+    return str(value) if isinstance(value, float) else json.dumps(value)
+
+
+def _without_gap(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A [head] table with the spectrum of B that `gap` stands for."""
+    given = dict(table)
+    if "gap" in given:
+        if "interaction" in given:
+            raise BadInput("[head] has both gap and interaction; gap makes the interaction 1, 1 − gap, …: give one")
+        _require(given, ("value",), "[head]")
+        count = len(_spectrum(given["value"], "value", "gap"))
+        given["interaction"] = [1.0] + [1.0 - finite(given.pop("gap"), "gap")] * (count - 1)
+    return given
+
+
+def _head_from_file(path: str) -> Head:
     arrays = _load_arrays(path)
-    _known(arrays, ("points", "weights"), path)
-    _require(arrays, ("points",), path)
-    return Cloud(arrays["points"], arrays.get("weights"))
+    refuse_unknown(arrays, (*HEAD_MATRICES, "interaction"), path)
+    if "interaction" in arrays:
+        _require(arrays, ("value",), path)
+        return Head.from_interaction(arrays["interaction"], arrays["value"])
+    _require(arrays, ("query", "key", "value"), path)
+    return Head(**arrays)
 
 
 def _load_arrays(path: str) -> dict[str, np.ndarray]:
@@ -140,13 +376,15 @@ def _load_arrays(path: str) -> dict[str, np.ndarray]:
         raise BadInput(f"cannot read {path} as a .npy or .npz file: {error}") from error
 
 
-def _known(given: Iterable[str], known: Iterable[str], where: str) -> None:
+def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Raise BadInput for the first name that is not known, with the closest known name."""
+    names = list(known)
     for key in given:
-        if key not in known:
-            raise BadInput(f"{where}: unknown key {key!r}; {_choose(key, known)}")
+        if key not in names:
+            raise BadInput(f"{where}: unknown key {key!r}; {suggestion(key, names)}")
 
 
-def _allow(table: dict[str, Any], allowed: Iterable[str], where: str) -> None:
+def _allow(table: Iterable[str], allowed: Iterable[str], where: str) -> None:
     for key in table:
         if key not in allowed:
             raise BadInput(f"{where} does not take {key}; remove it")
@@ -158,18 +396,17 @@ def _require(table: Iterable[str], keys: Iterable[str], where: str) -> None:
         raise BadInput(f"{where} needs {', '.join(missing)}")
 
 
-def _choose(key: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(key, list(known), n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-
-
-def _text(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise BadInput(f"{name} is {value!r}; it must be a path in quotes")
-    return value
-
-
 def _is_flat(value: Any, name: str) -> bool:
-    if not isinstance(value, list) or not value:
+    if not isinstance(value, (list, tuple)) or not value:
         raise BadInput(f"[head] {name} is {value!r}; give a list of numbers or a matrix")
-    return not isinstance(value[0], list)
+    return not isinstance(value[0], (list, tuple))
+
+
+def _spectrum(value: Any, name: str, because: str) -> list[float]:
+    if not isinstance(value, (list, tuple)) or len(value) < 2 or not all(map(_is_number, value)):
+        raise BadInput(f"[head] {name} is {value!r}; {because} needs a list of d ≥ 2 numbers there, a spectrum")
+    return [float(number) for number in value]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

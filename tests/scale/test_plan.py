@@ -9,7 +9,7 @@ import torch
 
 import metastable as ms
 from metastable.errors import BadInput
-from metastable.scale.plan import build_head, make
+from metastable.scale.plan import make
 
 SPECTRA = {"interaction": [1.5, 0.6], "value": [1.0, 0.7]}
 
@@ -68,22 +68,6 @@ def test_a_lattice_has_no_seed():
     assert found.cloud_seed(0) is not None
     assert found.cloud_seed(1) is None
     assert torch.equal(found.cloud_at(1, found.head_at(1)).points, ms.equally_spaced(20).points)
-
-
-@pytest.mark.parametrize("gap", [0.1, 0.75, 1.5])
-def test_the_gap_is_that_of_b(gap):
-    head = build_head({"gap": gap, "value": [1.0, 1.0, 1.0], "seed": 3})
-    values = np.sort(np.linalg.eigvalsh(head.B.numpy()))
-    np.testing.assert_allclose(values, [1 - gap, 1 - gap, 1], atol=1e-12)
-    assert head.theory().gap == pytest.approx(gap)
-
-
-@pytest.mark.parametrize("angle", [0.0, 30.0, 90.0])
-def test_the_angle_is_that_between_the_leading_eigenvectors(angle):
-    head = build_head({"angle": angle, "interaction": [1.0, 0.5, 0.2], "value": [2.0, 1.0, 0.3]})
-    first, second = (np.linalg.eigh(a.numpy())[1][:, -1] for a in (head.B, head.V))
-    assert abs(first @ second) == pytest.approx(math.cos(math.radians(angle)), abs=1e-12)
-    np.testing.assert_allclose(np.sort(np.linalg.eigvalsh(head.V.numpy())), [0.3, 1.0, 2.0])
 
 
 def test_the_description_is_json_and_every_part_counts():

@@ -76,7 +76,7 @@ def _read_head(path: Path) -> Head:
 
     if path.suffix == ".npz":
         return problem.build_head({"file": str(path)})
-    tables = problem.read(path)
+    tables = problem.read_toml(path)
     if "head" not in tables:
         raise BadInput(f"{path} has no [head] table; add one with interaction and value")
     return problem.build_head(tables["head"])

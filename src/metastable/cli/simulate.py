@@ -15,8 +15,7 @@ from metastable.cli.options import AsJson, Debug
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
-    from metastable.cloud import Cloud
-    from metastable.head import Head
+    from metastable.problem import Problem
     from metastable.run.run import Run
 
 SCHEMA = "metastable.simulate/1"
@@ -74,16 +73,16 @@ def simulate(
 
         trained = head is not None and not head.endswith(".npz")
         if trained:
-            chosen = _trained_head(config, str(head), texts, {**flags, **cloud_flags})
+            problem = _trained_head(config, str(head), texts, {**flags, **cloud_flags})
         else:
-            chosen = _written_head(
+            problem = _written_head(
                 config, flags, {"interaction": interaction, "value": value, "file": head}, cloud_flags
             )
         if out.exists() and not out.is_dir():
             raise BadInput(f"--out {out} is a file; give a folder")
         target = storage.run_path(out)
         loaded = target.exists() and not overwrite
-        run = solve(*chosen[:2], checkpoint=target, overwrite=overwrite, **chosen[2])
+        run = solve(problem.head, problem.cloud, **problem.arguments, checkpoint=target, overwrite=overwrite)
         found = findings(run)
         if trained:
             from metastable.encoder.trained_head import sentence
@@ -99,22 +98,20 @@ def simulate(
 
 def _written_head(
     config: Path | None, flags: dict[str, Any], head_flags: dict[str, Any], cloud_flags: dict[str, Any]
-) -> tuple[Head, Cloud, dict[str, Any]]:
+) -> Problem:
     """The simulation of the TOML file, if any, with the flags written over it."""
-    from metastable import problem
+    from metastable.problem import Problem, read_toml
 
-    tables = problem.read(config) if config else {}
+    tables = read_toml(config) if config else {}
     tables |= {key: value for key, value in flags.items() if value is not None}
     given = {key: _spectrum(key, value) for key, value in head_flags.items() if value is not None}
     tables["head"] = given if "file" in given else {**(tables.get("head") or DEFAULT_HEAD), **given}
     law = {key: value for key, value in cloud_flags.items() if value is not None}
     tables["cloud"] = {**(tables.get("cloud") or DEFAULT_CLOUD), **law}
-    return problem.build(tables)
+    return Problem.from_tables(tables)
 
 
-def _trained_head(
-    config: Path | None, address: str, texts: str | None, flags: dict[str, Any]
-) -> tuple[Head, Cloud, dict[str, Any]]:
+def _trained_head(config: Path | None, address: str, texts: str | None, flags: dict[str, Any]) -> Problem:
     """The simulation of a head of a trained encoder, MODEL:layer:head. One unit of time is one layer."""
     from metastable.encoder import trained_head
     from metastable.encoder.texts import read_texts
@@ -123,8 +120,7 @@ def _trained_head(
         raise BadInput(f"--head {address} is a head of a trained encoder and takes flags only; leave out {config}")
     given = {key: value for key, value in flags.items() if value is not None}
     chosen = {key: given.pop(key) for key in ("beta", "until", "law", "n", "seed") if key in given}
-    ready = trained_head.prepare(address, None if texts is None else list(read_texts(texts)), **chosen)
-    return ready.head, ready.cloud, {**given, "beta": ready.beta, "until": ready.until}
+    return trained_head.prepare(address, None if texts is None else list(read_texts(texts)), **chosen).replace(**given)
 
 
 def _spectrum(key: str, value: Any) -> Any:

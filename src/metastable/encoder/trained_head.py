@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from metastable.encoder.measure import SPECIAL
 from metastable.encoder.texts import Batch, batches
 from metastable.errors import BadInput
 from metastable.head import Head
+from metastable.problem import Problem
 from metastable.run.run import Run
 from metastable.run.simulation import simulate
 
@@ -144,16 +144,6 @@ def _origin(encoder: Encoder, layer: int) -> dict[str, Any]:
     return {"model": encoder.name, "fingerprint": encoder.fingerprint, "layer": layer}
 
 
-@dataclass(frozen=True)
-class Followed:
-    """What `simulate` is to be called with: the head, the cloud that says in its law where both came from, β, until."""
-
-    head: Head
-    cloud: Cloud
-    beta: float
-    until: float
-
-
 def prepare(
     address: str,
     texts: Iterable[str] | None = None,
@@ -166,8 +156,8 @@ def prepare(
     seed: int = 0,
     allow_pickle: bool = False,
     encoder: Encoder | None = None,
-) -> Followed:
-    """The folded head of an address with its starting tokens.
+) -> Problem:
+    """The simulation of a folded head, started from its tokens. The law of the cloud names the model and the layer.
 
     law : "tokens", at most n of the encoder's own at that layer, which needs `texts`; or "uniform", n tokens
         everywhere on the sphere that they live on. By default "tokens" where texts are given.
@@ -196,7 +186,7 @@ def prepare(
     cloud.law |= {**_origin(encoder, layer), "head": head, "effective_beta": effective, "address": address}
     cloud.law |= {"left_out": list(found.unfolded), "residual": fold(found, head, residual).residual}
     beta = effective if beta is None else beta
-    return Followed(folded, cloud, beta, default_horizon(folded, beta) if until is None else until)
+    return Problem(folded, cloud, beta, default_horizon(folded, beta) if until is None else until)
 
 
 def _everywhere(layer: AttentionLayer, n: int, seed: int) -> Cloud:
@@ -230,10 +220,10 @@ def follow(
 
     settings : further arguments of `simulate`, such as tol, save, checkpoint.
     """
-    ready = prepare(
+    problem = prepare(
         address, texts, law, n, until, beta, special=special, seed=seed, allow_pickle=allow_pickle, encoder=encoder
     )
-    return simulate(ready.head, ready.cloud, ready.beta, ready.until, **settings)
+    return simulate(problem.head, problem.cloud, **problem.arguments, **settings)
 
 
 def sentence(run: Run) -> str:

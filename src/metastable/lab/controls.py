@@ -23,7 +23,7 @@ from metastable.lab.matrices import parse_matrices
 from metastable.lab.trained import TEXTS, encoder
 
 if TYPE_CHECKING:
-    from metastable.encoder.trained_head import Followed
+    from metastable.problem import Problem
 
 LAWS = {
     "uniform": "random, everywhere alike",
@@ -149,7 +149,7 @@ def frames(controls: Controls, dim: int | None) -> int:
     return count
 
 
-def _follow(controls: Controls) -> Followed:
+def _follow(controls: Controls) -> Problem:
     from metastable.encoder.trained_head import parse_address, prepare
 
     loaded = encoder(parse_address(controls.trained)[0])

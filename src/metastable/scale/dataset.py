@@ -27,9 +27,10 @@ import xarray as xr
 
 from metastable.errors import BadInput
 from metastable.head import Head
+from metastable.problem import build_head
 from metastable.run import storage as store
 from metastable.scale.journal import Journal, disk_trouble
-from metastable.scale.plan import HEAD, Plan, build_head
+from metastable.scale.plan import HEAD, Plan
 from metastable.scale.points import COURSES, DONE
 
 CHUNK = 65_536

@@ -24,15 +24,15 @@ from metastable.errors import BadInput
 from metastable.head import Head
 from metastable.run import storage as store
 from metastable.run.simulation import saved_times
-from metastable.scale.axes import checked, kind, known, plain
+from metastable.scale.axes import checked, known, plain
 
 SCHEMA = "metastable.sweep/1"
-RUN = tuple(key for key in configuration.RUN_KEYS if key != "save")
-FIXED = (*configuration.RUN_KEYS, "mean_field")
+RUN = ("beta", "until", *(key for key in configuration.OPTIONS if key != "save"))
+FIXED = ("beta", "until", *configuration.OPTIONS, "mean_field")
 SOLVED = ("beta", "until", "tol", "save", "mean_field")
 """What `mean_field` takes of these."""
 HEAD = ("gap", "angle", "interaction", "value")
-LAW = ("law", *sorted({a for law in configuration.LAWS.values() for a in inspect.signature(law).parameters} - {"head"}))
+LAW = configuration.LAW_KEYS
 AXES = (*RUN, *(key for key in LAW if key != "d"), *HEAD)
 PHASES = ("concentrated", "terminal", "least", "least_time", "course")
 OBSERVABLES = ("log_energy", "mean_cosine", "effective_rank", "clusters")
@@ -90,7 +90,7 @@ class Plan:
         """The head at a point."""
         if isinstance(self.head, Head):
             return self.head
-        return build_head({**self.head, **{k: v for k, v in self.values(index).items() if k in HEAD}})
+        return configuration.build_head({**self.head, **{k: v for k, v in self.values(index).items() if k in HEAD}})
 
     def law_at(self, index: int) -> dict[str, Any]:
         """The [cloud] table at a point, with the seed as it was given."""
@@ -201,34 +201,6 @@ def make(
     return plan
 
 
-def build_head(table: Mapping[str, Any]) -> Head:
-    """A head from a [head] table that may also hold `gap` and `angle`.
-
-    gap : g makes the spectrum of B (1, 1 − g, …, 1 − g), as long as `value`; the gap of B is g exactly, and so is that
-        of M = V Bᵀ where V is the identity
-    angle : θ degrees make B = diag(interaction) and V = G diag(value) Gᵀ with G the rotation by θ in the plane of the
-        first two axes: the angle between the leading eigenvectors of B and V. Without it their frames are random
-    """
-    given = dict(table)
-    gap, angle = given.pop("gap", None), given.pop("angle", None)
-    if gap is not None:
-        spectrum = _spectrum(given, "value", "gap")
-        if "interaction" in given:
-            raise BadInput("[head] has both gap and interaction; gap makes the interaction 1, 1 − gap, …: give one")
-        given["interaction"] = [1.0] + [1.0 - _number(gap, "gap")] * (len(spectrum) - 1)
-    if angle is None:
-        return configuration.build_head(given)
-    b, v = (_spectrum(given, name, "angle") for name in ("interaction", "value"))
-    if len(b) != len(v):
-        raise BadInput(f"[head] interaction has {len(b)} numbers and value {len(v)}; both must be d")
-    unused = [key for key in given if key not in ("interaction", "value")]
-    if unused:
-        raise BadInput(f"[head] with angle does not take {unused[0]}; remove it")
-    theta, G = math.radians(_number(angle, "angle")), np.eye(len(b))
-    G[:2, :2] = [[math.cos(theta), -math.sin(theta)], [math.sin(theta), math.cos(theta)]]
-    return Head.from_interaction(np.diag(b), G @ np.diag(v) @ G.T)
-
-
 def _worded(value: Any) -> Any:
     """The same with infinity as a word, for JSON has none."""
     if isinstance(value, dict):
@@ -256,7 +228,7 @@ def _check_head(head: Head | dict[str, Any], axes: dict[str, list[Any]]) -> None
     if "gap" in axes and ("interaction" in axes or (isinstance(head, dict) and "interaction" in head)):
         raise BadInput("both gap and interaction are given; gap makes the interaction 1, 1 − gap, …: give one of them")
     if not isinstance(head, Head):
-        known(head, (*configuration.HEAD_KEYS, "gap", "angle"), "[head]")
+        known(head, configuration.HEAD_KEYS, "[head]")
 
 
 def _read_head(
@@ -267,7 +239,7 @@ def _read_head(
         _require_spectra(head, axes)
     if any(name in HEAD for name in axes):
         return head
-    built = head if isinstance(head, Head) else build_head(head)
+    built = head if isinstance(head, Head) else configuration.build_head(head)
     d = cloud.dim if isinstance(cloud, Cloud) else cloud.get("d", built.dim)
     if d != built.dim:
         raise BadInput(f"d is {d} but the head has d = {built.dim}; they must agree")
@@ -333,16 +305,3 @@ def _times(given: Any, last: float) -> tuple[float, ...]:
     if outside or not times:
         raise BadInput(f"outputs distance is {given!r}; the times must lie between 0 and {last:g}")
     return tuple(times)
-
-
-def _spectrum(table: Mapping[str, Any], name: str, because: str) -> list[float]:
-    values = table.get(name)
-    if not isinstance(values, list) or len(values) < 2 or not all(kind(v) == "number" for v in values):
-        raise BadInput(f"[head] {name} is {values!r}; {because} needs a list of d ≥ 2 numbers there, a spectrum")
-    return [float(v) for v in values]
-
-
-def _number(value: Any, name: str) -> float:
-    if kind(value) != "number" or not math.isfinite(value):
-        raise BadInput(f"{name} is {value!r}; it must be a number")
-    return float(value)

@@ -68,7 +68,7 @@ def sweep(
     Parameters
     ----------
     axes : {"beta": [10, 100], "seed": [0, 1]}: the names are arguments of `simulate` (not save), `law`, its arguments,
-        `seed`, and of the head `gap`, `angle`, `interaction`, `value` (see `plan.build_head`)
+        `seed`, and of the head `gap`, `angle`, `interaction`, `value` (see `problem.build_head`)
     head : a Head; or a table as in TOML, {"interaction": [...], "value": [...]}, which the head's axes need
     cloud : a Cloud to start from everywhere, unless a law is given by `law`, `n` and its other arguments
     out : a folder, made if need be, for journal and dataset; or a name that ends in .zarr for the dataset alone, with
@@ -113,7 +113,7 @@ def sweep(
 
 def read(path: Path) -> dict[str, Any]:
     """The arguments of `sweep` from a TOML file: [axes], [outputs], and the rest as for `simulate`."""
-    tables = configuration.read(path, further=("axes", "outputs", "mean_field"))
+    tables = configuration.read_toml(path, further=("axes", "outputs", "mean_field"))
     for name in ("axes", "outputs"):
         if not isinstance(tables.get(name, {}), dict):
             raise BadInput(f"{path}: {name} must be a table, [{name}]")

@@ -1,0 +1,129 @@
+"""A simulation as one value: from tables and TOML, with other values, back to TOML, and as a program."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import metastable as ms
+from metastable.errors import BadInput
+from metastable.problem import build_head, script
+
+SPECTRA = {"interaction": [1.5, 0.6], "value": [1.0, 0.7]}
+PROBLEM = ms.Problem({**SPECTRA, "angle": 30.0}, {"law": "uniform", "n": 20, "seed": 3}, 50.0, 2.0, {"tol": 1e-5})
+
+
+def solved(problem):
+    return ms.simulate(problem.head, problem.cloud, **problem.arguments, progress=False)
+
+
+def test_it_is_the_simulation_that_one_would_write():
+    head = ms.Head.from_spectra([1.5, 0.6], [1.0, 0.7], angle=30.0)
+    run = ms.simulate(head, ms.uniform(20, d=2, seed=3), beta=50.0, until=2.0, tol=1e-5, progress=False)
+    assert torch.equal(solved(PROBLEM).frames, run.frames)
+
+
+def test_replace_finds_the_table_of_each_name():
+    other = PROBLEM.replace(beta=math.inf, tol=1e-4, n=7, angle=0.0, until=1.0, law="equally_spaced")
+    assert (other.beta, other.until, other.options["tol"]) == (math.inf, 1.0, 1e-4)
+    assert other.head_spec["angle"] == 0.0
+    assert other.cloud_spec == {"law": "equally_spaced", "n": 7, "seed": 3}
+    assert PROBLEM.cloud_spec["n"] == 20
+    ready = PROBLEM.replace(head=PROBLEM.head, cloud=ms.uniform(5, d=2))
+    assert len(ready.cloud) == 5
+    for changes, word in (({"gap": 0.1}, "gap"), ({"n": 3}, "n cannot"), ({"bta": 3}, "'beta'")):
+        with pytest.raises(BadInput, match=word):
+            ready.replace(**changes)
+
+
+@pytest.mark.parametrize("gap", [0.1, 0.75, 1.5])
+def test_the_gap_is_that_of_b(gap):
+    head = build_head({"gap": gap, "value": [1.0, 1.0, 1.0], "seed": 3})
+    values = np.sort(np.linalg.eigvalsh(head.B.numpy()))
+    np.testing.assert_allclose(values, [1 - gap, 1 - gap, 1], atol=1e-12)
+    assert head.theory().gap == pytest.approx(gap)
+
+
+@pytest.mark.parametrize("angle", [0.0, 30.0, 90.0])
+def test_the_angle_is_that_between_the_leading_eigenvectors(angle):
+    head = ms.Head.from_spectra([1.0, 0.5, 0.2], [2.0, 1.0, 0.3], angle=angle)
+    first, second = (np.linalg.eigh(a.numpy())[1][:, -1] for a in (head.B, head.V))
+    assert abs(first @ second) == pytest.approx(math.cos(math.radians(angle)), abs=1e-12)
+    np.testing.assert_allclose(np.sort(np.linalg.eigvalsh(head.V.numpy())), [0.3, 1.0, 2.0])
+
+
+def test_faults_are_named_by_their_field():
+    wrong = PROBLEM.replace(beta=-1.0, until=0.0, n=0, seed=-3, angle=math.nan, tol=0.0)
+    found = wrong.faults()
+    assert found.keys() == {"beta", "until", "n", "seed", "angle", "tol"}
+    for name, line in found.items():
+        assert line.startswith(f"{name} is ")
+        assert "\n" not in line
+    assert PROBLEM.faults() == {}
+    assert PROBLEM.replace(n=10**12).faults() == {}
+    assert "d" in PROBLEM.replace(interaction=[1.0]).faults()["head"]
+    assert "unifrom" in PROBLEM.replace(law="unifrom").faults()["law"]
+    assert "kappa" in PROBLEM.replace(law="von_mises_fisher").faults()["law"]
+
+
+def test_toml_with_a_byte_order_mark_and_files_beside_it(tmp_path):
+    np.savez(tmp_path / "head.npz", interaction=np.diag([2.0, 1.0]), value=np.eye(2))
+    np.save(tmp_path / "points.npy", np.eye(2))
+    text = 'beta = inf\nuntil = 1\n[head]\nfile = "head.npz"\n[cloud]\nfile = "points.npy"\n'
+    (tmp_path / "run.toml").write_text(text, encoding="utf-8-sig")
+    found = ms.Problem.from_toml(tmp_path / "run.toml")
+    assert found.beta == math.inf
+    assert found.head.B.tolist() == [[2.0, 0.0], [0.0, 1.0]]
+    assert len(found.cloud) == 2
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        PROBLEM,
+        PROBLEM.replace(beta=math.inf, head={"gap": 0.5, "value": [1.0, 0.7], "seed": 3}),
+        PROBLEM.replace(head={"interaction": [[1.0, 0.2], [0.0, 0.5]], "value": [[1.0, 0.0], [0.0, 2.0]]}),
+        PROBLEM.replace(
+            head=ms.Head([[1.0, 0.5]], [[0.3, 1.0]], [[1.0, 0.0], [0.0, 0.5]], offset=[0.1, 0.2]),
+            cloud={"law": "mixture", "n": 9, "means": [[1.0, 0.0], [0.0, 1.0]], "kappas": 3.0},
+        ),
+        PROBLEM.replace(cloud={"law": "graded", "n": 9}),
+    ],
+)
+def test_toml_and_program_give_the_same_run(problem, tmp_path):
+    run = solved(problem)
+    (tmp_path / "run.toml").write_text(problem.to_toml(), encoding="utf-8")
+    assert torch.equal(solved(ms.Problem.from_toml(tmp_path / "run.toml")).frames, run.frames)
+    space = {}
+    body = problem.script("Made by a test.").split("print(")[0]
+    exec(body.replace("ms.simulate(head, cloud, ", "ms.simulate(head, cloud, progress=False, "), space)
+    assert torch.equal(space["run"].frames, run.frames)
+
+
+def test_a_program_of_two_runs_runs(tmp_path):
+    program = script([PROBLEM, PROBLEM.replace(beta=5.0)], "Two runs.")
+    assert program.count("from_spectra") == 1
+    (tmp_path / "program.py").write_text(program, encoding="utf-8")
+    subprocess.run([sys.executable, "program.py"], cwd=tmp_path, check=True, capture_output=True)
+    assert sorted(path.name for path in tmp_path.glob("*.html")) == ["other.html", "run.html"]
+    assert ms.Run.load(tmp_path / "other.zarr").beta == 5.0
+
+
+@pytest.mark.parametrize(
+    ("table", "word"),
+    [
+        ({**SPECTRA, "gap": 0.1}, "both gap and interaction"),
+        ({**SPECTRA, "angle": 3.0, "seed": 1}, "does not take seed"),
+        ({"interaction": [[1.0]], "value": [[1.0]], "angle": 3.0}, "spectrum"),
+        ({"interaction": [1.0, 2.0], "value": [1.0, 2.0, 3.0], "angle": 3.0}, "value"),
+        ({"gap": 0.1}, "needs value"),
+        ({"gap": math.inf, "value": [1.0, 0.5]}, "gap is inf"),
+    ],
+)
+def test_heads_that_cannot_be_built(table, word):
+    with pytest.raises(BadInput, match=word) as caught:
+        build_head(table)
+    assert "\n" not in str(caught.value)
