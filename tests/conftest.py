@@ -8,6 +8,9 @@ import shutil
 import pytest
 import torch
 
+# As the command line does: transformers reads these when it is imported.
+os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",

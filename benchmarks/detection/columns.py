@@ -20,7 +20,7 @@ from packages import CACHE
 from torch import Tensor
 
 import metastable.monitor
-from metastable.encoder.hooks import evaluating
+from metastable.encoder.hooks import Open, Passage, Reader, Watch
 from metastable.encoder.load import Encoder
 from metastable.encoder.measure import Meter
 from metastable.encoder.texts import batches
@@ -31,7 +31,6 @@ from metastable.monitor.detectors.fitting import Gathering, chosen_units
 from metastable.monitor.detectors.token_mahalanobis import TokenMahalanobis
 from metastable.monitor.judge import Readings, Together
 from metastable.monitor.moments import Moments
-from metastable.monitor.reading import Open, Passage, Reader, Watch
 from metastable.monitor.scoring import Table
 
 FIT = 2000
@@ -65,7 +64,7 @@ def run(encoder: Encoder, texts: Sequence[str], depths: Collection[int], open: O
     """One pass over texts; the places of the texts in the order in which they went through."""
     reader = Reader(encoder.model, encoder.anatomy, special_of(encoder.reads_text()), depths, open)
     places: list[int] = []
-    with evaluating(encoder.model), reader:
+    with torch.inference_mode(), reader:
         for batch in batches(encoder.tokenizer, texts, encoder.limit, 32):
             encoder.model(**batch.inputs)
             places += batch.numbers.tolist()

@@ -34,11 +34,18 @@ def small(case):
     return Encoder(case, model, models.tokenizer(), families.anatomy(model))
 
 
+class Planted(Encoder):
+    def private(self):
+        return self
+
+
 def planted(*steps):
     """The real encoder with other first layers, which act on its tokens as they are: nothing is normalised."""
-    anatomy = encoder().anatomy
-    bare = tuple(replace(layer, norm=None) for layer in anatomy.layers)
-    return replace(encoder(), anatomy=replace(anatomy, layers=bare, steps=(*steps, *anatomy.steps[len(steps) :])))
+    model, anatomy = encoder().model, encoder().anatomy
+    sites = [block.attention.self for block in model.encoder.layer]
+    bare = tuple(replace(layer, site=site, norm=None) for layer, site in zip(anatomy.layers, sites, strict=True))
+    anatomy = replace(anatomy, layers=bare, steps=(*steps, *anatomy.steps[len(steps) :]))
+    return Planted("planted", model, encoder().tokenizer, anatomy)
 
 
 def mean_of(x, mask):

@@ -15,7 +15,7 @@ from transformers import AutoModel
 from metastable.encoder import measure_heads as measuring_heads
 from metastable.encoder.anatomy import Norm
 from metastable.encoder.fold import fold
-from metastable.encoder.hooks import Tokens, watching
+from metastable.encoder.hooks import Tokens
 from metastable.encoder.load import load
 from metastable.encoder.measure import Measured, Meter, measure
 from metastable.encoder.measure_heads import HEADS, Prediction
@@ -330,46 +330,6 @@ def test_a_text_of_one_token_has_no_pairs_and_is_not_counted_there():
     alone = measure(encoder(), ["Rain"]).depth_table()
     assert alone["mean_cosine"].isna().all()
     assert alone["effective_rank"].tolist() == pytest.approx([1] * 7, abs=1e-5)
-
-
-def test_the_model_computes_the_same_bits_with_hooks_on():
-    model = encoder().model
-    (batch,) = batches(models.tokenizer(), SENTENCES, 512, 8)
-    depths = []
-    with torch.inference_mode():
-        plain = model(**batch.inputs).last_hidden_state
-        with watching(encoder().anatomy, batch.mask, lambda depth, _: depths.append(depth)):
-            watched = model(**batch.inputs).last_hidden_state
-    assert torch.equal(plain, watched)
-    assert depths == list(range(7))
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
-def test_a_model_that_passes_by_other_places_is_refused():
-    """Half of the layers only: the hooks of the others never ran."""
-    (batch,) = batches(models.tokenizer(), SENTENCES, 512, 8)
-    model = encoder().model
-    with pytest.raises(RuntimeError, match="does not fit"), watching(encoder().anatomy, batch.mask, lambda *_: None):
-        model.embeddings(batch.inputs["input_ids"])
-
-
-def test_a_model_is_left_as_it_was_even_after_an_error():
-    model = encoder().model
-    flags = dict.fromkeys(model.modules(), False)
-    part = model.encoder.layer[2]
-    part.train()
-    flags |= dict.fromkeys(part.modules(), True)
-    try:
-        measure(encoder(), SENTENCES[:2])
-        assert all(module.training == flag for module, flag in flags.items())
-        (batch,) = batches(models.tokenizer(), SENTENCES[:1], 512, 8)
-        broken = Batch({"input_ids": batch.inputs["input_ids"] + 10**6}, batch.mask, batch.special, batch.numbers)
-        with pytest.raises(IndexError):
-            meter().measure(broken)
-        assert all(module.training == flag for module, flag in flags.items())
-        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    finally:
-        model.eval()
 
 
 @pytest.mark.parametrize("chunk", [1, 700, 20_000])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
-from metastable.encoder.hooks import evaluating
+from metastable.encoder.hooks import Reader
 from metastable.encoder.texts import batches
 from metastable.monitor.judge import Readings
-from metastable.monitor.reading import Reader
 from metastable.monitor.scoring import Table
 
 
@@ -20,7 +20,7 @@ def table_of(encoder, baseline, texts):
         return Readings(detectors, depths, passage, lambda table, tokens: tables.append(table))
 
     wanted = {depth for own in depths.values() for depth in own}
-    with evaluating(encoder.model), Reader(encoder.model, encoder.anatomy, baseline.special, wanted, open):
+    with torch.inference_mode(), Reader(encoder.model, encoder.anatomy, baseline.special, wanted, open):
         for batch in batches(encoder.tokenizer, texts, encoder.limit, 32):
             encoder.model(**batch.inputs)
             numbers.append(batch.numbers.numpy())

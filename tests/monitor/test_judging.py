@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from metastable.encoder.hooks import evaluating
+from metastable.encoder.hooks import Reader
 from metastable.errors import BadInput
 from metastable.monitor.baseline import Baseline
 from metastable.monitor.judge import Judge
-from metastable.monitor.reading import Reader
 from metastable.monitor.records import records
 from tests.monitor.tables import table_of
 
@@ -32,7 +31,7 @@ def judge(encoder, baseline, setting, texts, side="right"):
         read.padding_side = before
     # The model counts positions from the left end of the row, padding included, unless it is told them.
     batch["position_ids"] = (batch["attention_mask"].cumsum(dim=1) - 1).clamp_min(0)
-    with evaluating(encoder.model), Reader(encoder.model, encoder.anatomy, baseline.special, own.depths, open):
+    with torch.inference_mode(), Reader(encoder.model, encoder.anatomy, baseline.special, own.depths, open):
         encoder.model(**batch)
     ((passage, judged),) = found
     return passage, judged

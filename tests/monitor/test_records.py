@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from metastable.monitor.reading import Passage
+from metastable.encoder.hooks import Passage
 from metastable.monitor.records import Record, Token, records
 from metastable.monitor.scoring import Judged
 from tests.encoder.models import tokenizer

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -52,4 +54,9 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             # A terminal or pipe that is not UTF-8 shows ? in place of β, and the command does not fail.
             stream.reconfigure(errors="replace")
+    # This process is ours: warnings and loading bars of other packages do not belong in our output.
+    warnings.simplefilter("ignore")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     app()

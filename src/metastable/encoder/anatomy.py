@@ -126,7 +126,7 @@ class AttentionLayer:
 class Anatomy:
     """An encoder's attention layers in the order of depth.
 
-    final : the module whose *output* is the last hidden state (texts, n, d) of the encoder, with its last call.
+    final : the normalisation whose *output* is the last hidden state (texts, n, d) of the encoder, with its last call.
     steps : for each layer, the whole layer (attention, MLP, normalisations) as a function, see `Step`. It takes what
         the layer's updates are added to: x, or h where the layer is `pre_norm`.
     tied : whether all layers share their weights.
@@ -137,7 +137,7 @@ class Anatomy:
 
     family: str
     layers: tuple[AttentionLayer, ...]
-    final: nn.Module
+    final: nn.LayerNorm
     steps: tuple[Step, ...]
     tied: bool = False
     notes: tuple[str, ...] = field(default=())

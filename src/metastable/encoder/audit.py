@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from torch.nn import LayerNorm
 
 from metastable.arrays import whole
 from metastable.encoder import compare as comparing
@@ -272,8 +271,7 @@ def _audit(
 def _erased(anatomy: Anatomy) -> Iterator[str]:
     """What normalisations with gains near 0 leave out of the tokens."""
     norms = {f"before layer {layer.index}": layer.norm for layer in anatomy.layers if layer.norm is not None}
-    if isinstance(anatomy.final, LayerNorm):
-        norms["after the last layer"] = Norm.of(anatomy.final)
+    norms["after the last layer"] = Norm.of(anatomy.final)
     for where, norm in norms.items():
         count = int((~norm.seen).sum())
         if count:

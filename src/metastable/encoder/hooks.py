@@ -1,29 +1,43 @@
-"""The tokens of the theory in a running encoder: hooks that read and change nothing."""
+"""The one reader of hidden states: hooks on the modules of an encoder that read its tokens and change nothing.
+
+A depth is the input of a layer (0, …, L − 1) or the output of the encoder (L). At each depth the layer reads
+x = γ⊙z + b, where z is normalised to length √d (up to eps). The token of the theory is x̂ = z/√d, which is affine in x.
+Everything that is linear in x̂ can therefore be computed from x itself, without a second standardisation:
+
+    x̂ = scale⊙v + shift,   v = x,   scale = 1/(γ√d),   shift = −b/(γ√d).
+
+Some trained gains erase features (see `Norm.seen`), and the remaining part of z has any length. There x̂ is the
+remaining part divided by its length, as in the audit, and v = x̂. The same holds where no normalisation precedes a
+layer (the first layer of ALBERT). `lenses` returns this map for each depth.
+"""
 
 from __future__ import annotations
 
+import inspect
+import sys
+import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from itertools import count
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm
+from metastable.encoder.load import Encoder
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens of a batch at one depth, float32; 0 where there is padding.
+    """The tokens of a batch at one depth as the audit needs them, in float32; padding is 0.
 
-    z : (texts, n, d), the standardised stream; x itself where no normalisation stands before the layer
-    unit : (texts, n, d), x̂ = z/|z|, without the features that the normalisation's gain erases
-    length : (texts, n), the |z| that is; 1 where there is padding
-    stream : (texts, n), |C h|, the length of the stream before it was standardised, mean over features taken off
-    hidden : (texts, n, d), the hidden state as the model hands it on: γz + b, or h in a pre-norm encoder
+    z : (texts, n, d), the standardised stream; x itself where no normalisation precedes the layer
+    unit : (texts, n, d), x̂ = z/|z|, without the features that the gain of the normalisation erases
+    length : (texts, n), the length |z| of the part that `unit` keeps; 1 for padding
+    stream : (texts, n), |C h|, the length of the stream before standardisation, without its mean over features
+    hidden : (texts, n, d), the hidden state as the model passes it on: γz + b, or h in a pre-norm encoder
     """
 
     z: Tensor
@@ -34,11 +48,11 @@ class Tokens:
 
     @classmethod
     def of(cls, h: Tensor, norm: Norm | None, mask: Tensor, pre_norm: bool = False) -> Tokens:
-        # Some models write NaN where there is padding only. This is also the copy that the model cannot write into.
+        # Some models write NaN into padding. `where` also makes the copy that the model cannot overwrite.
         h = torch.where(mask.unsqueeze(-1), h.detach().float(), 0.0)
         centred = h - h.mean(dim=-1, keepdim=True)
         z = h if norm is None else norm.standardise(h)
-        # Features that the gain erases are no part of a token, but z without them would not be what heads read.
+        # Erased features are no part of a token, but z keeps them: heads read all of z.
         visible = z if norm is None else z * norm.seen
         length = torch.where(mask, torch.linalg.vector_norm(visible, dim=-1).clamp_min(1e-30), 1.0)
         unit = visible / length.unsqueeze(-1)
@@ -46,81 +60,341 @@ class Tokens:
         return cls(z, unit, length, torch.linalg.vector_norm(centred, dim=-1), hidden)
 
 
-Visit = Callable[[int, Tokens], None]
-"""(depth, tokens): called at depths 0, …, L in this order, the last one after the forward pass."""
+@dataclass(frozen=True)
+class Lens:
+    """x̂ = scale⊙v + shift, both (d,). `left` is None where v = x; else v = x̂ ∝ left[0]⊙x + left[1], of length 1."""
+
+    scale: Tensor
+    shift: Tensor
+    left: tuple[Tensor, Tensor] | None = None
+
+    @classmethod
+    def of(cls, norm: Norm | None, d: int) -> Lens:
+        ones, zeros = torch.ones(d, dtype=torch.float32), torch.zeros(d, dtype=torch.float32)
+        if norm is None:
+            return cls(ones, zeros, (ones, zeros))
+        gain, offset = (part.detach().float().cpu().expand(d) for part in (norm.gain, norm.offset))
+        seen = norm.seen.cpu().expand(d).bool()
+        scale = torch.where(seen, d**-0.5 / torch.where(seen, gain, 1.0), 0.0)
+        shift = -offset * scale
+        return cls(scale, shift) if bool(seen.all()) else cls(ones, zeros, (scale, shift))
+
+    def view(self, x: Tensor) -> Tensor:
+        """v, from x (…, d)."""
+        if self.left is None:
+            return x
+        scale, shift = self.left
+        found = torch.addcmul(shift.to(x), scale.to(x), x)
+        return found.mul_(torch.linalg.vecdot(found, found).clamp_min(1e-30).rsqrt_().unsqueeze(-1))
+
+    def of_view(self, v: Tensor) -> Tensor:
+        """x̂ from v, or the mean of x̂ from a mean of v: (…, d)."""
+        return torch.addcmul(self.shift.to(v), self.scale.to(v), v)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x̂ from x."""
+        return self.of_view(self.view(x))
 
 
-@contextmanager
-def watching(anatomy: Anatomy, mask: Tensor, visit: Visit) -> Iterator[None]:
-    """Read the tokens of one forward pass within: at each layer's input, and after the last layer.
+def lenses(anatomy: Anatomy) -> list[Lens]:
+    """The lens of each depth 0, …, L."""
+    norms = (*(layer.norm for layer in anatomy.layers), Norm.of(anatomy.final))
+    return [Lens.of(norm, anatomy.layers[0].width) for norm in norms]
 
-    After the last layer z is that of the last normalisation, as at all depths before. Where the last module is no
-    layer normalisation, z is its output, standardised. Nothing is kept, so memory does not grow with depth.
 
-    mask : (texts, n) of bool, which places of the batch are tokens.
+@dataclass(frozen=True)
+class Passage:
+    """The input of one forward pass: a batch of texts as tokens.
+
+    ids : (texts, n), token ids
+    mask : (texts, n) of bool, False for padding
+    chosen : (texts, n) of bool, tokens that are neither padding nor special
     """
-    sites: dict[nn.Module, list[AttentionLayer]] = defaultdict(list)
-    for layer in anatomy.layers:
-        sites[layer.site].append(layer)
-    seen: list[int] = []
-    last: list[Tokens] = []
-    handles = []
-    try:
-        for site, layers in sites.items():
-            reader = _reader(layers, mask, visit, seen)
-            handles.append(site.register_forward_pre_hook(reader, with_kwargs=True))
-        handles.append(_last(anatomy.final, mask, last))
-        yield
-    finally:
-        for handle in handles:
+
+    ids: Tensor
+    mask: Tensor
+    chosen: Tensor
+
+    @classmethod
+    def of(cls, ids: Tensor, mask: Tensor | None, special: Tensor) -> Passage:
+        """special : (k,), ids of the special tokens; it may include the padding token."""
+        tokens = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+        return cls(ids, tokens, tokens & ~torch.isin(ids, special.to(ids.device)))
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """The number of chosen tokens of each text, (texts,)."""
+        return self.chosen.sum(dim=1)
+
+
+@dataclass(frozen=True)
+class Depth:
+    """The tokens of a passage at one depth, during the forward pass. The model may overwrite them later.
+
+    index : 0, …, L
+    x : (texts, n, d), float32, as the layer reads them; padding holds any value, even NaN
+    lens : the map from x to x̂
+    before : (texts, n, d), the input of the normalisation that wrote x; None where there is no normalisation
+    """
+
+    index: int
+    x: Tensor
+    lens: Lens
+    passage: Passage
+    before: Tensor | None = None
+    norm: Norm | None = None
+    pre_norm: bool = False
+
+    @cached_property
+    def v(self) -> Tensor:
+        """The view that x̂ is affine in, (texts, n, d); padding holds any value."""
+        return self.lens.view(self.x)
+
+    @cached_property
+    def unit(self) -> Tensor:
+        """x̂, (texts, n, d); 0 for padding."""
+        return torch.where(self.passage.mask.unsqueeze(-1), self.lens.of_view(self.v), 0.0)
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        """The same tokens as the audit needs them, which costs more. They may be kept."""
+        source = self.x if self.before is None else self.before
+        return Tokens.of(source, self.norm, self.passage.mask, self.pre_norm)
+
+
+class Watch(Protocol):
+    """What is done during one forward pass."""
+
+    def visit(self, depth: Depth) -> None:
+        """Called at each wanted depth, in order."""
+
+    def close(self) -> None:
+        """Called after a pass that reached every wanted depth."""
+
+
+Open = Callable[[Passage], Watch | None]
+"""Called when a pass begins, with its input. None means that the pass is not read."""
+
+
+class Unreadable(Exception):
+    """A forward pass that cannot be read, with the reason. The model itself may be correct."""
+
+
+class Reader:
+    """Hooks on the modules of an encoder, as a context manager.
+
+    The state of a pass belongs to its thread, and passes may be nested.
+
+    special : ids of the special tokens
+    depths : the depths that are read
+    open : see `Open`; it is called for the passes of all threads
+    failed : called with an error in the hooks, which then leave the pass alone; without it errors are raised
+    passage : the input of every pass, where the caller knows it; else it is read from input_ids and attention_mask
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        anatomy: Anatomy,
+        special: Collection[int],
+        depths: Collection[int],
+        open: Open,
+        failed: Callable[[Exception], None] | None = None,
+        passage: Passage | None = None,
+    ) -> None:
+        self.model, self.anatomy, self.depths = model, anatomy, frozenset(depths)
+        self.special = torch.tensor(sorted(special), dtype=torch.long)
+        self.lenses = lenses(anatomy)
+        self._final = Norm.of(anatomy.final)
+        self._open, self._failed, self._given = open, failed, passage
+        self._signature = inspect.signature(model.forward)
+        self._local = threading.local()
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Reader:
+        sites: dict[nn.Module, list[AttentionLayer]] = defaultdict(list)
+        for layer in self.anatomy.layers:
+            sites[layer.site].append(layer)
+        add = self._handles.append
+        try:
+            for site, layers in sites.items():
+                if any(layer.index in self.depths for layer in layers):
+                    add(self._hook(site, layers))
+            if len(self.anatomy.layers) in self.depths:
+                add(self.anatomy.final.register_forward_hook(self._within(self._last), with_kwargs=True))
+            add(self.model.register_forward_pre_hook(self._guarded(self._begin), with_kwargs=True))
+            add(self.model.register_forward_hook(self._guarded(self._end), always_call=True))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
             handle.remove()
-    if seen != list(range(len(anatomy.layers))) or not last:
-        raise RuntimeError(f"the forward pass came by layers {seen}: the anatomy does not fit the model")
-    visit(len(anatomy.layers), last[0])
+        self._handles.clear()
+
+    def _hook(self, site: nn.Module, layers: list[AttentionLayer]) -> Any:
+        """A hook on the module that several calls of a shared layer may share."""
+        by_call = {layer.call: layer for layer in layers}
+        if layers[0].norm is None:
+
+            def enter(state: _State, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+                layer = by_call.get(state.count(module))
+                if layer is not None:
+                    self._visit(state, layer.index, _first(arguments, named), None, None, layer.pre_norm)
+
+            return site.register_forward_pre_hook(self._within(enter), with_kwargs=True)
+
+        def leave(state: _State, module: nn.Module, arguments: Any, named: dict[str, Any], output: Any) -> None:
+            layer = by_call.get(state.count(module))
+            if layer is not None:
+                before = _first(arguments, named)
+                self._visit(state, layer.index, _tensor(output), before, layer.norm, layer.pre_norm)
+
+        return site.register_forward_hook(self._within(leave), with_kwargs=True)
+
+    def _last(self, state: _State, module: nn.Module, arguments: Any, named: dict[str, Any], output: Any) -> None:
+        # A shared module is called many times; its last call counts.
+        state.last = (_tensor(output), _first(arguments, named))
+
+    def _begin(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        state, stack = _State(_frames()), self._stack()
+        # torch does not call the end hook after a KeyboardInterrupt. A nested pass begins deeper than its outer pass.
+        while stack and stack[-1].frames >= state.frames:
+            stack.pop()
+        stack.append(state)
+        state.passage = self._given or self._passage(module, arguments, named)
+        state.watch = self._open(state.passage)
+
+    def _passage(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Passage:
+        if module.training:
+            raise Unreadable("the model is in training mode; call model.eval()")
+        given = self._signature.bind_partial(*arguments, **named).arguments
+        given = {**given.get("kwargs", {}), **given}
+        ids, mask = given.get("input_ids"), given.get("attention_mask")
+        if not isinstance(ids, Tensor) or ids.ndim != 2:
+            raise Unreadable("the pass has no input_ids of shape (texts, n), so its special tokens are not known")
+        if mask is not None and mask.shape != ids.shape:
+            raise Unreadable(f"the attention mask has shape {tuple(mask.shape)} for input_ids {tuple(ids.shape)}")
+        return Passage.of(ids, mask, self.special)
+
+    def _visit(
+        self, state: _State, index: int, x: Tensor, before: Tensor | None, norm: Norm | None, pre_norm: bool
+    ) -> None:
+        if state.watch is None or state.passage is None or index not in self.depths:
+            return
+        if x.shape[:2] != state.passage.mask.shape:
+            raise Unreadable(f"tokens at depth {index} have shape {tuple(x.shape)}: the model unpads its batches")
+        state.seen += 1
+        state.watch.visit(Depth(index, x.float(), self.lenses[index], state.passage, before, norm, pre_norm))
+
+    def _end(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        stack = self._stack()
+        state = stack.pop() if stack else _State()
+        # Without an output the model itself failed, which is not reported here.
+        if state.watch is None or output is None:
+            return
+        if state.last is not None:
+            self._visit(state, len(self.anatomy.layers), *state.last, self._final, False)
+        if state.seen != len(self.depths):
+            raise Unreadable(f"the pass reached {state.seen} of {len(self.depths)} depths")
+        state.watch.close()
+
+    def _stack(self) -> list[_State]:
+        if not hasattr(self._local, "stack"):
+            self._local.stack = []
+        stack: list[_State] = self._local.stack
+        return stack
+
+    def _within(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """A hook inside a pass that is read. After an error the other hooks leave the pass alone."""
+
+        def within(module: nn.Module, *rest: Any) -> None:
+            stack = self._stack()
+            if not stack or stack[-1].watch is None:
+                return
+            state = stack[-1]
+            try:
+                hook(state, module, *rest)
+            except Exception:
+                state.watch = None
+                raise
+
+        return self._guarded(within)
+
+    def _guarded(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """The hook without gradients and in full precision. It raises nothing if `failed` is set."""
+
+        def guarded(module: nn.Module, *rest: Any) -> None:
+            # A traced or compiled model would contain the work of the hooks for good.
+            if torch.compiler.is_compiling() or torch.jit.is_tracing():
+                return
+            try:
+                with torch.no_grad(), torch.autocast(_device(module), enabled=False):
+                    hook(module, *rest)
+            except Exception as error:
+                if self._failed is None:
+                    raise
+                self._failed(error)
+
+        return guarded
 
 
-def _reader(layers: list[AttentionLayer], mask: Tensor, visit: Visit, seen: list[int]) -> Any:
-    by_call = {layer.call: layer for layer in layers}
-    calls = count()
-
-    def read(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        layer = by_call.get(next(calls))
-        if layer is not None:
-            seen.append(layer.index)
-            visit(layer.index, Tokens.of(_first(arguments, named), layer.norm, mask, layer.pre_norm))
-
-    return read
+def read(encoder: Encoder, inputs: dict[str, Tensor], passage: Passage, depths: Collection[int], visit: Visit) -> None:
+    """Run one forward pass of a private encoder (see `Encoder.private`) and call `visit` at the depths, in order."""
+    watch = _Visiting(visit)
+    with Reader(encoder.model, encoder.anatomy, (), depths, lambda _: watch, passage=passage):
+        encoder.run(inputs)
 
 
-def _last(final: nn.Module, mask: Tensor, last: list[Tokens]) -> Any:
-    """A shared module is called many times, and its last call counts."""
-    if isinstance(final, nn.LayerNorm):
-        norm = Norm.of(final)
+Visit = Callable[[Depth], None]
 
-        def before(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-            last[:] = [Tokens.of(_first(arguments, named), norm, mask)]
 
-        return final.register_forward_pre_hook(before, with_kwargs=True)
+class _Visiting:
+    """A watch that is one function."""
 
-    def after(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-        hidden = output if isinstance(output, Tensor) else output[0]
-        last[:] = [Tokens.of(hidden, Norm(torch.ones(()), torch.zeros(()), 1e-12), mask)]
+    def __init__(self, visit: Visit) -> None:
+        self.visit = visit
 
-    return final.register_forward_hook(after)
+    def close(self) -> None:
+        pass
+
+
+class _State:
+    """The state of one forward pass. frames : the depth of Python's stack at its beginning."""
+
+    def __init__(self, frames: int = 0) -> None:
+        self.frames = frames
+        self.passage: Passage | None = None
+        self.watch: Watch | None = None
+        self.seen = 0
+        self.last: tuple[Tensor, Tensor | None] | None = None
+        self._calls: dict[nn.Module, int] = defaultdict(int)
+
+    def count(self, module: nn.Module) -> int:
+        """How many calls of the module came before this one in the pass."""
+        self._calls[module] += 1
+        return self._calls[module] - 1
+
+
+def _frames() -> int:
+    frame, count = sys._getframe(), 0
+    while frame.f_back is not None:
+        frame, count = frame.f_back, count + 1
+    return count
+
+
+def _device(module: nn.Module) -> str:
+    weight = next(module.parameters(), None)
+    return "cpu" if weight is None else weight.device.type
 
 
 def _first(arguments: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
-    return arguments[0] if arguments else next(iter(named.values()))
+    found: Tensor = arguments[0] if arguments else next(iter(named.values()))
+    return found
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode and no gradients; every module's own training flag is put back afterwards."""
-    flags = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        with torch.inference_mode():
-            yield
-    finally:
-        for module, flag in flags:
-            module.training = flag
+def _tensor(output: Any) -> Tensor:
+    found: Tensor = output if isinstance(output, Tensor) else output[0]
+    return found

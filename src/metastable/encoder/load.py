@@ -12,10 +12,7 @@ import json
 import os
 import pickle
 import re
-import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -23,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from metastable.encoder.anatomy import Anatomy
 from metastable.encoder.families import FAMILIES, anatomy
@@ -34,6 +33,9 @@ VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 LAYERS = ("num_hidden_layers", "n_layers")
 SAFE = ("model.safetensors", "model.safetensors.index.json")
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DRAWS = ("normal_", "uniform_", "kaiming_uniform_", "trunc_normal_", "randn", "rand")
+"""Functions of torch that draw random numbers in constructors and in the rules of the families."""
 WANTED = ("*.json", "model*.safetensors", "vocab.txt", "merges.txt", "*.model")
 
 
@@ -42,7 +44,8 @@ class Encoder:
     """A trained encoder, ready to be measured.
 
     name : as the user typed it.
-    model : the base model without a task head, in eval mode and float32.
+    model : the base model without a task head, in float32. It is the user's own model where that was given in float32:
+        use `private` before running it.
     tokenizer : None for images and where there is none; `no_tokenizer` then says why.
     """
 
@@ -69,6 +72,21 @@ class Encoder:
             digest.update(weight.detach().cpu().contiguous().numpy().data)
         return digest.hexdigest()
 
+    def private(self) -> Encoder:
+        """This encoder with modules of its own, which share the weights, have no hooks and are in eval mode.
+
+        Forward passes, hooks and modes of the copy do not reach the model that it was made from, and those of the model
+        do not reach the copy.
+        """
+        model = _copy(self.model)
+        return replace(self, model=model, anatomy=anatomy(model))
+
+    def run(self, inputs: dict[str, torch.Tensor]) -> None:
+        """One forward pass on the model's device, without gradients and in the precision of the weights."""
+        device = next(self.model.parameters()).device
+        with torch.inference_mode(), torch.autocast(device.type, enabled=False):
+            self.model(**{name: tensor.to(device) for name, tensor in inputs.items()})
+
     def reads_text(self) -> Any:
         """The tokenizer, or one line on why there is none."""
         if self.tokenizer is None:
@@ -79,11 +97,13 @@ class Encoder:
 def load(model: Any, allow_pickle: bool = False, tokenizer: Any = None) -> Encoder:
     """The encoder in a folder, in an installed package, under a hub id, or already in memory.
 
-    A model of transformers is used as it is where it is float32 and in eval mode, else copied; a task head is left
-    aside. A pickle is read without running what is in it. `tokenizer` replaces the model's own.
+    A model of transformers is used as it is where its weights are float32, else copied; a task head is left
+    aside. A pickle is read without running what is in it. A copy of `tokenizer` replaces the model's own.
     """
     if not find_spec("transformers"):
         raise BadInput("reading encoders needs the package transformers; install metastable[encoder]")
+    # Truncation is a state of a tokenizer, and the user's own must not change.
+    tokenizer = copy.deepcopy(tokenizer)
     if not isinstance(model, (str, os.PathLike)):
         return _from_memory(model, tokenizer)
     name = os.fspath(model)
@@ -91,26 +111,43 @@ def load(model: Any, allow_pickle: bool = False, tokenizer: Any = None) -> Encod
     settings = _settings(name, folder)
     _check_family(name, settings)
     safe = _check_weights(name, folder, settings, allow_pickle)
-    with _quiet():
-        base = _base(name, folder, safe)
-        problem = ""
-        if tokenizer is None:
-            tokenizer, problem = _tokenizer(folder, settings["model_type"])
+    base = _base(name, folder, safe)
+    problem = ""
+    if tokenizer is None:
+        tokenizer, problem = _tokenizer(folder, settings["model_type"])
     _check_numbers(name, base)
     return Encoder(name, base.eval(), tokenizer, anatomy(base), problem)
 
 
 def twin(encoder: Encoder, seed: int = 0) -> Encoder:
-    """The same configuration with random weights as before training, and the same tokenizer."""
-    from transformers import AutoModel
+    """An encoder of the same configuration with random weights, and the same tokenizer.
 
-    config = copy.deepcopy(encoder.model.config)
-    with _quiet(), torch.random.fork_rng(devices=[]):
-        # Only this generator: torch.manual_seed would also reseed every GPU, which is not forked here.
-        torch.default_generator.manual_seed(seed)
-        model = AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)
-    model = model.eval().to(next(encoder.model.parameters()).device)
+    Weights are drawn by the rule of the family (`_init_weights` in transformers), with a private generator. They are
+    those that `AutoModel.from_config` draws after `torch.manual_seed(seed)`.
+    """
+    model = _copy(encoder.model, lambda weight: torch.zeros(weight.shape, dtype=torch.float32))
+    with torch.no_grad(), _PrivateDraws(seed):
+        # The constructors of torch draw first, in the order of construction, then transformers, children first.
+        for module in model.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)):
+                module.reset_parameters()
+        model.apply(model._init_weights)
+    model = model.to(next(encoder.model.parameters()).device)
     return replace(encoder, name=f"{encoder.name} (random weights)", model=model, anatomy=anatomy(model))
+
+
+class _PrivateDraws(TorchFunctionMode):
+    """Random numbers of this thread come from a private generator instead of torch's global one."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        named = dict(kwargs or {})
+        if getattr(func, "__name__", "") in DRAWS:
+            named["generator"] = self._generator
+        return func(*args, **named)
 
 
 def _from_memory(model: Any, tokenizer: Any) -> Encoder:
@@ -122,13 +159,40 @@ def _from_memory(model: Any, tokenizer: Any) -> Encoder:
     name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
     _check_family(name, model.config.to_dict())
     base: Any = model.base_model
-    if base.training or any(weight.dtype != torch.float32 for weight in base.parameters()):
-        base = copy.deepcopy(base).float().eval()
+    _check_types(name, base)
+    if any(weight.dtype != torch.float32 for weight in base.parameters()):
+        base = _copy(base)
     _check_numbers(name, base)
     missing = "it was given without a tokenizer; pass tokenizer="
     if base.config.model_type == "vit":
         missing = "it reads images"
     return Encoder(name, base, tokenizer, anatomy(base), "" if tokenizer is not None else missing)
+
+
+def _copy(model: Any, weight_from: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Any:
+    """A copy of the modules without their hooks, in eval mode, that shares float32 tensors and converts others.
+
+    weight_from : makes a new weight from each weight, where weights are not to be shared
+    """
+    memo: dict[int, Any] = {}
+    for weight in model.parameters():
+        if weight_from is not None:
+            memo[id(weight)] = nn.Parameter(weight_from(weight), requires_grad=False)
+        elif weight.dtype != torch.float32:
+            memo[id(weight)] = nn.Parameter(weight.detach().float(), requires_grad=False)
+        else:
+            memo[id(weight)] = weight
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.float() if buffer.is_floating_point() else buffer
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")) and isinstance(value, dict):
+                memo[id(value)] = type(value)()
+    found = copy.deepcopy(model, memo).eval()
+    for module in found.modules():
+        # transformers installs hooks of its own when they are first needed, and notes it here.
+        vars(module).pop("_output_capturing_hooks_installed", None)
+    return found
 
 
 def _folder(name: str, allow_pickle: bool) -> Path:
@@ -146,8 +210,7 @@ def _folder(name: str, allow_pickle: bool) -> Path:
 
     wanted = [*WANTED, "pytorch_model*.bin"] if allow_pickle else list(WANTED)
     try:
-        with _quiet(bars=sys.stderr.isatty()):
-            return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*"]))
+        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*"]))
     except HFValidationError as error:
         raise BadInput(f"{name!r} is neither a folder nor a hub id ({_line(error)})") from error
     except Exception as error:
@@ -206,6 +269,8 @@ def _check_family(name: str, settings: dict[str, Any]) -> None:
         raise BadInput(
             f"{name!r} has {positions!r} positions, which transformers leaves out; only 'absolute' ones work"
         )
+    if settings.get("quantization_config"):
+        raise BadInput(f"{name!r} is quantized (quantization_config); give the model with float weights")
     code = settings.get("auto_map")
     if isinstance(code, dict) and "AutoModel" in code:
         # Loaded as the stock family its weights might fit and still mean something else.
@@ -266,8 +331,8 @@ def _base(name: str, folder: Path, safe: bool) -> Any:
 
     local = {"trust_remote_code": False, "local_files_only": True}
     options = {"dtype": torch.float32, "use_safetensors": safe, "ignore_mismatched_sizes": True, **local}
-    # What is missing is drawn at random before it is refused (a pooler is not): not from the user's generator.
-    with torch.random.fork_rng(devices=[]):
+    # Missing weights are drawn at random before they are refused (a pooler is not refused).
+    with _PrivateDraws():
         try:
             config = AutoConfig.from_pretrained(folder, **local)
             model, report = AutoModel.from_pretrained(folder, config=config, output_loading_info=True, **options)
@@ -292,6 +357,17 @@ def _check_report(name: str, report: dict[str, Any]) -> None:
     else:
         return
     raise BadInput(f"weights of {name!r} do not fit its config.json ({what}); the two must come from one checkpoint")
+
+
+def _check_types(name: str, model: Any) -> None:
+    """Refuse weights that are not plain floating point numbers."""
+    remedy = "load the model with float32 weights"
+    if getattr(model, "is_quantized", False) or any("quantized" in type(m).__module__ for m in model.modules()):
+        raise BadInput(f"{name!r} is quantized; {remedy}")
+    for key, weight in _weights(model):
+        if weight.dtype not in FLOATS:
+            kind = str(weight.dtype).removeprefix("torch.")
+            raise BadInput(f"weight {key} of {name!r} is {kind}, which cannot be audited; {remedy}")
 
 
 def _check_numbers(name: str, model: Any) -> None:
@@ -321,25 +397,6 @@ def _tokenizer(folder: Path, family: str) -> tuple[Any, str]:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True), ""
     except Exception as error:
         return None, f"its tokenizer cannot be loaded ({_line(error)})"
-
-
-@contextmanager
-def _quiet(bars: bool = False) -> Iterator[None]:
-    """No warnings of transformers while in here, and no progress bars unless asked; both as before afterwards."""
-    from transformers.utils import logging
-
-    verbosity, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    if shown and not bars:
-        logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _line(error: object) -> str:

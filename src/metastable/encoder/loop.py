@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
-from torch import Tensor, nn
+from torch import Tensor
 
 from metastable.arrays import whole
 from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm, Step
 from metastable.encoder.fold import fold
-from metastable.encoder.hooks import evaluating
+from metastable.encoder.hooks import Depth, Passage, read
 from metastable.encoder.measure import SPECIAL, columns_of
 from metastable.encoder.statistics import CLOUD, averaged, cloud
 from metastable.encoder.tally import Floats, Tally
@@ -271,7 +271,8 @@ class _Looper:
     """A layer that is repeated, on batches of texts."""
 
     def __init__(self, encoder: Encoder, layer: int, special: str) -> None:
-        self.encoder, self.layer, self.special = encoder, layer, special
+        self.encoder = encoder = encoder.private()
+        self.layer, self.special = layer, special
         attention = encoder.anatomy.layers[layer]
         self.beta = float(np.median([fold(attention, head).beta for head in range(attention.heads)]))
         self.step: Step = encoder.anatomy.steps[layer]
@@ -283,8 +284,8 @@ class _Looper:
         chosen = mask if self.special == "include" else mask & ~batch.special.to(device)
         rows: list[dict[str, Floats]] = []
         before = None
-        with evaluating(self.encoder.model):
-            for unit in self._tokens(batch, mask, steps):
+        with torch.inference_mode(), torch.autocast(device.type, enabled=False):
+            for unit in self._tokens(batch, mask, chosen, steps):
                 found = cloud(unit, chosen, self.beta) | {"clusters": clusters(unit, chosen, ANGLE)}
                 rows.append({name: value.double().cpu().numpy() for name, value in found.items()})
                 if before is not None:
@@ -297,22 +298,31 @@ class _Looper:
         rows[-1]["change"] = np.full(len(mask), np.nan)
         return {name: np.stack([row[name] for row in rows], axis=1) for name in NAMES}
 
-    def _tokens(self, batch: Batch, mask: Tensor, steps: int) -> Iterator[Tensor]:
+    def _tokens(self, batch: Batch, mask: Tensor, chosen: Tensor, steps: int) -> Iterator[Tensor]:
         """Unit tokens at steps 0, …, `steps`, as far as they are finite."""
         anatomy = self.encoder.anatomy
-        inputs = {name: tensor.to(mask.device) for name, tensor in batch.inputs.items()}
-        stream = self.encoder.model(**inputs, output_hidden_states=True).hidden_states[0]
+        seen: list[Tensor] = []
+
+        def visit(depth: Depth) -> None:
+            # What the first layer adds its update to.
+            found = depth.before if depth.pre_norm else depth.x
+            assert found is not None
+            seen.append(found.clone())
+
+        passage = Passage(batch.inputs["input_ids"].to(mask.device), mask, chosen)
+        read(self.encoder, batch.inputs, passage, (0,), visit)
+        stream = seen[0]
         for earlier in anatomy.steps[: self.layer]:
             stream = earlier(stream, mask)
         for t in range(steps + 1):
             stream = self.step(stream, mask) if t else stream
-            unit = read(anatomy, self.layer, t, stream, mask)
+            unit = unit_tokens(anatomy, self.layer, t, stream, mask)
             if not bool(unit.isfinite().all()):
                 return
             yield unit
 
 
-def read(anatomy: Anatomy, layer: int, t: int, stream: Tensor, mask: Tensor) -> Tensor:
+def unit_tokens(anatomy: Anatomy, layer: int, t: int, stream: Tensor, mask: Tensor) -> Tensor:
     """The unit tokens x̂ = z/|z|, (texts, n, d), of what step t of a loop over `layer` holds; 0 where padding is,
     NaN where a token has no direction.
 
@@ -344,10 +354,7 @@ def _written_by(anatomy: Anatomy, layer: int, t: int) -> tuple[Norm | None, bool
     if layer + 1 < len(anatomy.layers):
         after = anatomy.layers[layer + 1]
         return after.norm, not after.pre_norm
-    if isinstance(anatomy.final, nn.LayerNorm):
-        return Norm.of(anatomy.final), not anatomy.pre_norm
-    # Nothing is known of what the last module does: its output, standardised.
-    return Norm(torch.ones(()), torch.zeros(()), 1e-12), False
+    return Norm.of(anatomy.final), not anatomy.pre_norm
 
 
 def clusters(unit: Tensor, chosen: Tensor, angle: float) -> Tensor:

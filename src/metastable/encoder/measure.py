@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from metastable.encoder.hooks import Tokens, evaluating, watching
+from metastable.encoder.hooks import Depth, Passage, Tokens, read
 from metastable.encoder.measure_heads import HEADS, LAYER, HeadLens
 from metastable.encoder.statistics import CLOUD, cloud, mean_cosine_of_any
 from metastable.encoder.tally import Floats, Tally
@@ -131,7 +131,8 @@ class Meter:
     def __init__(self, encoder: Encoder, special: str = "exclude") -> None:
         if special not in SPECIAL:
             raise BadInput(f"special is {special!r}; it must be one of {', '.join(SPECIAL)}")
-        self.encoder, self.special = encoder, special
+        self.encoder = encoder = encoder.private()
+        self.special = special
         self.lenses = [HeadLens(layer) for layer in encoder.anatomy.layers]
         self.betas = np.array([lens.beta for lens in self.lenses])
         self.limit = encoder.limit
@@ -162,17 +163,19 @@ class Meter:
         clouds, layers, heads = [], [], []
         before: list[Tokens] = []
 
-        def visit(depth: int, tokens: Tokens) -> None:
-            found = cloud(tokens.unit, chosen, betas[depth])
+        def visit(depth: Depth) -> None:
+            tokens = depth.tokens
+            found = cloud(tokens.unit, chosen, betas[depth.index])
             clouds.append({**found, "hidden_cosine": mean_cosine_of_any(tokens.hidden, chosen)})
             if before:
-                of_layer, of_heads = self.lenses[depth - 1].measure(before[0], tokens, mask, special, chosen)
+                of_layer, of_heads = self.lenses[depth.index - 1].measure(before[0], tokens, mask, special, chosen)
                 layers.append(of_layer)
                 heads.append(of_heads)
             before[:] = [tokens]
 
-        with evaluating(self.encoder.model), watching(self.encoder.anatomy, mask, visit):
-            self.encoder.model(**{name: tensor.to(device) for name, tensor in batch.inputs.items()})
+        # Images have no token ids.
+        passage = Passage(batch.inputs.get("input_ids", batch.mask).to(device), mask, chosen)
+        read(self.encoder, batch.inputs, passage, range(len(betas)), visit)
         return _stacked(clouds), _stacked(layers), _stacked(heads)
 
     def tally(

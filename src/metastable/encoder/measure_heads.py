@@ -232,17 +232,18 @@ class HeadLens:
         entropy = -torch.linalg.vecdot(attention, shown) - attention.amax(dim=-1).log()
         columns = special.any(dim=0).nonzero().squeeze(-1)
         share = (attention[..., columns] * special[:, None, None, columns]).sum(dim=-1)
-        log_n = torch.where(keys > 1, keys, torch.nan).log()
+        log_n = torch.where(keys > 1, keys.to(scores), torch.nan).log()
         return entropy / log_n, (top - mean) / log_n, share, angle, attention @ v
 
     def _seen(self, plain: Tensor, q: Tensor, k: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Scores with 0 for unseen keys, what hides these when added, and the number of seen keys of each query."""
         if self.layer.scores is None:
             # z is 0 where there is padding, and so are its keys and scores.
-            return plain, torch.where(mask, 0.0, LOWEST)[:, None, None, :], mask.sum(dim=-1)[:, None, None]
+            hidden = plain.new_zeros(()).where(mask, LOWEST)
+            return plain, hidden[:, None, None, :], mask.sum(dim=-1)[:, None, None]
         scores = self.layer.scores(q / self.layer.scale, k + self._key_offset.unsqueeze(1))
         seen = mask[:, None, None, :] & scores.isfinite()
-        return torch.where(seen, scores, 0.0), torch.where(seen, 0.0, LOWEST), seen.sum(dim=-1)
+        return torch.where(seen, scores, 0.0), scores.new_zeros(()).where(seen, LOWEST), seen.sum(dim=-1)
 
     def _residual(self, tokens: Tokens) -> Tensor:
         """|C r| for each token, (texts, n)."""

@@ -90,7 +90,7 @@ def two_atom_distance(along: Tensor, up: Tensor, chosen: Tensor) -> Tensor:
     m = chosen.sum(dim=1)[:, None]
     ordered = along.masked_fill(~chosen[:, None, :], -torch.inf).sort(dim=-1, descending=True).values
     place = torch.arange(along.shape[-1], device=along.device)
-    sign = torch.where(place < up.unsqueeze(-1), 1.0, -1.0)
+    sign = along.new_ones(()).where(place < up.unsqueeze(-1), -1.0)
     gained = torch.where(place < m.unsqueeze(-1), sign * ordered, 0.0).sum(dim=-1, dtype=torch.float64)
     return (2 - 2 * gained / m).clamp_min(0).sqrt()
 

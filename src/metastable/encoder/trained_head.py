@@ -19,7 +19,7 @@ from metastable.arrays import whole
 from metastable.cloud import Cloud, uniform
 from metastable.encoder.anatomy import AttentionLayer
 from metastable.encoder.fold import fold
-from metastable.encoder.hooks import Tokens, evaluating, watching
+from metastable.encoder.hooks import Depth, Passage, Tokens, read
 from metastable.encoder.load import Encoder, load
 from metastable.encoder.loop import layer_of
 from metastable.encoder.measure import SPECIAL
@@ -87,14 +87,14 @@ def tokens_of(
     cloud's `law` says where they came from; for a pre-norm layer `residual` there is ρ over all tokens, the root mean
     square over features of the stream h that updates are added to, its mean over features taken off.
     """
-    found = layer_of(encoder, layer)
+    found, private = layer_of(encoder, layer), encoder.private()
     if special not in SPECIAL:
         raise BadInput(f"special is {special!r}; it must be one of {', '.join(SPECIAL)}")
     kept = _Sample(whole(most, "most", 2, "at least 2 tokens make a cloud"), seed)
     count, squares = 0, 0.0
     for batch in batches(encoder.reads_text(), texts, encoder.limit, BATCH):
         count += len(batch.numbers)
-        tokens, chosen = _read(encoder, batch, layer, special)
+        tokens, chosen = _read(private, batch, layer, special)
         kept.add(tokens.unit[chosen])
         squares += float(tokens.stream[chosen].double().square().sum())
     if kept.seen < 2:
@@ -129,15 +129,14 @@ def _read(encoder: Encoder, batch: Batch, layer: int, special: str) -> tuple[Tok
     """The tokens of a batch at the input of a layer, and which of them belong to the cloud, (texts, n) of bool."""
     device = next(encoder.model.parameters()).device
     mask = batch.mask.to(device)
+    chosen = mask if special == "include" else mask & ~batch.special.to(device)
     seen: list[Tokens] = []
 
-    def visit(depth: int, tokens: Tokens) -> None:
-        if depth == layer:
-            seen.append(tokens)
+    def visit(depth: Depth) -> None:
+        seen.append(depth.tokens)
 
-    with evaluating(encoder.model), watching(encoder.anatomy, mask, visit):
-        encoder.model(**{name: tensor.to(device) for name, tensor in batch.inputs.items()})
-    return seen[0], mask if special == "include" else mask & ~batch.special.to(device)
+    read(encoder, batch.inputs, Passage(batch.inputs["input_ids"].to(device), mask, chosen), (layer,), visit)
+    return seen[0], chosen
 
 
 def _origin(encoder: Encoder, layer: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from metastable.encoder.hooks import evaluating
+from metastable.encoder.hooks import Open, Passage, Reader, Watch
 from metastable.encoder.load import Encoder
 from metastable.encoder.texts import Counts, batches
 from metastable.errors import BadInput
@@ -20,7 +20,6 @@ from metastable.monitor.conformal import Calibration
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.detectors.base import Detector
 from metastable.monitor.judge import Readings, Together
-from metastable.monitor.reading import Open, Passage, Reader, Watch
 from metastable.monitor.scoring import SETTINGS, Scale, Scorer, Setting, Table
 from metastable.monitor.split import TOKENS, Split, enough
 
@@ -36,7 +35,7 @@ class Learning:
     def __init__(
         self, encoder: Encoder, split: Split, batch_size: int, progress: Callable[[int], None] | None = None
     ) -> None:
-        self.encoder, self.split, self.batch_size, self.progress = encoder, split, batch_size, progress
+        self.encoder, self.split, self.batch_size, self.progress = encoder.private(), split, batch_size, progress
         tokenizer = encoder.reads_text()
         self.special = special_of(tokenizer)
         self._done = 0
@@ -110,13 +109,11 @@ class Learning:
         enough(known, self._left_out())
 
     def _pass(self, part: str, depths: Collection[int], open: Open) -> None:
-        model, counts = self.encoder.model, Counts()
-        device = next(model.parameters()).device
-        reader = Reader(model, self.encoder.anatomy, self.special, depths, open)
-        with evaluating(model), reader:
+        counts = Counts()
+        with Reader(self.encoder.model, self.encoder.anatomy, self.special, depths, open):
             found = batches(self.encoder.tokenizer, self.split.read(part), self.encoder.limit, self.batch_size, counts)
             for batch in found:
-                model(**{name: tensor.to(device) for name, tensor in batch.inputs.items()})
+                self.encoder.run(batch.inputs)
                 self._done += len(batch.numbers)
                 if self.progress is not None:
                     self.progress(self._done)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
+from metastable.encoder.hooks import Depth, Passage, Watch
 from metastable.errors import BadInput
 from metastable.monitor.detectors.base import Detector
-from metastable.monitor.reading import Depth, Passage, Watch
 from metastable.monitor.scoring import Judged, Table
 
 if TYPE_CHECKING:

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from metastable.arrays import whole
 from metastable.encoder.families import anatomy
+from metastable.encoder.hooks import Passage, Reader, Unreadable, Watch
 from metastable.encoder.load import Encoder, load
 from metastable.encoder.texts import batches, blank, unusable
 from metastable.errors import BadInput
 from metastable.monitor.baseline import Baseline
 from metastable.monitor.judge import Judge
-from metastable.monitor.reading import Passage, Reader, Unreadable, Watch
 from metastable.monitor.records import NO_TOKEN, Record, records
 from metastable.monitor.scoring import Judged
 from metastable.monitor.sinks import Sink

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from metastable.monitor.reading import Passage
+from metastable.encoder.hooks import Passage
 from metastable.monitor.scoring import Judged
 
 SHOWN = 3

@@ -8,9 +8,9 @@ from functools import cache
 import torch
 
 from metastable.encoder.families import anatomy
+from metastable.encoder.hooks import Passage, Reader
 from metastable.encoder.load import Encoder, load
 from metastable.monitor.detectors import DETECTORS
-from metastable.monitor.reading import Passage, Reader
 from tests.encoder import models
 
 CLS, SEP = 2, 3

@@ -7,9 +7,8 @@ from functools import cached_property
 from torch import Tensor
 
 from metastable.encoder.anatomy import Anatomy
-from metastable.encoder.hooks import Tokens
+from metastable.encoder.hooks import Depth, Passage, Tokens
 from metastable.encoder.measure_heads import HeadLens
-from metastable.monitor.reading import Depth, Passage
 
 
 class Heads:

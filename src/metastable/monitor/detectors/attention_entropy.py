@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from metastable.encoder.hooks import Depth, Passage
 from metastable.encoder.load import Encoder
 from metastable.monitor.detectors.attention import HeadReading, Heads
 from metastable.monitor.detectors.base import Column, Reading, Values
 from metastable.monitor.detectors.fitting import Unfitted
-from metastable.monitor.reading import Depth, Passage
 
 
 class AttentionEntropy(Unfitted):

@@ -14,8 +14,8 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
+from metastable.encoder.hooks import Depth, Passage, Watch
 from metastable.encoder.load import Encoder
-from metastable.monitor.reading import Depth, Passage, Watch
 
 
 @dataclass(frozen=True)

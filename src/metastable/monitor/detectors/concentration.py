@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from metastable.encoder.hooks import Depth, Passage
 from metastable.encoder.load import Encoder
 from metastable.encoder.statistics import CLOUD, cloud
 from metastable.monitor.detectors.attention import HeadReading, Heads
 from metastable.monitor.detectors.base import Column, Reading, Values
 from metastable.monitor.detectors.fitting import Unfitted
-from metastable.monitor.reading import Depth, Passage
 
 ONE_TOKEN = {"mean_cosine": 1.0, "mean_square_cosine": 1.0, "effective_rank": 1.0, "dispersion": 0.0, "energy": 0.0}
 """Of a cloud in one point, for texts with one token, where a mean over pairs has nothing to average."""

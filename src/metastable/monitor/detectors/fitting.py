@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metastable.encoder.hooks import Depth, Passage, Watch
 from metastable.errors import BadInput
 from metastable.monitor.detectors.base import Column, Detector, Reading, Values
-from metastable.monitor.reading import Depth, Passage, Watch
 
 WORST = 3
 """Tokens in the mean of the worst."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from metastable.encoder.hooks import Depth, Passage, Watch
 from metastable.encoder.load import Encoder
 from metastable.monitor.detectors.base import Column, Reading, Values
 from metastable.monitor.detectors.fitting import Fitted, Gathering
 from metastable.monitor.detectors.pooling import gaussian, mean_over, squares
 from metastable.monitor.moments import Moments
-from metastable.monitor.reading import Depth, Passage, Watch
 
 
 class LayerMeanMahalanobis(Fitted):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from metastable.encoder.hooks import Depth, Passage, Watch, lenses
 from metastable.encoder.load import Encoder
 from metastable.monitor.detectors.base import Reading
 from metastable.monitor.detectors.fitting import (
@@ -18,7 +19,6 @@ from metastable.monitor.detectors.fitting import (
 )
 from metastable.monitor.detectors.sample import Sample
 from metastable.monitor.moments import Moments, blended, regression, whitening
-from metastable.monitor.reading import Depth, Passage, Watch, lenses
 
 RANK = 64
 """Principal directions in which a token is predicted from what stands around it."""

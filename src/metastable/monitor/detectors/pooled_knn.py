@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from metastable.encoder.hooks import Depth, Passage, Watch
 from metastable.encoder.load import Encoder
 from metastable.monitor.detectors.base import Column, Reading, Values
 from metastable.monitor.detectors.fitting import Fitted, Gathering, need_some
 from metastable.monitor.detectors.pooling import mean_over
 from metastable.monitor.detectors.sample import Sample
-from metastable.monitor.reading import Depth, Passage, Watch
 
 NEAREST = 10
 """Neighbours whose distances are averaged."""

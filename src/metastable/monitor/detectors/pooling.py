@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from metastable.encoder.hooks import Lens, Passage
 from metastable.monitor.moments import Moments, blended, whitening
-from metastable.monitor.reading import Lens, Passage
 
 
 def mean_over(x: Tensor, members: Tensor) -> Tensor:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from metastable.encoder.hooks import Depth, Passage
 from metastable.encoder.load import Encoder
 from metastable.monitor.detectors.base import Column, Reading, Values
 from metastable.monitor.detectors.fitting import Unfitted
-from metastable.monitor.reading import Depth, Passage
 
 
 class TokenCount(Unfitted):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from metastable.encoder.hooks import Depth, Passage, Watch, lenses
 from metastable.encoder.load import Encoder
 from metastable.monitor.detectors.base import Reading
 from metastable.monitor.detectors.fitting import (
@@ -20,7 +21,6 @@ from metastable.monitor.detectors.fitting import (
 )
 from metastable.monitor.detectors.sample import Sample
 from metastable.monitor.moments import Moments, blended, whitening
-from metastable.monitor.reading import Depth, Passage, Watch, lenses
 
 
 def token_depths(layers: int) -> tuple[int, ...]:

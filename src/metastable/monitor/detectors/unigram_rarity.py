@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from metastable.encoder.hooks import Depth, Passage, Watch
 from metastable.encoder.load import Encoder
 from metastable.monitor.detectors.base import Column, Reading, Values
 from metastable.monitor.detectors.fitting import Fitted, Gathering, need_some, over_tokens
-from metastable.monitor.reading import Depth, Passage, Watch
 
 
 class UnigramRarity(Fitted):
