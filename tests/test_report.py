@@ -10,7 +10,8 @@ import metastable as ms
 from metastable import report
 from metastable.errors import BadInput
 from metastable.figures.distance import DistanceCurves, distance_curves
-from metastable.report.sentences import afterwards, assumptions, headline, key_numbers, mean_cosine
+from metastable.report.sentences import afterwards, assumptions, headline, key_numbers
+from metastable.run.observables import mean_cosine
 from metastable.theory.phases import Phases, Plateau
 from tests.problems import circle_head
 
@@ -138,10 +139,10 @@ def test_the_parts_come_in_order(page):
         "Distance to the limit law over time",
         "Tokens on the circle",
         "Eigenvalues of M and V",
-        "Which assumptions of the theory hold",
+        "Assumptions of the theory",
         "Observables over time",
         "How this run was made",
-        "Words used here",
+        "Glossary",
     ]
     places = [page.text.index(h) for h in heads]
     assert places == sorted(places)
@@ -201,16 +202,18 @@ def test_headlines_for_all_courses(run, measured):
     def said(*args, **more):
         return headline(run, phased(measured, *args, **more))
 
-    assert said(3.1, 9.3, 20.0, 0.12, 5.0, ()) == (
-        "Tokens concentrated by t = 3.1, stayed for 6.2 time units near distance 0.12 from the limit law, "
-        "and left for the terminal phase at t = 9.3."
-    )
-    assert "terminal phase was not seen up to t = 20" in said(3.1, None, 20.0, 0.12, 5.0, ())
-    assert "still concentrating" in said(None, None, 20.0, 0.12, 20.0, (), course="falling")
-    assert "stayed near 0.12 up to t = 20, while the tokens' mean cosine went from" in said(
-        None, None, 20.0, 0.12, 20.0, (), course="still"
-    )
-    assert "Only one time" in said(None, None, 20.0, 0.12, 20.0, (), course="one time")
+    def holds(text, *words):
+        assert all(word in text for word in words), text
+        assert "(" not in text
+        assert text.count(".") - sum(word.count(".") for word in words) == 1, "one sentence"
+
+    holds(said(3.1, 9.3, 20.0, 0.12, 5.0, ()), "t = 3.1", "6.2 time units", "0.12", "t = 9.3")
+    holds(said(3.1, None, 20.0, 0.12, 5.0, ()), "t = 3.1", "0.12", "no terminal phase", "t = 20")
+    holds(said(None, None, 20.0, 0.12, 20.0, (), course="falling"), "still concentrating", "t = 20", "0.12")
+    holds(said(None, None, 20.0, 0.12, 20.0, (), course="one time"), "one time", "0.12", "t = 20")
+    first, last = (f"{abs(mean_cosine(run.at(i))):.3g}" for i in (0, -1))
+    still = said(None, None, 20.0, 0.12, 20.0, (), course="still")
+    assert all(word in still for word in ("0.12", "t = 20", "mean cosine", last)), (still, first)
 
 
 def test_the_headline_of_a_head_without_a_limit_is_the_reason():
@@ -232,8 +235,10 @@ def test_a_later_rest_is_told_only_if_there_was_one(run, measured):
 
     assert told() == ""
     assert told(Plateau(3.0, 8.0, 0.1)) == ""
-    assert told(Plateau(11.0, 20.0, 0.2)) == "They then rested at distance 0.2 from t = 11 to the end of the run."
-    assert told(Plateau(8.5, 15.0, 0.2)) == "They then rested at distance 0.2 to t = 15."
+    late, early = told(Plateau(11.0, 20.0, 0.2)), told(Plateau(8.5, 15.0, 0.2))
+    assert all(word in late for word in ("distance 0.2", "from t = 11", "to the end"))
+    assert all(word in early for word in ("distance 0.2", "to t = 15"))
+    assert "from" not in early
     assert afterwards(run, DistanceCurves()) == ""
 
 
@@ -264,9 +269,9 @@ def test_a_still_distance_is_told_with_what_the_tokens_did():
 
 
 def test_assumptions_are_counted():
-    assert assumptions(HEAD.theory().verdict) == "All 8 assumptions of the theory hold for this head."
+    assert "All 8" in assumptions(HEAD.theory().verdict)
     text = assumptions(ROTATING.theory().verdict)
-    assert text.startswith("Of the theory's 8 assumptions, 2 fail (λ₁ real; terminal phase of V) and 1 is doubtful (")
+    assert all(word in text for word in ("8", "2 fail", "λ₁ real", "terminal phase of V", "1 is doubtful"))
 
 
 def test_key_numbers_are_those_of_run_and_theory(run, measured):

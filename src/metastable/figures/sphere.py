@@ -18,8 +18,8 @@ from metastable.theory.spectrum import Spectrum
 Array = np.ndarray[Any, Any]
 MOST_TOKENS = 1500
 MOST_FRAMES = 40
-CAMERA = 1.36
-"""Distance of the camera, at which the sphere just fits a phone."""
+CAMERA = 1.5
+"""Distance of the camera, at which the sphere and the labels of its axes just fit a phone."""
 CLOSER = 0.86
 """Factor on the camera's distance if no controls take space below the sphere."""
 RIM = 1.3

@@ -32,7 +32,7 @@ def observe(head: Head, cloud: Cloud, beta: float, sample: int, seed: int) -> di
     linked = cloud.subset(LINKED, seed) if cloud.dim <= 3 else part
     return {
         "log_energy": _log_energy(head, part, beta),
-        "mean_cosine": _mean_cosine(cloud),
+        "mean_cosine": mean_cosine(cloud),
         "effective_rank": _effective_rank(cloud),
         "clusters": float(_clusters(linked, 1e-3 if math.isinf(beta) else max(beta, 1.0) ** -0.5)),
     }
@@ -46,7 +46,7 @@ def _log_energy(head: Head, cloud: Cloud, beta: float) -> float:
     return float(torch.logsumexp(inner + cloud.log_weights, 0)) - math.log(2 * beta)
 
 
-def _mean_cosine(cloud: Cloud) -> float:
+def mean_cosine(cloud: Cloud) -> float:
     w, x = cloud.weights.double(), cloud.points.double()
     same = float((w * w).sum())
     mean = (w.unsqueeze(1) * x).sum(dim=0)

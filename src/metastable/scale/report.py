@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from metastable.errors import BadInput
 from metastable.figures.look import number
 from metastable.figures.phase_diagram import phase_diagram, regions, terminal_level
-from metastable.report import _block, _short
-from metastable.report.page import pages, target_of, write_page
+from metastable.report.page import figure_block, render_page, table_rows, target_of, write_page
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -49,21 +46,17 @@ def write(data: xr.Dataset, path: str | Path, theory_at: TheoryAt) -> Path:
 def render(data: xr.Dataset, theory_at: TheoryAt) -> str:
     """The report as HTML."""
     maps, left = _maps(data, theory_at)
-    return (
-        pages()
-        .get_template("sweep.html.j2")
-        .render(
-            plotly=Markup(get_plotlyjs()),
-            headline=_headline(data),
-            shares=_shares(data),
-            figures=[{"where": _note(figure)} | _block(f"map-{i}", figure) for i, figure in enumerate(maps)],
-            left=left,
-            reading=READING,
-            axes=[_axis(data, name) for name in map(str, data["status"].dims)],
-            failures=_failures(data),
-            failed=int((data["status"].values == 1).sum()),
-            making=_making(data),
-        )
+    return render_page(
+        "sweep.html.j2",
+        headline=_headline(data),
+        shares=_shares(data),
+        figures=[{"where": _note(figure)} | figure_block(f"map-{i}", figure) for i, figure in enumerate(maps)],
+        left=left,
+        reading=READING,
+        axes=[_axis(data, name) for name in map(str, data["status"].dims)],
+        failures=_failures(data),
+        failed=int((data["status"].values == 1).sum()),
+        making=_making(data),
     )
 
 
@@ -194,4 +187,4 @@ def _making(data: xr.Dataset) -> dict[str, list[tuple[str, str]]]:
     times = record["outputs"]["times"]
     tables["Outputs"]["times"] = f"{len(times)} from {number(times[0])} to {number(times[-1])}" if times else "none"
     tables["Versions"] = json.loads(data.attrs["versions"])
-    return {name: [(str(key), _short(value)) for key, value in table.items()] for name, table in tables.items()}
+    return {name: table_rows(table) for name, table in tables.items()}
