@@ -15,6 +15,11 @@ from metastable.errors import BadInput
 Array = Any
 """Anything that `torch.as_tensor` takes: tensors, numpy arrays, nested lists."""
 
+SERIAL_ELEMENTS = 2**15
+"""torch computes most elementwise operations and reductions of up to this many elements in the calling thread."""
+SERIAL_MULTIPLICATIONS = 2**18
+"""OpenBLAS, which numpy uses, forms a matrix product of up to this many multiplications in the calling thread."""
+
 
 def tensor(a: Array, name: str, finite: bool = True) -> Tensor:
     try:
@@ -57,6 +62,29 @@ def vector(a: Array, name: str, length: int | None) -> Tensor:
         wanted = "a vector" if length is None else f"a vector of {length} numbers"
         raise BadInput(f"{name} has shape {tuple(t.shape)}, expected {wanted}")
     return t
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """The product a @ b of two matrices; small products on the CPU are formed in the calling thread, by numpy.
+
+    torch's BLAS starts its threads even for a 500×4 by 4×4 product. That is slow, and on a busy machine very slow.
+    """
+    small = a.shape[0] * a.shape[1] * b.shape[1] <= SERIAL_MULTIPLICATIONS
+    if not small or a.device.type != "cpu" or a.requires_grad or b.requires_grad:
+        return a @ b
+    return torch.from_numpy(a.numpy() @ b.numpy())
+
+
+def exp_(a: Tensor) -> Tensor:
+    """The exponential of every element, in place; that of a small array on the CPU in the calling thread, by numpy.
+
+    torch's own exponential starts threads from 2048 elements on.
+    """
+    if a.numel() > SERIAL_ELEMENTS or a.device.type != "cpu":
+        return a.exp_()
+    array = a.numpy()
+    np.exp(array, out=array)
+    return a
 
 
 def _first_bad(t: Tensor) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metastable.arrays import Array, finite, matrix, moved, shape_of, vector, whole
+from metastable.arrays import Array, finite, matmul, matrix, moved, shape_of, vector, whole
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class Head:
                 f"output is {shape_of(self.output)} and value {shape_of(self.value)}, expected {d}×r and r×{d}"
             )
         self.offset = None if offset is None else vector(offset, "offset", d)
+        self._theory: Theory | None = None
         self._share_dtype()
 
     @classmethod
@@ -148,13 +149,13 @@ class Head:
 
     def directions(self, x: Tensor) -> Tensor:
         """Bᵀx + a for each row x of (n, d): what a token looks for. Scores are ⟨directions(x), y⟩."""
-        u = (x @ self.query.T) @ self.key
+        u = matmul(matmul(x, self.query.T), self.key)
         return u if self.offset is None else u + self.offset
 
     def values(self, m: Tensor) -> Tensor:
         """V m for each row m of (n, d)."""
-        inner = m @ self.value.T
-        return inner if self.output is None else inner @ self.output.T
+        inner = matmul(m, self.value.T)
+        return inner if self.output is None else matmul(inner, self.output.T)
 
     def to(self, dtype: torch.dtype | None = None, device: Any = None) -> Head:
         """The same head in another dtype or on another device."""
@@ -174,7 +175,13 @@ class Head:
         """What the theory predicts for this head: spectrum, limit map, rates, and which assumptions hold."""
         from metastable.theory import Theory
 
-        return Theory(self)
+        if self._theory is None:
+            self._theory = Theory(self)
+        return self._theory
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy in another process computes its own theory.
+        return {**self.__dict__, "_theory": None}
 
     def __repr__(self) -> str:
         extras = "".join(f", {name}" for name in ("output", "offset") if getattr(self, name) is not None)

@@ -80,7 +80,7 @@ def test_tokens_stay_on_the_sphere(name):
 
 
 def test_step_control_aims_at_the_tolerance():
-    assert dopri5.next_step(0.1, 1e-6, 1e-6) == pytest.approx(0.09)
-    assert dopri5.next_step(0.1, 0.0, 1e-6) == pytest.approx(0.5)
-    assert dopri5.next_step(0.1, 1e3, 1e-6) == pytest.approx(0.02)
-    assert dopri5.next_step(0.1, 32e-6, 1e-6) == pytest.approx(0.045)
+    assert next_step(0.1, 1e-6, 1e-6) == pytest.approx(0.09)
+    assert next_step(0.1, 0.0, 1e-6) == pytest.approx(0.5)
+    assert next_step(0.1, 1e3, 1e-6) == pytest.approx(0.02)
+    assert next_step(0.1, 32e-6, 1e-6) == pytest.approx(0.045)

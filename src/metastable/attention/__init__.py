@@ -14,7 +14,7 @@ from metastable.attention.prepared import ENGINES, Prepared
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, choice
 
-__all__ = ["ENGINES", "Prepared", "argmax_mean", "attend", "certified", "choose", "log_partition", "softmax_mean"]
+__all__ = ["ENGINES", "Prepared", "argmax_mean", "attend", "attend_with_bound", "choose", "log_partition", "softmax_mean"]
 
 FEW_PAIRS = 40_000
 """Below this many (query, token) pairs `flash` costs more than `dense`: see benchmarks/crossover.py."""
@@ -72,7 +72,7 @@ def attend(cloud: Cloud, queries: Array, engine: str = "auto", tol: float = TREE
     return softmax_mean(cloud, _queries(cloud, queries), engine, tol)
 
 
-def certified(cloud: Cloud, queries: Array, tol: float = TREE_TOLERANCE) -> Attended:
+def attend_with_bound(cloud: Cloud, queries: Array, tol: float = TREE_TOLERANCE) -> Attended:
     """`attend` by the tree, in float64, with the bound that was reached for each query and the work it took.
 
     The bound is that of exact arithmetic; rounding adds about 1e-13, so a `tol` below 1e-12 is refused.

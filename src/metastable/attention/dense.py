@@ -8,44 +8,61 @@ arithmetic is many times slower and adds nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from metastable.arrays import SERIAL_ELEMENTS, SERIAL_MULTIPLICATIONS, exp_, matmul
+
 BLOCK_BYTES = 32 * 2**20
+"""Size of a block of scores of a large problem."""
+SMALL = 2**23
+"""A problem with up to this many multiplications (queries × tokens × d) takes milliseconds. On the CPU it is computed
+in the calling thread, because starting other threads takes longer, and far longer on a busy machine."""
 LOWEST = {torch.float32: -80.0, torch.float64: -700.0}
 
 
-def blocks(queries: int, keys: int, itemsize: int) -> range:
-    """Starting rows of blocks whose scores fit in BLOCK_BYTES."""
-    return range(0, queries, max(1, BLOCK_BYTES // (keys * itemsize)))
+def is_small(points: Tensor, queries: Tensor) -> bool:
+    """Whether the problem is computed in the calling thread."""
+    return points.device.type == "cpu" and len(queries) * points.numel() <= SMALL
+
+
+def scores_by_block(points: Tensor, queries: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of queries, as slices, with their scores ⟨u, y_j⟩, (rows, N)."""
+    elements = BLOCK_BYTES // points.element_size()
+    if is_small(points, queries):
+        elements = min(SERIAL_ELEMENTS, SERIAL_MULTIPLICATIONS // points.shape[1])
+    rows = max(1, elements // len(points))
+    transposed = points.T.contiguous()
+    for start in range(0, len(queries), rows):
+        part = slice(start, start + rows)
+        yield part, matmul(queries[part], transposed)
 
 
 def dense(points: Tensor, log_weights: Tensor, queries: Tensor) -> Tensor:
     """m(u) = Σ w_j e^{⟨u,y_j⟩} y_j / Σ w_j e^{⟨u,y_j⟩} for each row u of (n, d): (n, d)."""
     means = torch.empty_like(queries)
-    rows = blocks(len(queries), len(points), points.element_size())
-    transposed = points.T.contiguous()
     # A common constant in the log-weights cancels; leaving them out when equal saves a pass over the block.
     offsets = log_weights - log_weights.max()
     weighted = bool((offsets != 0).any())
-    for start in rows:
-        scores = queries[start : start + rows.step] @ transposed
+    for part, scores in scores_by_block(points, queries):
         if weighted:
             scores += offsets
         scores -= scores.amax(dim=1, keepdim=True)
-        scores.clamp_(min=LOWEST[points.dtype]).exp_()
-        means[start : start + rows.step] = (scores @ points) / scores.sum(dim=1, keepdim=True)
+        exp_(scores.clamp_(min=LOWEST[points.dtype]))
+        means[part] = matmul(scores, points) / scores.sum(dim=1, keepdim=True)
     return means
 
 
 def log_partition(points: Tensor, log_weights: Tensor, queries: Tensor) -> Tensor:
     """log Z(u) = log Σ w_j e^{⟨u,y_j⟩} for each row u of (n, d): (n,)."""
     values = torch.empty(len(queries), dtype=points.dtype, device=points.device)
-    rows = blocks(len(queries), len(points), points.element_size())
-    for start in rows:
-        scores = queries[start : start + rows.step] @ points.T + log_weights
-        values[start : start + rows.step] = torch.logsumexp(scores, dim=1)
+    for part, scores in scores_by_block(points, queries):
+        scores += log_weights
+        top = scores.amax(dim=1, keepdim=True)
+        scores -= top
+        values[part] = exp_(scores.clamp_(min=LOWEST[points.dtype])).sum(dim=1).log() + top.squeeze(1)
     return values
 
 
@@ -55,13 +72,10 @@ def argmax_mean(points: Tensor, log_weights: Tensor, queries: Tensor) -> Tensor:
     Scores within a few roundings of the maximum, 8·ε·|u|, count as ties. Tokens of weight 0 are not seen.
     """
     means = torch.empty_like(queries)
-    rows = blocks(len(queries), len(points), points.element_size())
     weights = (log_weights - log_weights.max()).exp()
     slack = 8 * torch.finfo(points.dtype).eps * torch.linalg.vector_norm(queries, dim=1, keepdim=True)
-    for start in rows:
-        part = slice(start, start + rows.step)
-        scores = queries[part] @ points.T
+    for part, scores in scores_by_block(points, queries):
         scores.masked_fill_(log_weights == -math.inf, -math.inf)
         tied = (scores >= scores.amax(dim=1, keepdim=True) - slack[part]) * weights
-        means[part] = (tied @ points) / tied.sum(dim=1, keepdim=True)
+        means[part] = matmul(tied, points) / tied.sum(dim=1, keepdim=True)
     return means

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metastable.attention.dense import dense
+from metastable.attention.dense import dense, is_small
 
 CPU_KERNEL = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
@@ -23,10 +23,12 @@ CPU_KERNEL = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cp
 def flash(points: Tensor, log_weights: Tensor, queries: Tensor) -> Tensor:
     """m(u) = Σ w_j e^{⟨u,y_j⟩} y_j / Σ w_j e^{⟨u,y_j⟩} for each row u of (n, d): (n, d).
 
-    Where torch has no kernel without an N×N matrix (float64 on a GPU), the engine "dense" computes the same by blocks.
+    Small problems are computed by the engine "dense" in the calling thread. It also computes what torch has no kernel
+    without an N×N matrix for: float64 on a GPU.
     """
     on_cpu = points.device.type == "cpu"
-    if (on_cpu and CPU_KERNEL is None) or (not on_cpu and points.dtype != torch.float32):
+    has_kernel = CPU_KERNEL is not None if on_cpu else points.dtype == torch.float32
+    if not has_kernel or is_small(points, queries):
         return dense(points, log_weights, queries)
     n, d = queries.shape
     # A token of weight 0 has log-weight −inf, and −inf·0 in a padded product would be NaN.

@@ -112,7 +112,7 @@ class MeanFieldRun(Run):
         if isinstance(target, Cloud):
             return [transport.wasserstein(cloud, target, p, cost=cost) for cloud in clouds]
         if target == "terminal":
-            end = self.theory.terminal
+            end = self.theory().terminal
             return [transport.to_limit(c, end.limit(c.points), end.basis, p, cost) for c in clouds]
         if target != "limit":
             raise BadInput(f"target is {target!r}; it must be 'limit', 'terminal' or a Cloud")

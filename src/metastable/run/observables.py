@@ -10,6 +10,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial import cKDTree
 
+from metastable.arrays import matmul
 from metastable.attention import log_partition
 from metastable.cloud import Cloud
 from metastable.head import Head
@@ -55,7 +56,7 @@ def mean_cosine(cloud: Cloud) -> float:
 
 def _effective_rank(cloud: Cloud) -> float:
     w, x = cloud.weights.double(), cloud.points.double()
-    values = torch.linalg.eigvalsh(x.T @ (w.unsqueeze(1) * x)).clamp_min(0)
+    values = torch.linalg.eigvalsh(matmul(x.T, w.unsqueeze(1) * x)).clamp_min(0)
     shares = values / values.sum()
     return math.exp(-float(torch.special.xlogy(shares, shares).sum()))
 

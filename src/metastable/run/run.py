@@ -70,8 +70,8 @@ class Run:
         """The cloud at the saved time with this index."""
         return self.cloud.moved_to(self.frames[index])
 
-    @cached_property
     def theory(self) -> Theory:
+        """What the theory predicts for the head of this run: the same as `run.head.theory()`."""
         return self.head.theory()
 
     @cached_property
@@ -80,9 +80,9 @@ class Run:
 
         A token with Πx₀ = 0 exactly has no limit; it is put at the first basis vector of E.
         """
-        pushed = self.theory.limit(self.cloud.points)
+        pushed = self.theory().limit(self.cloud.points)
         lost = torch.isnan(pushed).any(dim=1)
-        pushed[lost] = self.theory.basis[:, 0].to(pushed)
+        pushed[lost] = self.theory().basis[:, 0].to(pushed)
         return self.cloud.moved_to(pushed)
 
     @cached_property
@@ -116,7 +116,7 @@ class Run:
             return self._distances(name, self._to_limit(self.frames, p, cost))
         if target != "terminal":
             raise BadInput(f"target is {target!r}; it must be 'limit', 'terminal' or a Cloud")
-        end = self.theory.terminal
+        end = self.theory().terminal
         found = [transport.to_limit(self.at(i), end.limit(self.frames[i]), end.basis, p, cost) for i in steps]
         return self._distances(name, found)
 
@@ -126,8 +126,8 @@ class Run:
         return self._distances("W2", self._to_limit(self.frames, 2, "chordal"))
 
     def _to_limit(self, frames: Tensor, p: float, cost: str) -> list[transport.Distance]:
-        pushed, basis, weights = self.limit.points, self.theory.basis, self.cloud.weights
-        if self.theory.dim > 1:
+        pushed, basis, weights = self.limit.points, self.theory().basis, self.cloud.weights
+        if self.theory().dim > 1:
             return [transport.to_limit(self.cloud.moved_to(x), pushed, basis, p, cost) for x in frames]
         up = pushed @ basis[:, 0].to(pushed) > 0
         # Both masses as sums of the weights themselves: 1 − mass would differ in the last digits and split a token.
@@ -156,7 +156,7 @@ class Run:
         """
         if self.head.offset is not None:
             raise BadInput("the certificate needs linear scores, but this head has an offset")
-        L = self.theory.lipschitz
+        L = self.theory().lipschitz
         values = gronwall(self.field_errors, L, self.times, self.jumps)
         above = np.flatnonzero(~(values < math.pi))
         vacuous = float(self.times[above[0]]) if len(above) else None
