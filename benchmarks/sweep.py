@@ -24,7 +24,7 @@ SIZES = (1000, 3000, 10_000)
 
 
 def plan(points: int, n: int, until: float, save: int) -> Plan:
-    return make({"seed": list(range(points))}, HEAD, {"n": n}, {"beta": 50.0, "until": until, "save": save})
+    return make({"seed": list(range(points))}, HEAD, {"n": n}, {"beta": 50.0, "until": until, "t_eval": save})
 
 
 def lead(client: Any, chosen: Plan) -> float:
@@ -88,7 +88,7 @@ def whole(points: int) -> None:
 
         thread = threading.Thread(target=watch)
         thread.start()
-        arguments = {"n": 5, "beta": 50.0, "until": 0.2, "save": 3}
+        arguments = {"n": 5, "beta": 50.0, "until": 0.2, "t_eval": 3}
         ms.sweep(
             axes={"seed": list(range(points))}, head=HEAD, out=journal.parent, workers=2, progress=False, **arguments
         )

@@ -3,7 +3,7 @@
 import metastable as ms
 
 head = ms.Head.from_spectra(interaction=[1.5, 0.6], value=[1.2, 0.5], seed=2)
-run = ms.simulate(head, ms.graded(500, head), beta=100.0, until=10.0, save=11)
+run = ms.simulate(head, ms.graded(500, head), beta=100.0, until=10.0, t_eval=11)
 
 distance, laplace, lyapunov = run.distance(), run.laplace_term(), run.lyapunov_term()
 certificate = run.certificate()

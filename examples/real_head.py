@@ -19,4 +19,4 @@ model = Path(package.origin).parent / "model"
 for law in ("tokens", "uniform"):
     run = follow(f"{model}:0:9", texts=TEXTS, law=law, n=300)
     print(sentence(run), end="\n\n")
-print(run.theory.verdict)
+print(run.theory().verdict)

@@ -27,7 +27,7 @@ def one(name: str, beta: float) -> dict[str, object]:
     head = circle_head(*THREE[name])
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        run = ms.mean_field(head, "uniform", beta=beta, until=horizon(numbers(head), beta), tol=0.02, save=201)
+        run = ms.mean_field(head, "uniform", beta=beta, until=horizon(numbers(head), beta), tol=0.02, t_eval=201)
     found = run.phases()
     return {
         "beta": beta,

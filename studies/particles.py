@@ -32,7 +32,7 @@ def half_way(times: np.ndarray, curve: np.ndarray) -> float | None:
 def departures(sizes: list[int], beta: float = 300.0, until: float = 20.0) -> Iterator[dict[str, object]]:
     """The record so far, after each number of tokens."""
     kappa, times = numbers(HEAD)["kappa"], np.linspace(0, until, SAVED)
-    exact = ms.mean_field(HEAD, "uniform", beta=beta, until=until, tol=2e-3, save=SAVED)
+    exact = ms.mean_field(HEAD, "uniform", beta=beta, until=until, tol=2e-3, t_eval=SAVED)
     target, found = exact.distance().values, exact.phases()
     mean = {"departure": found.terminal, "interval": found.terminal_interval, "least": found.least}
     mean |= {"half way": half_way(times, target), "discretisation": exact.discretisation}
@@ -40,7 +40,7 @@ def departures(sizes: list[int], beta: float = 300.0, until: float = 20.0) -> It
     rows: list[dict[str, object]] = []
     for n in ("1200 graded", *sizes):
         cloud = ms.equally_spaced(n) if isinstance(n, int) else ms.graded(1200, HEAD)
-        curve = ms.simulate(HEAD, cloud, beta=beta, until=until, save=SAVED, tol=1e-6).distance().values
+        curve = ms.simulate(HEAD, cloud, beta=beta, until=until, t_eval=SAVED, tol=1e-6).distance().values
         seen = phases.detect(times, curve)
         apart = np.flatnonzero(np.abs(curve - target) > 0.01)
         row = {"N": n, "departure": seen.terminal, "half way": half_way(times, curve), "least": seen.least}
@@ -51,13 +51,13 @@ def departures(sizes: list[int], beta: float = 300.0, until: float = 20.0) -> It
 
 
 def convergence(sizes: list[int], beta: float = 20.0, until: float = 3.0, seeds: int = 10) -> dict[str, object]:
-    exact = ms.mean_field(HEAD, "uniform", beta=beta, until=until, tol=1e-4, save=13)
+    exact = ms.mean_field(HEAD, "uniform", beta=beta, until=until, tol=1e-4, t_eval=13)
     target = exact.distance().values
     rows = []
     for n in sizes:
-        spaced = ms.simulate(HEAD, ms.equally_spaced(n), beta=beta, until=until, save=13, tol=1e-7).distance().values
+        spaced = ms.simulate(HEAD, ms.equally_spaced(n), beta=beta, until=until, t_eval=13, tol=1e-7).distance().values
         drawn = [
-            ms.simulate(HEAD, ms.uniform(n, d=2, seed=s), beta=beta, until=until, save=13, tol=1e-6).distance().values
+            ms.simulate(HEAD, ms.uniform(n, d=2, seed=s), beta=beta, until=until, t_eval=13, tol=1e-6).distance().values
             for s in range(seeds)
         ]
         random = [float(np.abs(curve - target).max()) for curve in drawn]

@@ -21,7 +21,7 @@ CASES = (("first", 800.0, 60.0), ("third", 100.0, 30.0), ("third", 300.0, 40.0))
 
 
 def track(run: ms.MeanFieldRun, every: int = 4) -> list[dict[str, float]]:
-    B, e = run.head.B.numpy(), run.theory.basis[:, 0].numpy()
+    B, e = run.head.B.numpy(), run.theory().basis[:, 0].numpy()
     rows = []
     for i in range(0, len(run.times), every):
         cloud = run.at(i)
@@ -53,7 +53,7 @@ def main(cases: tuple[tuple[str, float, float], ...]) -> None:
     found = []
     for name, beta, until in cases:
         head = circle_head(*THREE[name])
-        run = ms.mean_field(head, "uniform", beta=beta, until=until, tol=0.02, save=241)
+        run = ms.mean_field(head, "uniform", beta=beta, until=until, tol=0.02, t_eval=241)
         seen = run.phases()
         found.append(
             {

@@ -16,17 +16,17 @@ FIGURES = ("distance", "sphere", "spectrum", "observables")
 
 def circle():
     head = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
-    return ms.simulate(head, ms.graded(150, head), beta=100.0, until=20.0, save=41)
+    return ms.simulate(head, ms.graded(150, head), beta=100.0, until=20.0, t_eval=41)
 
 
 def ball():
     head = ms.Head.from_spectra([1.5, 1.0, 0.6], [1.2, 0.9, 0.5], seed=0)
-    return ms.simulate(head, ms.graded(200, head), beta=100.0, until=12.0, save=25)
+    return ms.simulate(head, ms.graded(200, head), beta=100.0, until=12.0, t_eval=25)
 
 
 def rotation():
     head = ms.Head.from_interaction([[1, 0, 0], [0, 1, 0], [0, 0, 1]], [[1, -0.8, 0], [0.8, 1, 0], [0, 0, 0.3]])
-    return ms.simulate(head, ms.uniform(100, 3), beta=50.0, until=5.0, save=11)
+    return ms.simulate(head, ms.uniform(100, 3), beta=50.0, until=5.0, t_eval=11)
 
 
 @pytest.fixture(scope="module", params=[circle, ball, rotation], ids=lambda make: make.__name__)

@@ -27,7 +27,7 @@ simulation.CHECKPOINT_SECONDS = {interval}
 head = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
 print("ready", flush=True)
 cloud = ms.uniform(300, d=2, seed=0)
-ms.simulate(head, cloud, beta=60.0, until=2.0, save={save}, method={method!r}, checkpoint={path!r})
+ms.simulate(head, cloud, beta=60.0, until=2.0, t_eval={save}, method={method!r}, checkpoint={path!r})
 """
 
 
@@ -49,7 +49,7 @@ def progress_of(part):
 
 
 @pytest.mark.parametrize(
-    ("method", "save", "interval"), [("dopri5", 3, 0.0), pytest.param("rk4", 13, 20.0, marks=pytest.mark.slow)]
+    ("method", "t_eval", "interval"), [("dopri5", 3, 0.0), pytest.param("rk4", 13, 20.0, marks=pytest.mark.slow)]
 )
 def test_killed_again_and_again_it_ends_bit_for_bit_the_same(tmp_path, method, save, interval):
     whole, broken = tmp_path / "whole.zarr", tmp_path / "broken.zarr"
@@ -75,7 +75,7 @@ def test_killed_again_and_again_it_ends_bit_for_bit_the_same(tmp_path, method, s
 
 
 def options(tmp_path, **changed):
-    return {"beta": 20.0, "until": 2.0, "save": 9, "checkpoint": tmp_path / "run.zarr", **changed}
+    return {"beta": 20.0, "until": 2.0, "t_eval": 9, "checkpoint": tmp_path / "run.zarr", **changed}
 
 
 @pytest.mark.parametrize("frames_done", [1, 4, 8])

@@ -171,7 +171,7 @@ BAD_TOML = [
     ("beta = 'hot'\nuntil = 1\n[cloud]\nn = 10", "beta is 'hot'"),
     ("beta = ", "cannot read"),
     ("beta = 5\nuntil = 1\n[cloud]\nn = 'many'", "n is 'many'"),
-    ("beta = 5\nuntil = 1\nsave = 'all'\n[cloud]\nn = 5", "save is 'all'"),
+    ("beta = 5\nuntil = 1\nt_eval = 'all'\n[cloud]\nn = 5", "t_eval is 'all'"),
     ("beta = 5\nuntil = 1\n[head]\nfile = 3", "file is 3"),
     ("beta = 5\nuntil = 1\n[head]\nquery = [[1.0, 0.0]]\nkey = [[1.0, 0.0]]", "[head] needs value"),
     ("beta = 5\nuntil = 1\n[head]\ninteraction = []\nvalue = []", "interaction is []"),

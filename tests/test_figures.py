@@ -40,16 +40,16 @@ def factored(d, k):
     return ms.Head(q, key, inner, output=key.T @ torch.eye(k, dtype=torch.float64) + inner.T)
 
 
-def simulated(head, cloud, beta=50.0, until=8.0, save=17, **more):
-    return ms.simulate(head, cloud, beta, until, save=save, **more)
+def simulated(head, cloud, beta=50.0, until=8.0, t_eval=17, **more):
+    return ms.simulate(head, cloud, beta, until, t_eval=t_eval, **more)
 
 
 CASES = {
-    "circle": lambda: ms.simulate(CIRCLE, ms.graded(200, CIRCLE), 100.0, 20.0, save=81),
+    "circle": lambda: ms.simulate(CIRCLE, ms.graded(200, CIRCLE), 100.0, 20.0, t_eval=81),
     "sphere": lambda: simulated(SPHERE, ms.graded(120, SPHERE)),
     "equal weights": lambda: simulated(SPHERE, ms.uniform(60, 3)),
     "float32": lambda: simulated(SPHERE, ms.uniform(60, 3).to(torch.float32)),
-    "too short": lambda: simulated(SPHERE, ms.uniform(60, 3), until=0.5, save=3),
+    "too short": lambda: simulated(SPHERE, ms.uniform(60, 3), until=0.5, t_eval=3),
     "beta 0": lambda: simulated(SPHERE, ms.uniform(60, 3), beta=0.0),
     "beta inf": lambda: simulated(SPHERE, ms.uniform(60, 3), beta=math.inf, step=0.05),
     "rotating": lambda: simulated(rotating(), ms.uniform(60, 3)),
@@ -69,7 +69,7 @@ CASES = {
     "V = 0": lambda: simulated(ms.Head.from_interaction(torch.eye(3), torch.zeros(3, 3)), ms.uniform(40, 3), until=1.0),
     "offset": lambda: simulated(head_with_offset(), ms.uniform(60, 3)),
     "eight dimensions": lambda: simulated(EIGHT, ms.uniform(60, 8)),
-    "factored": lambda: simulated(factored(40, 4), ms.uniform(30, 40), beta=1.0, until=1.0, save=5),
+    "factored": lambda: simulated(factored(40, 4), ms.uniform(30, 40), beta=1.0, until=1.0, t_eval=5),
 }  # fmt: skip
 
 
@@ -277,7 +277,7 @@ class TestDistance:
     def test_without_a_limit_law_it_says_why_and_shows_observables(self):
         run, figure = case("rotating"), drawn("rotating", "distance")
         written = " ".join(notes(figure)).replace("<br>", " ")
-        assert run.theory.no_limit in written
+        assert run.theory().no_limit in written
         seen = run.observables()
         np.testing.assert_array_equal(trace(figure, "mean cosine").y, seen["mean_cosine"].values)
         np.testing.assert_array_equal(trace(figure, "effective rank").y, seen["effective_rank"].values)
@@ -298,7 +298,7 @@ class TestDistance:
     def test_the_axis_shows_the_whole_distance_and_floor(self):
         for name in CASES:
             run = case(name)
-            if run.theory.no_limit:
+            if run.theory().no_limit:
                 continue
             low, high = (10**v for v in drawn(name, "distance").layout.yaxis.range)
             values = run.distance().values
@@ -311,7 +311,7 @@ class TestDistance:
 class TestSphere:
     def test_colours_are_the_side_of_the_limit(self):
         run, figure = case("sphere"), drawn("sphere", "sphere")
-        e = run.theory.basis[:, 0]
+        e = run.theory().basis[:, 0]
         side = (run.limit.points @ e).numpy()
         plus, minus = trace(figure, "sent to +e"), trace(figure, "sent to −e")
         for tokens, mask in ((plus, side > 0), (minus, side < 0)):
@@ -325,7 +325,7 @@ class TestSphere:
     def test_frames_are_the_saved_positions(self):
         run, figure = case("sphere"), drawn("sphere", "sphere")
         assert len(figure.frames) == len(run.times)
-        mask = (run.limit.points @ run.theory.basis[:, 0]).numpy() > 0
+        mask = (run.limit.points @ run.theory().basis[:, 0]).numpy() > 0
         for i, frame in enumerate(figure.frames):
             moved = np.stack([frame.data[0].x, frame.data[0].y, frame.data[0].z], axis=1)
             np.testing.assert_allclose(moved, run.frames[i].numpy()[mask], atol=6e-5)
@@ -339,7 +339,7 @@ class TestSphere:
         assert [b.label for b in figure.layout.updatemenus[0].buttons] == ["▶ Play", "❚❚ Pause"]
 
     def test_large_runs_are_thinned_out(self):
-        run = simulated(SPHERE, ms.fibonacci(1600), until=0.1, save=60, engine="dense", method="euler", step=0.1)
+        run = simulated(SPHERE, ms.fibonacci(1600), until=0.1, t_eval=60, engine="dense", method="euler", step=0.1)
         figure = run.figure("sphere")
         assert len(figure.frames) == 40
         assert [s.label for s in figure.layout.sliders[0].steps][-1] == "0.1"
@@ -353,7 +353,7 @@ class TestSphere:
 
     def test_the_size_grows_with_the_weight_if_weights_differ(self):
         run = case("sphere")
-        mask = (run.limit.points @ run.theory.basis[:, 0]).numpy() > 0
+        mask = (run.limit.points @ run.theory().basis[:, 0]).numpy() > 0
         sizes = np.asarray(trace(drawn("sphere", "sphere"), "sent to +e").marker.size)
         weights = run.cloud.weights.numpy()[mask]
         assert (np.diff(sizes[weights.argsort()]) >= 0).all()
@@ -362,7 +362,7 @@ class TestSphere:
 
     def test_axes_point_along_the_dominant_directions(self):
         run, figure = case("sphere"), drawn("sphere", "sphere")
-        e, v = run.theory.basis[:, 0].numpy(), run.theory.terminal.basis[:, 0].numpy()
+        e, v = run.theory().basis[:, 0].numpy(), run.theory().terminal.basis[:, 0].numpy()
         for start, direction, letter in (("±e", e, "e"), ("±v", v, "v")):
             axis = trace(figure, start)
             ends = np.stack([axis.x, axis.y, axis.z], axis=1)
@@ -376,7 +376,7 @@ class TestSphere:
         for seed in range(5):
             head = ms.Head.from_spectra([1.5, 1.0, 0.6], [1.2, 0.9, 0.5], seed=seed)
             turned += float(head.theory().basis[:, 0] @ head.theory().terminal.basis[:, 0]) < 0
-            figure = simulated(head, ms.uniform(5, 3), until=0.1, save=2).figure("sphere")
+            figure = simulated(head, ms.uniform(5, 3), until=0.1, t_eval=2).figure("sphere")
             e, v = (np.array([t.x[1], t.y[1], t.z[1]]) for t in (trace(figure, "±e"), trace(figure, "±v")))
             assert e @ v > 0
         assert 0 < turned < 5, "some of the eigenvectors must come with the other sign"
@@ -388,7 +388,7 @@ class TestSphere:
 
     def test_high_dimensions_are_projected_along_e_first(self):
         run, figure = case("eight dimensions"), drawn("eight dimensions", "sphere")
-        e = run.theory.basis[:, 0]
+        e = run.theory().basis[:, 0]
         mask = (run.limit.points @ e > 0).numpy()
         tokens = trace(figure, "sent to +e")
         np.testing.assert_allclose(tokens.x, (run.cloud.points @ e).numpy()[mask], atol=6e-5)
@@ -401,13 +401,13 @@ class TestSphere:
 
     def test_a_dominant_plane_is_coloured_by_angle_and_drawn_as_a_circle(self):
         run, figure = case("plane"), drawn("plane", "sphere")
-        inside = (run.limit.points @ run.theory.basis).numpy()
+        inside = (run.limit.points @ run.theory().basis).numpy()
         expected = np.degrees(np.arctan2(inside[:, 1], inside[:, 0])).round()
         np.testing.assert_array_equal(trace(figure, "angle of the limit").marker.color, expected)
         ring = trace(figure, "dominant plane of M")
         points = np.stack([ring.x, ring.y, ring.z], axis=1)
         np.testing.assert_allclose(np.linalg.norm(points, axis=1), 1, atol=2e-4)
-        np.testing.assert_allclose(points @ run.theory.projector.numpy().T, points, atol=2e-4)
+        np.testing.assert_allclose(points @ run.theory().projector.numpy().T, points, atol=2e-4)
 
     def test_without_a_limit_law_colour_is_where_a_token_starts(self):
         run, figure = case("rotating"), drawn("rotating", "sphere")
@@ -424,7 +424,7 @@ class TestSphere:
 
 class TestSpectrum:
     def test_the_points_are_the_eigenvalues_and_the_dominant_ones_stand_out(self):
-        th = case("eight dimensions").theory
+        th = case("eight dimensions").theory()
         figure = figures.spectrum(th)
         for name, s in (("M = V Bᵀ", th.attention), ("V", th.terminal)):
             first, rest = trace(figure, f"dominant of {name}"), trace(figure, f"eigenvalues of {name}")

@@ -25,7 +25,7 @@ HEADS = pd.DataFrame(
 
 @cache
 def run(beta=50.0, head=HEAD, n=60):
-    return ms.simulate(head, ms.uniform(n, 3), beta, 8.0, save=17)
+    return ms.simulate(head, ms.uniform(n, 3), beta, 8.0, t_eval=17)
 
 
 @cache
@@ -59,7 +59,7 @@ def test_a_sphere_without_controls_says_when_its_frames_are():
 
 def test_the_camera_stays_as_it_was_turned_from_run_to_run_but_not_from_sphere_to_circle():
     circle = ms.Head.from_interaction([[1.4, 0.0], [0.0, 0.7]], [[1.1, 0.3], [0.3, 0.6]])
-    flat = ms.simulate(circle, ms.uniform(30, 2), 20.0, 2.0, save=5)
+    flat = ms.simulate(circle, ms.uniform(30, 2), 20.0, 2.0, t_eval=5)
     names = [figures.sphere(one, controls=False).layout.uirevision for one in (run(), run(5.0), flat)]
     assert names[0] == names[1] != names[2]
     assert names[0]
@@ -101,7 +101,7 @@ def test_dark_figures_have_no_light_colour_left_and_the_same_numbers(make):
 
 
 def test_enlarged_figures_have_larger_texts_lines_and_marks_and_the_same_numbers():
-    graded = ms.simulate(HEAD, ms.graded(40, HEAD), 50.0, 2.0, save=3)
+    graded = ms.simulate(HEAD, ms.graded(40, HEAD), 50.0, 2.0, t_eval=3)
     for make in (lambda: figures.distance(run()), lambda: figures.sphere(graded, controls=False)):
         before, after = make(), enlarged(make(), 1.5)
         assert after.layout.legend.font.size == 1.5 * before.layout.legend.font.size
@@ -162,6 +162,6 @@ def test_no_figure_offers_to_send_itself_away():
 
 
 def test_a_run_at_its_limit_from_the_start_can_be_compared():
-    same = ms.simulate(ms.Head.from_interaction(torch.eye(3), torch.eye(3)), ms.uniform(30, 3), 1e-9, 0.5, save=3)
+    same = ms.simulate(ms.Head.from_interaction(torch.eye(3), torch.eye(3)), ms.uniform(30, 3), 1e-9, 0.5, t_eval=3)
     figure = figures.distances((same, same), [distance_curves(same)] * 2, ("a", "b"))
     assert all(math.isfinite(x) for x in figure.layout.yaxis.range)

@@ -16,10 +16,10 @@ HEAD = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
 CLOUD = ms.uniform(40, d=2, seed=0)
 
 
-def pair(head, cloud, beta, until, delta, tol=1e-9, save=13):
+def pair(head, cloud, beta, until, delta, tol=1e-9, t_eval=13):
     """A run, the same with merging, and the W₂ between them at the saved times, from above by coupling each token."""
-    plain = ms.simulate(head, cloud, beta, until, save=save, tol=tol)
-    merged = ms.simulate(head, cloud, beta, until, save=save, tol=tol, merge=delta)
+    plain = ms.simulate(head, cloud, beta, until, t_eval=t_eval, tol=tol)
+    merged = ms.simulate(head, cloud, beta, until, t_eval=t_eval, tol=tol, merge=delta)
     squares = ((plain.frames - merged.frames) ** 2).sum(dim=2)
     return plain, merged, (squares @ cloud.weights).sqrt().numpy()
 
@@ -102,8 +102,8 @@ def test_merging_in_two_goes_adds_up():
 def test_tokens_of_weight_zero_are_merged_too():
     points = torch.tensor([[1.0, 0.0], [1.0, 1e-5], [0.0, 1.0], [1e-5, 1.0]], dtype=torch.float64)
     cloud = ms.Cloud(points, weights=[1.0, 0.0, 0.0, 0.0])
-    run = ms.simulate(HEAD, cloud, beta=5.0, until=1.0, merge=1e-3, save=3)
-    plain = ms.simulate(HEAD, cloud, beta=5.0, until=1.0, save=3)
+    run = ms.simulate(HEAD, cloud, beta=5.0, until=1.0, merge=1e-3, t_eval=3)
+    plain = ms.simulate(HEAD, cloud, beta=5.0, until=1.0, t_eval=3)
     assert run.configuration["live"] == 2
     assert torch.allclose(run.frames, plain.frames, atol=2e-5)
     assert float(run.merge_error()[-1]) == 0
@@ -146,7 +146,7 @@ SOLVER = 1e-6
 
 @pytest.fixture(scope="module")
 def random_pairs():
-    return [pair(*random_problem(seed), tol=1e-8, save=9) for seed in SEEDS]
+    return [pair(*random_problem(seed), tol=1e-8, t_eval=9) for seed in SEEDS]
 
 
 def exceeded(pairs, factor):
@@ -166,7 +166,7 @@ def test_the_reported_error_is_never_exceeded_on_random_heads(random_pairs):
 
 def test_a_token_pushed_across_a_watershed_is_not_reported_as_close():
     """Here two tokens start so near to a watershed that merging sends them to the other side: no small error exists."""
-    _, merged, actual = pair(*random_problem(26), tol=1e-8, save=9)
+    _, merged, actual = pair(*random_problem(26), tol=1e-8, t_eval=9)
     error = merged.merge_error()
     assert actual[-1] > 0.5
     assert np.all(actual <= error.values)
@@ -211,7 +211,7 @@ def test_a_cluster_that_would_come_apart_is_reported_as_such():
     """V negative definite: differences in a narrow cluster grow like e^{t}, which a merged cluster cannot show."""
     head = ms.Head.from_interaction(np.eye(3), -np.eye(3))
     cloud = ms.von_mises_fisher(50, [0.0, 0.0, 1.0], kappa=1e9, seed=0)
-    _, merged, actual = pair(head, cloud, 20.0, 12.0, 1e-3, save=25)
+    _, merged, actual = pair(head, cloud, 20.0, 12.0, 1e-3, t_eval=25)
     error = merged.merge_error()
     assert merged.configuration["live"] == 1
     # To first order the spread grows like e^t exactly, so the report is 2(1 + ρ) times the distance.
@@ -243,7 +243,7 @@ def test_a_cluster_that_circles_is_followed():
 
 def test_a_long_horizon_ends_at_the_eigenvector_of_v():
     head = ms.Head.from_spectra([1.5, 1.0, 0.6], [1.2, 0.9, 0.5], seed=0)
-    run = ms.simulate(head, ms.uniform(150, d=3, seed=0), beta=100.0, until=2e3, merge=1e-4, save=5)
+    run = ms.simulate(head, ms.uniform(150, d=3, seed=0), beta=100.0, until=2e3, merge=1e-4, t_eval=5)
     _, vectors = torch.linalg.eigh(head.V)
     along = (run.final.points @ vectors[:, -1]).abs()
     assert float(along.min()) > 1 - 1e-10
@@ -256,7 +256,7 @@ def test_a_long_horizon_ends_at_the_eigenvector_of_v():
 
 def test_merging_waits_until_the_error_can_be_followed(monkeypatch):
     monkeypatch.setattr(merging, "FOLLOWED", 8)
-    run = ms.simulate(HEAD, CLOUD, beta=20.0, until=12.0, merge=1e-2, save=60)
+    run = ms.simulate(HEAD, CLOUD, beta=20.0, until=12.0, merge=1e-2, t_eval=60)
     live = run.merge_error()["live"].values
     assert live[0] == 40
     assert live[-1] == 2
@@ -296,17 +296,17 @@ def test_single_precision_merges_too():
 
 
 def test_nothing_to_merge_and_no_merging_asked_for():
-    run = ms.simulate(HEAD, CLOUD, beta=5.0, until=0.1, merge=1e-6, save=3)
+    run = ms.simulate(HEAD, CLOUD, beta=5.0, until=0.1, merge=1e-6, t_eval=3)
     assert run.merge_error().values.tolist() == [0, 0, 0]
     assert run.merge_sentence() == "merging at distance 1e-06 found nothing to merge"
     with pytest.raises(ms.BadInput, match="made without merging; give merge= to simulate"):
-        ms.simulate(HEAD, CLOUD, beta=5.0, until=0.1, save=3).merge_error()
+        ms.simulate(HEAD, CLOUD, beta=5.0, until=0.1, t_eval=3).merge_error()
 
 
 @pytest.mark.parametrize("method", ["euler", "rk4"])
 def test_fixed_steps_merge_as_well(method):
-    run = ms.simulate(HEAD, CLOUD, beta=20.0, until=12.0, method=method, step=0.05, merge=1e-2, save=5)
-    plain = ms.simulate(HEAD, CLOUD, beta=20.0, until=12.0, method=method, step=0.05, save=5)
+    run = ms.simulate(HEAD, CLOUD, beta=20.0, until=12.0, method=method, step=0.05, merge=1e-2, t_eval=5)
+    plain = ms.simulate(HEAD, CLOUD, beta=20.0, until=12.0, method=method, step=0.05, t_eval=5)
     assert run.configuration["live"] == 2
     actual = (((run.frames - plain.frames) ** 2).sum(dim=2) @ CLOUD.weights).sqrt().numpy()
     assert np.all(actual <= run.merge_error().values + 1e-12)

@@ -19,8 +19,8 @@ def identity_head(d):
     return ms.Head.from_interaction(I(d), I(d))
 
 
-def follow(head, cloud, beta, until, engine, save=11, tol=1e-9):
-    return ms.simulate(head, cloud, beta=beta, until=until, engine=engine, save=save, tol=tol)
+def follow(head, cloud, beta, until, engine, t_eval=11, tol=1e-9):
+    return ms.simulate(head, cloud, beta=beta, until=until, engine=engine, t_eval=t_eval, tol=tol)
 
 
 class TestOracle1ZeroTemperatureThroughTheSameCall:
@@ -111,7 +111,7 @@ def test_oracle_5_equiangular_tokens(engine, n, beta, start):
 def test_oracle_6_a_dirac_moves_by_the_flow_of_v_at_every_temperature(engine, beta):
     head = head_with_generator(random_matrix(3, 2))
     cloud = ms.Cloud(ms.uniform(1, d=3, seed=3).points.expand(4, 3))
-    run = ms.simulate(head, cloud, beta=beta, until=3.0, engine=engine, tol=1e-10, save=4, method="dopri5")
+    run = ms.simulate(head, cloud, beta=beta, until=3.0, engine=engine, tol=1e-10, t_eval=4, method="dopri5")
     exact = ms.value_flow(head, cloud.points, run.times)
     assert torch.allclose(run.frames, exact, atol=1e-8)
 
@@ -147,7 +147,7 @@ class TestOracle7Symmetries:
 
 
 def test_oracle_8_energy_never_decreases_for_the_identity_head(engine):
-    run = follow(identity_head(3), ms.uniform(60, d=3, seed=0), 5.0, 6.0, engine, save=61)
+    run = follow(identity_head(3), ms.uniform(60, d=3, seed=0), 5.0, 6.0, engine, t_eval=61)
     energy = run.observables()["log_energy"].values
     assert (np.diff(energy) >= -1e-12).all()
     assert energy[-1] > energy[0] + 0.5

@@ -202,7 +202,7 @@ def test_words_make_an_axis_too():
 def test_phases_of_the_map_are_those_of_single_runs():
     """Against `run.phases()` of the same simulation."""
     head = circle_head(0.6, (1.5, 0.4), -0.4, (1.2, 0.5))
-    run = ms.simulate(head, ms.graded(60, head), beta=60.0, until=10.0, save=TIMES.tolist(), progress=False)
+    run = ms.simulate(head, ms.graded(60, head), beta=60.0, until=10.0, t_eval=TIMES.tolist(), progress=False)
     found = run.phases()
     data = made(
         {"beta": [60.0]},

@@ -41,7 +41,7 @@ def test_the_tail_has_the_density_of_the_exact_flow(head, way):
 
 def test_the_spread_is_the_lyapunov_term():
     tail = _Tail(DEEP.theory())
-    run = ms.simulate(DEEP, ms.equally_spaced(2000), beta=1.0, until=3.0, save=4, tol=1e-3)
+    run = ms.simulate(DEEP, ms.equally_spaced(2000), beta=1.0, until=3.0, t_eval=4, tol=1e-3)
     spread = tail.curve(1e9, run.times.numpy())
     assert np.abs(spread - run.lyapunov_term().values).max() < 2e-3
 
@@ -50,7 +50,7 @@ def test_the_forecast_meets_the_mean_field():
     th = DEEP.theory()
     beta = 12.0 / _Tail(th).D
     found = th.plateau(beta)
-    run = ms.mean_field(DEEP, "uniform", beta=beta, until=1.25 * found.departure, tol=0.02, save=101)
+    run = ms.mean_field(DEEP, "uniform", beta=beta, until=1.25 * found.departure, tol=0.02, t_eval=101)
     seen = run.phases()
     assert found.lower <= seen.terminal <= found.upper
     assert abs(found.least - seen.least) < 0.15 * seen.least

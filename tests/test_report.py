@@ -55,7 +55,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def run():
-    return ms.simulate(HEAD, ms.graded(150, HEAD), beta=100.0, until=20.0, save=81)
+    return ms.simulate(HEAD, ms.graded(150, HEAD), beta=100.0, until=20.0, t_eval=81)
 
 
 @pytest.fixture(scope="module")
@@ -151,14 +151,14 @@ def test_the_parts_come_in_order(page):
 
 
 def test_each_assumption_has_status_number_and_sentence(run, page):
-    for check in run.theory.verdict.checks:
+    for check in run.theory().verdict.checks:
         (row,) = [row for row in page.rows if row and row[0] == check.name]
         assert row[1] == f"✓ {check.status}"
         assert row[3] == check.sentence
 
 
 def test_a_failed_assumption_is_marked_by_word_symbol_and_colour():
-    text = report.render(ms.simulate(ROTATING, ms.uniform(30, 3), beta=10.0, until=1.0, save=3))
+    text = report.render(ms.simulate(ROTATING, ms.uniform(30, 3), beta=10.0, until=1.0, t_eval=3))
     assert '<td class="status fails">✗ fails</td>' in text
     assert '<td class="status doubtful">? doubtful</td>' in text
     assert "no limit point" in Page(text).words
@@ -217,14 +217,14 @@ def test_headlines_for_all_courses(run, measured):
 
 
 def test_the_headline_of_a_head_without_a_limit_is_the_reason():
-    run = ms.simulate(ROTATING, ms.uniform(10, 3), beta=1.0, until=0.1, save=2)
-    assert run.theory.no_limit in headline(run, distance_curves(run))
+    run = ms.simulate(ROTATING, ms.uniform(10, 3), beta=1.0, until=0.1, t_eval=2)
+    assert run.theory().no_limit in headline(run, distance_curves(run))
     assert [n.name for n in key_numbers(run, distance_curves(run))][:2] == ["tokens N", "dimension d"]
 
 
 def test_the_headline_of_a_head_without_a_gap_says_that_tokens_start_at_their_limit():
     head = ms.Head.from_interaction(torch.eye(2), torch.eye(2))
-    run = ms.simulate(head, ms.uniform(20, 2), beta=5.0, until=2.0, save=3)
+    run = ms.simulate(head, ms.uniform(20, 2), beta=5.0, until=2.0, t_eval=3)
     assert "every token starts at its limit" in headline(run, distance_curves(run))
     assert f"{float(run.distance()[-1]):.3g}" in headline(run, distance_curves(run))
 
@@ -248,7 +248,7 @@ def test_tokens_that_left_without_the_distance_rising_are_told_of():
     R = np.eye(3)
     R[:2, :2] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
     head = ms.Head.from_interaction(np.diag([1.5, 1.0, 0.8]), R @ np.diag([1.2, 0.9, 0.72]) @ R.T)
-    run = ms.simulate(head, ms.uniform(250, 3), beta=100.0, until=15.0, save=31)
+    run = ms.simulate(head, ms.uniform(250, 3), beta=100.0, until=15.0, t_eval=31)
     found = distance_curves(run)
     assert found.phases.terminal is None
     told = afterwards(run, found)
@@ -256,7 +256,7 @@ def test_tokens_that_left_without_the_distance_rising_are_told_of():
     share = ((run.frames[-1] @ v.double()).abs() > (run.frames[-1] @ e.double()).abs()).double().mean()
     assert share > 0.9
     assert f"{100 * share:.0f} % of the tokens are nearer to ±v" in told
-    early = ms.simulate(head, ms.uniform(250, 3), beta=100.0, until=4.0, save=31)
+    early = ms.simulate(head, ms.uniform(250, 3), beta=100.0, until=4.0, t_eval=31)
     assert afterwards(early, distance_curves(early)) == ""
 
 
@@ -276,7 +276,7 @@ def test_assumptions_are_counted():
 
 def test_key_numbers_are_those_of_run_and_theory(run, measured):
     found = {n.name: n.value for n in key_numbers(run, measured)}
-    th = run.theory
+    th = run.theory()
     assert found["tokens N"] == "150"
     assert found["least distance"] == f"{run.phases().least:.3g}"
     assert found["noise floor"] == f"{run.noise_floor().mean:.3g}"
@@ -289,7 +289,7 @@ def test_key_numbers_are_those_of_run_and_theory(run, measured):
 
 def test_infinite_numbers_are_written_as_such():
     head = ms.Head(torch.eye(3)[:2], torch.eye(3)[:2], torch.diag(torch.tensor([2.0, 1.0, 0.5])))
-    run = ms.simulate(head, ms.uniform(20, 3), beta=math.inf, until=1.0, save=3, step=0.1)
+    run = ms.simulate(head, ms.uniform(20, 3), beta=math.inf, until=1.0, t_eval=3, step=0.1)
     found = {n.name: n.value for n in key_numbers(run, distance_curves(run))}
     assert found["inverse temperature β"] == "∞"
     assert found["Lipschitz constant L"] == "∞"

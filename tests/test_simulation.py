@@ -22,7 +22,7 @@ def test_every_method_reaches_the_same_place(method):
 
 def test_smaller_tolerance_gives_smaller_error():
     def end(tol):
-        return ms.simulate(HEAD, CLOUD, beta=5.0, until=3.0, tol=tol, save=2).final.points
+        return ms.simulate(HEAD, CLOUD, beta=5.0, until=3.0, tol=tol, t_eval=2).final.points
 
     exact = end(1e-13)
     errors = [float((end(tol) - exact).norm(dim=1).max()) for tol in (1e-4, 1e-7, 1e-10)]
@@ -31,16 +31,16 @@ def test_smaller_tolerance_gives_smaller_error():
 
 
 def test_saved_times_are_hit_exactly_and_always_include_both_ends():
-    run = ms.simulate(HEAD, CLOUD, beta=5.0, until=2.0, save=[0.123456789, 1.0])
+    run = ms.simulate(HEAD, CLOUD, beta=5.0, until=2.0, t_eval=[0.123456789, 1.0])
     assert run.times.tolist() == [0.0, 0.123456789, 1.0, 2.0]
-    assert len(ms.simulate(HEAD, CLOUD, beta=5.0, until=2.0, save=7).times) == 7
+    assert len(ms.simulate(HEAD, CLOUD, beta=5.0, until=2.0, t_eval=7).times) == 7
     assert len(ms.simulate(HEAD, CLOUD, beta=5.0, until=0.1).times) == 101
     assert torch.equal(run.frames[0], CLOUD.points)
 
 
 def test_saved_positions_do_not_depend_on_which_others_are_saved():
-    few = ms.simulate(HEAD, CLOUD, beta=5.0, until=2.0, save=2, tol=1e-10)
-    many = ms.simulate(HEAD, CLOUD, beta=5.0, until=2.0, save=50, tol=1e-10)
+    few = ms.simulate(HEAD, CLOUD, beta=5.0, until=2.0, t_eval=2, tol=1e-10)
+    many = ms.simulate(HEAD, CLOUD, beta=5.0, until=2.0, t_eval=50, tol=1e-10)
     assert torch.allclose(few.final.points, many.final.points, atol=1e-8)
 
 
@@ -50,7 +50,7 @@ def test_large_clouds_save_fewer_frames(monkeypatch):
 
 
 def test_fixed_steps_divide_the_intervals_evenly():
-    run = ms.simulate(HEAD, CLOUD, beta=5.0, until=1.0, method="euler", step=0.3, save=[0.5])
+    run = ms.simulate(HEAD, CLOUD, beta=5.0, until=1.0, method="euler", step=0.3, t_eval=[0.5])
     assert run.configuration["steps"] == 4
     assert np.allclose(run.field_errors[:, 0].numpy(), [0, 0.25, 0.5, 0.75, 1.0])
 
@@ -68,7 +68,7 @@ def test_the_tree_follows_the_same_path_with_one_tree_a_step(monkeypatch, method
         original(self, points)
 
     monkeypatch.setattr(tree.Tree, "_build", counted)
-    options = {"beta": 20.0, "until": 3.0, "save": 4, "method": method, "tol": 1e-8}
+    options = {"beta": 20.0, "until": 3.0, "t_eval": 4, "method": method, "tol": 1e-8}
     options |= {} if method == "dopri5" else {"step": 0.1}
     found = ms.simulate(HEAD, CLOUD, engine="tree", **options)
     exact = ms.simulate(HEAD, CLOUD, engine="dense", **options)
@@ -84,7 +84,7 @@ def test_at_rest_the_step_is_as_long_as_the_method_is_stable():
     head = ms.Head.from_interaction(np.eye(2), np.diag([1.0, 0.2]))
     cloud = ms.Cloud([[1.0, 1e-3], [-1.0, 1e-3]])
     for tol in (1e-4, 1e-9):
-        run = ms.simulate(head, cloud, beta=50.0, until=4e3, save=2, tol=tol)
+        run = ms.simulate(head, cloud, beta=50.0, until=4e3, t_eval=2, tol=tol)
         assert run.configuration["steps"] < 1.15 * 4e3 / (3.3 / 0.8) + 60
         assert float((run.final.points[:, 1]).abs().max()) < 10 * tol
 
@@ -108,7 +108,7 @@ def test_field_error_is_measured_at_every_step():
     from scipy import special
 
     cloud = ms.equally_spaced(300)
-    run = ms.simulate(HEAD, cloud, beta=20.0, until=0.1, save=2)
+    run = ms.simulate(HEAD, cloud, beta=20.0, until=0.1, t_eval=2)
     u = HEAD.directions(cloud.points)
     kappa = 20.0 * u.norm(dim=1)
     shrink = 1 - torch.from_numpy(special.ive(1, kappa.numpy()) / special.ive(0, kappa.numpy()))
@@ -149,13 +149,13 @@ def test_a_field_too_rough_for_the_tolerance_stops_with_a_remedy(monkeypatch):
         ({"tol": 0}, "tol is 0"),
         ({"step": 0.1}, "step= is for the methods"),
         ({"method": "rk4", "step": -0.1}, "step is -0.1"),
-        ({"save": 1}, "save is 1"),
+        ({"t_eval": 1}, "t_eval is 1"),
         ({"merge": 0}, "merge is 0; it must be a finite number above 0"),
         ({"merge": 2.0}, "merge is 2.0; it is the largest distance of tokens that become one, below 1"),
         ({"merge": "1e-3"}, "merge is '1e-3'"),
         ({"merge": 1e-3, "beta": math.inf}, "merge needs a finite beta"),
-        ({"save": [3.0, 99.0]}, r"outside of 0 … 5\.0"),
-        ({"save": "all"}, "save is 'all'"),
+        ({"t_eval": [3.0, 99.0]}, r"outside of 0 … 5\.0"),
+        ({"t_eval": "all"}, "t_eval is 'all'"),
         ({"cloud": ms.uniform(5, d=3)}, "the head has d = 2 and the cloud d = 3"),
         ({"progress": print}, "progress is of type builtin_function_or_method; give True, False"),
     ],
@@ -201,17 +201,17 @@ class Notes:
 
 def test_a_watcher_is_told_of_every_step_and_frame_and_changes_nothing():
     notes = Notes()
-    run = ms.simulate(HEAD, CLOUD, beta=5.0, until=2.0, save=[0.5], progress=notes)
+    run = ms.simulate(HEAD, CLOUD, beta=5.0, until=2.0, t_eval=[0.5], progress=notes)
     assert [t for t, _ in notes.frames] == run.times.tolist() == [0.0, 0.5, 2.0]
     assert torch.equal(torch.stack([x for _, x in notes.frames]), run.frames)
     assert len(notes.steps) == run.configuration["steps"] + run.configuration["rejected"]
     assert notes.steps[-1] == 2.0
     assert notes.inside is False
-    assert torch.equal(run.frames, ms.simulate(HEAD, CLOUD, beta=5.0, until=2.0, save=[0.5]).frames)
+    assert torch.equal(run.frames, ms.simulate(HEAD, CLOUD, beta=5.0, until=2.0, t_eval=[0.5]).frames)
 
 
 def test_a_watcher_stops_a_run_within_a_step_and_a_checkpoint_goes_on_from_there(tmp_path):
-    arguments = {"beta": 5.0, "until": 2.0, "save": 9, "tol": 1e-9, "checkpoint": tmp_path / "run.zarr"}
+    arguments = {"beta": 5.0, "until": 2.0, "t_eval": 9, "tol": 1e-9, "checkpoint": tmp_path / "run.zarr"}
     first, second = Notes(stop_after=12), Notes()
     with pytest.raises(InterruptedError, match="enough"):
         ms.simulate(HEAD, CLOUD, progress=first, **arguments)
@@ -228,9 +228,9 @@ def test_a_watcher_stops_a_run_within_a_step_and_a_checkpoint_goes_on_from_there
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, torch.tensor])
 def test_scalars_of_every_kind_are_numbers(kind):
-    plain = ms.simulate(HEAD, CLOUD, beta=5.0, until=1.0, save=3)
+    plain = ms.simulate(HEAD, CLOUD, beta=5.0, until=1.0, t_eval=3)
     other = ms.simulate(
-        HEAD, ms.uniform(np.int32(30), d=np.int64(2), seed=np.int8(0)), kind(5), kind(1), save=np.int64(3)
+        HEAD, ms.uniform(np.int32(30), d=np.int64(2), seed=np.int8(0)), kind(5), kind(1), t_eval=np.int64(3)
     )
     assert torch.equal(plain.final.points, other.final.points)
 
@@ -245,7 +245,7 @@ def test_two_hundred_thousand_tokens_fit_in_four_gibibytes():
 import resource, torch, metastable as ms
 head = ms.Head.from_spectra([1.5, 0.9, 0.6], [1.2, 0.7, 0.4], seed=4)
 cloud = ms.uniform(200_000, d=3, seed=0).to(torch.float32)
-run = ms.simulate(head, cloud, beta=100.0, until=0.1, method="euler", step=0.1, save=2)
+run = ms.simulate(head, cloud, beta=100.0, until=0.1, method="euler", step=0.1, t_eval=2)
 assert float(run.distance()[-1]) < float(run.distance()[0])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """

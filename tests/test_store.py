@@ -17,7 +17,7 @@ HEAD = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
 
 
 def make_run(**options):
-    arguments = {"beta": 20.0, "until": 1.0, "save": 5, **options}
+    arguments = {"beta": 20.0, "until": 1.0, "t_eval": 5, **options}
     return ms.simulate(HEAD, ms.graded(50, HEAD, seed=2), **arguments)
 
 
@@ -28,7 +28,7 @@ def same(a, b):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("beta", [20.0, math.inf])
 def test_a_loaded_run_is_the_saved_one_bit_for_bit(tmp_path, dtype, beta):
-    run = ms.simulate(HEAD, ms.graded(50, HEAD).to(dtype), beta=beta, until=1.0, save=5)
+    run = ms.simulate(HEAD, ms.graded(50, HEAD).to(dtype), beta=beta, until=1.0, t_eval=5)
     back = ms.Run.load(run.save(tmp_path / "run.zarr"))
     for name in ("times", "frames", "field_errors"):
         assert same(getattr(run, name), getattr(back, name))
@@ -43,7 +43,7 @@ def test_a_loaded_run_is_the_saved_one_bit_for_bit(tmp_path, dtype, beta):
 
 def test_factors_and_offset_survive(tmp_path):
     head = ms.Head(np.eye(3)[:2], np.eye(3)[:2], np.ones((1, 3)), output=np.ones((3, 1)), offset=[0.1, 0.2, 0.3])
-    run = ms.simulate(head, ms.uniform(10, d=3), beta=1.0, until=0.1, save=2)
+    run = ms.simulate(head, ms.uniform(10, d=3), beta=1.0, until=0.1, t_eval=2)
     back = ms.Run.load(run.save(tmp_path / "run.zarr"))
     for name in ("query", "key", "value", "output", "offset"):
         assert same(getattr(head, name), getattr(back.head, name))

@@ -1,5 +1,6 @@
+from .attention import BoundedMean as BoundedMean
 from .attention import attend as attend
-from .attention import certified as certified
+from .attention import attend_with_bound as attend_with_bound
 from .cloud import Cloud as Cloud
 from .cloud import equally_spaced as equally_spaced
 from .cloud import fibonacci as fibonacci

@@ -3,7 +3,7 @@
 In TOML:
 
     beta = 100.0
-    until = 20.0              # also tol, save, method, step, engine, merge, as in `simulate`
+    until = 20.0              # also tol, t_eval, method, step, engine, merge, as in `simulate`
 
     [head]
     interaction = [1.5, 0.6]  # a list: the spectrum of a symmetric B; a list of lists: B itself
@@ -41,7 +41,7 @@ from metastable.cloud import Cloud
 from metastable.errors import BadInput, choice, suggestion
 from metastable.head import Head
 
-OPTIONS = ("tol", "save", "method", "step", "engine", "merge")
+OPTIONS = ("tol", "t_eval", "method", "step", "engine", "merge")
 HEAD_MATRICES = ("query", "key", "value", "output", "offset")
 HEAD_KEYS = ("interaction", "value", "gap", "angle", "seed", *HEAD_MATRICES, "file")
 # The keys of a head that `Problem.replace` changes; its `seed` is that of the cloud.
@@ -76,7 +76,7 @@ class Problem:
     cloud_spec : a [cloud] table as in TOML, or a Cloud
     beta : inverse temperature; inf is hardmax
     until : the time at which the simulation ends
-    options : further arguments of `simulate`: tol, save, method, step, engine, merge
+    options : further arguments of `simulate`: tol, t_eval, method, step, engine, merge
 
     The head and the cloud are built when they are asked for. `faults` lists everything that is wrong.
 

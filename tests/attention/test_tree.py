@@ -188,7 +188,7 @@ def test_a_run_of_tight_clusters_is_the_same_by_every_engine():
     """Long after departure all tokens sit in two clusters, far smaller than a box of queries."""
     head = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
     curves = [
-        ms.simulate(head, ms.equally_spaced(2500), 300.0, 14.0, save=8, tol=1e-5, engine=engine).distance().values
+        ms.simulate(head, ms.equally_spaced(2500), 300.0, 14.0, t_eval=8, tol=1e-5, engine=engine).distance().values
         for engine in ("tree", "flash")
     ]
     assert np.abs(curves[0] - curves[1]).max() < 1e-3
@@ -284,7 +284,7 @@ class TestThroughAttend:
         for tol in (1e-3, 1e-8):
             gap = (ms.attend(cloud, u, engine="tree", tol=tol) - ms.attend(cloud, u, engine="dense")).norm(dim=1)
             assert float(gap.max()) <= tol
-        found = ms.certified(cloud, u, tol=1e-3)
+        found = ms.attend_with_bound(cloud, u, tol=1e-3)
         assert float(found.bound.max()) <= 1e-3
         assert sum(found.work.values()) > 0
 
@@ -297,7 +297,7 @@ class TestThroughAttend:
     def test_a_run_by_the_tree_is_the_run_by_flash(self):
         head = ms.Head.from_spectra([1.5, 0.9, 0.6], [1.2, 0.7, 0.4], seed=4)
         cloud = ms.graded(600, head)
-        ends = [ms.simulate(head, cloud, 100.0, 1.0, save=2, engine=e).final.points for e in ("tree", "flash")]
+        ends = [ms.simulate(head, cloud, 100.0, 1.0, t_eval=2, engine=e).final.points for e in ("tree", "flash")]
         assert float((ends[0] - ends[1]).norm(dim=1).max()) < 1e-4
 
     @pytest.mark.parametrize("tol", [0, 1, -1e-3, float("nan"), "fine"])
@@ -308,14 +308,14 @@ class TestThroughAttend:
 
 def test_certified_is_float64_and_refuses_what_float64_cannot():
     cloud = ms.uniform(500, 3, seed=0).to(torch.float32)
-    found = ms.certified(cloud, 30 * cloud.points, tol=1e-9)
+    found = ms.attend_with_bound(cloud, 30 * cloud.points, tol=1e-9)
     # A float32 cloud is put back on the sphere when it becomes float64.
     points = cloud.to(torch.float64).points.numpy()
     exact = dense(points, np.zeros(500), (30 * cloud.points).double().numpy())
     assert found.mean.dtype == torch.float64
     assert np.linalg.norm(found.mean.numpy() - exact, axis=1).max() <= 1e-9
     with pytest.raises(ms.BadInput, match="tol is 1e-15; float64 can be certified to 1e-12"):
-        ms.certified(cloud, cloud.points, tol=1e-15)
+        ms.attend_with_bound(cloud, cloud.points, tol=1e-15)
 
 
 def test_equal_queries_are_answered_once():

@@ -77,7 +77,7 @@ def test_the_flow_starts_as_the_layer_itself_moves_tokens(layer, head):
     """One layer is one unit of time: velocity = the head's own update relative to the residual."""
     folded, beta = head_of(encoder(), layer, head)
     cloud = tokens_of(encoder(), [TEXT], layer, special="include")
-    run = ms.simulate(folded, cloud, beta=beta, until=1e-6, method="euler", step=1e-6, save=2)
+    run = ms.simulate(folded, cloud, beta=beta, until=1e-6, method="euler", step=1e-6, t_eval=2)
     found = (run.frames[1] - run.frames[0]) / 1e-6
     expected = own_update(layer, head)
     scale = float(expected.norm(dim=1).max())
@@ -130,7 +130,7 @@ def test_the_law_of_full_support():
 
 def test_following_keeps_tokens_on_their_sphere_and_says_where_it_came_from(tmp_path):
     address = ADDRESS.format(0, 9)
-    run = follow(address, models.TEXTS, until=4.0, save=5, encoder=encoder(), checkpoint=tmp_path / "run.zarr")
+    run = follow(address, models.TEXTS, until=4.0, t_eval=5, encoder=encoder(), checkpoint=tmp_path / "run.zarr")
     assert float(run.final.points.sum(dim=1).abs().max()) < 1e-6
     again = ms.Run.load(tmp_path / "run.zarr")
     assert again.cloud.law["address"] == address
@@ -143,18 +143,18 @@ def test_following_keeps_tokens_on_their_sphere_and_says_where_it_came_from(tmp_
 
 def test_a_head_with_a_limit_says_how_far_from_it_the_run_stayed(tmp_path):
     run = follow(ADDRESS.format(0, 9), law="uniform", n=60, encoder=encoder())
-    assert run.horizon == pytest.approx(3 * math.log(run.beta) / run.theory.rate)
-    assert run.theory.lipschitz == math.inf
+    assert run.horizon == pytest.approx(3 * math.log(run.beta) / run.theory().rate)
+    assert run.theory().lipschitz == math.inf
     # Sixty tokens in 384 dimensions have no full support: they meet elsewhere, at right angles to the limit law.
     assert (run.distance() > 1.2).all()
     said = sentence(run)
-    assert f"theory: tokens go to two points at rate {run.theory.rate:.3g} a layer".lower() in said.lower()
+    assert f"theory: tokens go to two points at rate {run.theory().rate:.3g} a layer".lower() in said.lower()
     assert "which the theory does not know" in said
     cosines = [(x @ x.T).double().fill_diagonal_(0).sum() / (60 * 59) for x in (run.frames[0], run.frames[-1])]
     assert "the limit law was not approached: W2 to it stays within a factor 1.5 of 1.3" in said
     assert f"Mean token cosine {cosines[0]:.3f} → {cosines[1]:.3f}" in said
     assert cosines[1] > 0.9
-    ends = torch.linalg.qr(run.theory.terminal.basis).Q
+    ends = torch.linalg.qr(run.theory().terminal.basis).Q
     shares = [float((x @ ends).square().sum(dim=1).mean()) for x in (run.frames[0], run.frames[-1])]
     # The terminal phase, by the spectrum of V: that is where they meet.
     assert shares[0] < 0.05
@@ -169,8 +169,8 @@ def test_a_head_with_a_limit_says_how_far_from_it_the_run_stayed(tmp_path):
 
 
 def test_a_rotating_head_has_no_limit_and_says_so(tmp_path):
-    run = follow(ADDRESS.format(2, 9), models.TEXTS[:1], until=3.0, save=4, encoder=encoder())
-    assert run.theory.attention.rotates
+    run = follow(ADDRESS.format(2, 9), models.TEXTS[:1], until=3.0, t_eval=4, encoder=encoder())
+    assert run.theory().attention.rotates
     for ask in (run.distance, run.phases, run.noise_floor):
         with pytest.raises(BadInput, match="complex dominant pair") as error:
             ask()
@@ -188,11 +188,11 @@ def test_a_head_that_leads_nowhere_says_so(tmp_path):
     origin = {"address": "m:0:0", "model": "m", "layer": 0, "head": 0, "left_out": []}
     cloud = full_support(8, 30)
     cloud.law |= origin
-    run = ms.simulate(ms.Head(q, q, -torch.eye(8)), cloud, beta=50.0, until=2.0, save=3)
+    run = ms.simulate(ms.Head(q, q, -torch.eye(8)), cloud, beta=50.0, until=2.0, t_eval=3)
     assert "does not concentrate tokens anywhere of its own" in sentence(run)
     assert "does not concentrate" in run.report(tmp_path / "r.html").read_text(encoding="utf-8")
     with pytest.raises(BadInput, match="did not start from a head"):
-        sentence(ms.simulate(ms.Head(q, q, torch.eye(8)), full_support(8, 5), beta=5.0, until=0.1, save=2))
+        sentence(ms.simulate(ms.Head(q, q, torch.eye(8)), full_support(8, 5), beta=5.0, until=0.1, t_eval=2))
 
 
 def test_the_residual_of_a_pre_norm_layer_is_measured():

@@ -8,7 +8,7 @@ import torch
 
 import metastable as ms
 from metastable.flow.fields import zero_temperature
-from metastable.flow.steppers import dopri5, euler, heun, rk4, unit
+from metastable.flow.steppers import dopri5, euler, heun, next_step, rk4, unit
 
 STEPS = {
     "euler": lambda f, x, h: euler(f, x, f(x), h),

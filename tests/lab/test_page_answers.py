@@ -140,9 +140,9 @@ def test_two_runs_of_one_slider_are_saved_at_the_same_times():
     counts = [frames(one, 32) for one in both]
     assert counts[0] != counts[1]
     assert common_frames(both) == min(counts)
-    assert {arguments(one, 32, common_frames(both))["save"] for one in both} == {min(counts)}
+    assert {arguments(one, 32, common_frames(both))["t_eval"] for one in both} == {min(counts)}
     text = script(State(big, compare="n", other=7000.0))
-    assert text.count(f"save={min(counts)}") == 2
+    assert text.count(f"t_eval={min(counts)}") == 2
 
 
 def test_two_temperatures_have_two_names():

@@ -60,7 +60,7 @@ def test_the_curve_has_the_numbers_of_simulate(tab):
 
 
 def test_the_words_are_those_of_the_theory(tab):
-    theory = shown(tab).theory
+    theory = shown(tab).theory()
     text = tab.page.locator("#theory").inner_text()
     assert f"{theory.gap:.3g}" in text
     assert f"{theory.rate:.3g}" in text

@@ -109,7 +109,7 @@ def test_the_number_of_threads_changes_no_bit_and_stays_as_it_was_elsewhere():
             torch.set_num_threads(threads)
             assert same(run, simulated(SMALL))
             # So large that sums over all tokens are shared between threads.
-            found.append(ms.simulate(large.head, large.cloud, 100.0, 0.02, save=2, engine="flash"))
+            found.append(ms.simulate(large.head, large.cloud, 100.0, 0.02, t_eval=2, engine="flash"))
     finally:
         torch.set_num_threads(before)
     assert same(*found)
@@ -173,7 +173,7 @@ def test_tabs_do_not_disturb_one_another():
         runs.stop("long")
         (part,) = runs.partial("long", "key")
         call = call_of(LONG)
-        alone = ms.simulate(call.head, call.cloud, 1000.0, float(part.times[1]), save=2)
+        alone = ms.simulate(call.head, call.cloud, 1000.0, float(part.times[1]), t_eval=2)
         assert torch.equal(alone.final.points, part.frames[1])
 
 

@@ -81,9 +81,9 @@ def test_two_equal_runs_are_still_two():
 
 def test_large_runs_say_how_many_frames_they_keep():
     wide = {"d": 32, "interaction": (1.0,) * 31 + (2.0,), "value": (1.0,) * 32}
-    assert "until=15.0, save=26)" in script(State(Controls(**wide, n=10_000)))
-    assert "until=15.0, save=51)" in script(State(Controls(n=5000)))
-    assert "save=" not in script(State(Controls(**wide, n=500)))
+    assert "until=15.0, t_eval=26)" in script(State(Controls(**wide, n=10_000)))
+    assert "until=15.0, t_eval=51)" in script(State(Controls(n=5000)))
+    assert "t_eval=" not in script(State(Controls(**wide, n=500)))
 
 
 def test_no_text_of_the_user_becomes_code():

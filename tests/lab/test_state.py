@@ -172,11 +172,11 @@ def test_a_run_fits_the_memory():
     assert problems(Controls(**wide, n=most)) == {}
     assert "at most 12\u202f483 tokens fit" in problems(Controls(**wide, n=most + 1))["n"]
     for n in (10, 2600, 5000, most):
-        frames = arguments(Controls(**wide, n=n), 32).get("save", 101)
+        frames = arguments(Controls(**wide, n=n), 32).get("t_eval", 101)
         assert 21 <= frames <= 101
         assert 8 * frames * n * 32 <= room.FRAMES_BYTES
     assert arguments(Controls(n=2000), 3) == {"beta": 100.0, "until": 15.0}
-    assert arguments(Controls(n=20_000), 3) == {"beta": 100.0, "until": 15.0, "save": 51}
+    assert arguments(Controls(n=20_000), 3) == {"beta": 100.0, "until": 15.0, "t_eval": 51}
 
 
 B, V = [[1.0, 0.5], [0.0, -2.0]], [[3.0, 0.0], [1e-3, 4.0]]
@@ -282,7 +282,7 @@ def test_a_trained_head_is_that_of_the_encoder(law):
     assert torch.equal(found.head.offset, wanted.head.offset)
     assert torch.equal(found.cloud.points, wanted.cloud.points)
     assert found.cloud.law == wanted.cloud.law
-    assert found.arguments == {"beta": 50.0, "until": 4.0, "save": 51}
+    assert found.arguments == {"beta": 50.0, "until": 4.0, "t_eval": 51}
     assert len(found.cloud) == 120
     assert torch.equal(cloud_of(controls).points, wanted.cloud.points)
     assert torch.equal(head_of(controls).V, wanted.head.V)

@@ -25,7 +25,7 @@ EYE = ms.Head.from_interaction(np.eye(2), np.eye(2))
 
 @pytest.fixture(scope="module")
 def run():
-    return ms.mean_field(HEAD, "uniform", beta=20.0, until=6.0, tol=2e-3, save=31)
+    return ms.mean_field(HEAD, "uniform", beta=20.0, until=6.0, tol=2e-3, t_eval=31)
 
 
 def uniform(x):
@@ -45,7 +45,7 @@ def test_uniform_law_sees_the_von_mises_fisher_mean(beta):
 
 
 def test_identity_head_and_uniform_law_do_not_move():
-    run = ms.mean_field(EYE, "uniform", beta=30.0, until=5.0, save=2)
+    run = ms.mean_field(EYE, "uniform", beta=30.0, until=5.0, t_eval=2)
     assert torch.allclose(run.frames[0], run.frames[-1], atol=1e-9)
     assert run.converged
 
@@ -54,7 +54,7 @@ def test_identity_head_and_uniform_law_do_not_move():
 def test_a_narrow_law_moves_like_a_dirac_under_V(beta):
     at = torch.tensor([[0.6, 0.8]], dtype=torch.float64)
     law = ms.von_mises_fisher(1, at[0], 1e9)
-    run = ms.mean_field(HEAD, law, beta=beta, until=2.0, tol=5e-4, save=3)
+    run = ms.mean_field(HEAD, law, beta=beta, until=2.0, tol=5e-4, t_eval=3)
     mean = run.final.weights @ run.final.points
     expected = ms.value_flow(HEAD, at, torch.tensor([2.0]))[0, 0]
     assert run.converged
@@ -62,7 +62,7 @@ def test_a_narrow_law_moves_like_a_dirac_under_V(beta):
 
 
 def test_many_particles_agree_with_it(run):
-    particles = ms.simulate(HEAD, ms.equally_spaced(1200), beta=20.0, until=3.0, save=16, tol=1e-6)
+    particles = ms.simulate(HEAD, ms.equally_spaced(1200), beta=20.0, until=3.0, t_eval=16, tol=1e-6)
     difference = np.abs(particles.distance().values - run.distance().values[:16])
     assert difference.max() < run.discretisation + 1e-3
 
@@ -81,7 +81,7 @@ def test_halving_the_cells_shrinks_the_error_at_second_order():
 
 def test_figures_of_the_converged_trial_at_beta_100():
     """theory, section 5: least distance 0.0856, at t = 6; half of the way to V's eigenvector at t = 8."""
-    run = ms.mean_field(HEAD, "uniform", beta=100.0, until=10.0, tol=2e-3, save=101)
+    run = ms.mean_field(HEAD, "uniform", beta=100.0, until=10.0, tol=2e-3, t_eval=101)
     curve = run.distance()
     assert run.converged
     assert abs(float(curve.sel(time=6.0)) - 0.0856) <= run.discretisation + 5e-5
@@ -102,7 +102,7 @@ FIRST, SECOND = ((0.5, (1.5, 0.6), -0.3, (1.0, 0.7)), (0.2, (1.4, 0.7), -0.3, (1
 def test_departures_of_the_converged_trial(parameters, beta, departure):
     """theory, section 5: the first whole number at which the distance exceeds 1.5 times its least."""
     until = departure + 2
-    run = ms.mean_field(circle_head(*parameters), "uniform", beta=beta, until=until, tol=0.01, save=range(until + 1))
+    run = ms.mean_field(circle_head(*parameters), "uniform", beta=beta, until=until, tol=0.01, t_eval=range(until + 1))
     curve = run.distance().values
     least = int(curve.argmin())
     assert least + int((curve[least:] > 1.5 * curve[least]).argmax()) == departure
@@ -111,7 +111,7 @@ def test_departures_of_the_converged_trial(parameters, beta, departure):
 @pytest.mark.slow
 def test_the_third_head_at_beta_300():
     """theory, section 5: least distance 0.0249; half of the way at 16."""
-    run = ms.mean_field(HEAD, "uniform", beta=300.0, until=18.0, tol=5e-3, save=73)
+    run = ms.mean_field(HEAD, "uniform", beta=300.0, until=18.0, tol=5e-3, t_eval=73)
     curve = run.distance()
     e, v = HEAD.theory().basis[:, 0], HEAD.theory().terminal.basis[:, 0]
     half = 0.5 * math.sqrt(2 - 2 * abs(float(e @ v)))
@@ -136,7 +136,7 @@ def test_bounds_hold_the_distance_and_are_as_wide_as_the_change(run):
 
 
 def test_phases_have_intervals_around_their_times():
-    run = ms.mean_field(HEAD, "uniform", beta=40.0, until=10.0, tol=5e-4, save=51)
+    run = ms.mean_field(HEAD, "uniform", beta=40.0, until=10.0, tol=5e-4, t_eval=51)
     found = run.phases()
     other = detect(run.times, [d.value for d in to_limit_law(run, run.coarse, 2, "chordal")])
     for name in ("concentrated", "terminal"):
@@ -150,7 +150,7 @@ def test_phases_have_intervals_around_their_times():
 def test_turning_head_and_law_turns_the_solution(run):
     R = rotation(0.7)
     turned = ms.Head.from_interaction(R @ HEAD.B @ R.T, R @ HEAD.V @ R.T)
-    other = ms.mean_field(turned, "uniform", beta=20.0, until=6.0, tol=2e-3, save=31)
+    other = ms.mean_field(turned, "uniform", beta=20.0, until=6.0, tol=2e-3, t_eval=31)
     assert np.abs(other.distance().values - run.distance().values).max() < 1e-3
 
 
@@ -164,7 +164,7 @@ def test_a_loaded_run_is_the_saved_one(run, tmp_path):
         assert back.configuration == run.configuration
         assert back.phases() == run.phases()
         assert back.cloud.law == run.cloud.law
-    tokens = ms.simulate(HEAD, ms.equally_spaced(8), beta=1.0, until=0.1, save=2).save(tmp_path / "tokens.zarr")
+    tokens = ms.simulate(HEAD, ms.equally_spaced(8), beta=1.0, until=0.1, t_eval=2).save(tmp_path / "tokens.zarr")
     with pytest.raises(ms.BadInput, match="holds a run of tokens"):
         ms.MeanFieldRun.load(tokens)
 
@@ -188,7 +188,7 @@ def test_figures_say_what_is_missing(run):
 def test_a_tolerance_out_of_reach_is_admitted(monkeypatch):
     monkeypatch.setitem(solving.KINDS, 2, solving.KINDS[2]._replace(levels=2))
     with pytest.warns(UserWarning, match="still changed by"):
-        run = ms.mean_field(HEAD, "uniform", beta=5.0, until=1.0, tol=1e-9, save=3)
+        run = ms.mean_field(HEAD, "uniform", beta=5.0, until=1.0, tol=1e-9, t_eval=3)
     assert not run.converged
     assert "not converged" in repr(run)
 
@@ -197,7 +197,7 @@ def test_a_head_that_rotates_is_followed_by_its_moments():
     head = ms.Head.from_interaction(np.eye(2), rotation(0.5))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run = ms.mean_field(head, ms.von_mises_fisher(1, [1.0, 0.0], 5.0), beta=10.0, until=3.0, tol=1e-2, save=4)
+        run = ms.mean_field(head, ms.von_mises_fisher(1, [1.0, 0.0], 5.0), beta=10.0, until=3.0, tol=1e-2, t_eval=4)
     assert run.converged
     with pytest.raises(ms.BadInput, match="no limit"):
         run.distance()
@@ -220,7 +220,7 @@ def test_mixtures_have_their_density(law):
 
 def test_masses_of_the_limit_are_those_of_the_law():
     law = ms.von_mises_fisher(1, [1.0, 0.3], 1.5)
-    run = ms.mean_field(HEAD, law, beta=5.0, until=0.2, tol=0.1, save=2)
+    run = ms.mean_field(HEAD, law, beta=5.0, until=0.2, tol=0.1, t_eval=2)
     normal = HEAD.theory().co_basis[:, 0].numpy()
     mean = np.array(law.law["mean"])
 
@@ -235,8 +235,8 @@ def test_masses_of_the_limit_are_those_of_the_law():
 
 
 def test_a_callable_law_is_the_same_as_its_name():
-    named = ms.mean_field(HEAD, ms.von_mises_fisher(1, [0.0, 1.0], 2.0), beta=8.0, until=1.0, tol=0.05, save=3)
-    called = ms.mean_field(HEAD, lambda x: 2.0 * x[:, 1], beta=8.0, until=1.0, tol=0.05, save=3)
+    named = ms.mean_field(HEAD, ms.von_mises_fisher(1, [0.0, 1.0], 2.0), beta=8.0, until=1.0, tol=0.05, t_eval=3)
+    called = ms.mean_field(HEAD, lambda x: 2.0 * x[:, 1], beta=8.0, until=1.0, tol=0.05, t_eval=3)
     assert np.allclose(named.distance().values, called.distance().values, atol=1e-9)
     assert called.cloud.law["law"] == "log-density"
 
@@ -258,7 +258,7 @@ def test_a_callable_law_is_the_same_as_its_name():
         ({"law": lambda x: x}, r"the log-density returned shape"),
         ({"law": lambda x: x[:, 0] * math.nan}, "the log-density returned NaN"),
         ({"head": ms.Head.from_interaction(np.eye(4), np.eye(4))}, "the head has d = 4; cells stop at d"),
-        ({"save": 1}, "save is 1"),
+        ({"t_eval": 1}, "t_eval is 1"),
     ],
 )
 def test_bad_input_is_one_clear_line(changed, message):
@@ -272,8 +272,8 @@ def test_bad_input_is_one_clear_line(changed, message):
 def test_the_sphere_agrees_with_many_tokens():
     """d = 3 at a moderate β and a short time, where 20 000 evenly placed tokens are the mean field to 1e-2."""
     head = ms.Head.from_spectra((1.4, 1.0, 0.7), (1.2, 0.8, 0.5), seed=4)
-    run = ms.mean_field(head, "uniform", beta=10.0, until=2.0, tol=0.02, save=3)
-    tokens = ms.simulate(head, ms.fibonacci(20_000), beta=10.0, until=2.0, tol=1e-5, save=3, engine="tree")
+    run = ms.mean_field(head, "uniform", beta=10.0, until=2.0, tol=0.02, t_eval=3)
+    tokens = ms.simulate(head, ms.fibonacci(20_000), beta=10.0, until=2.0, tol=1e-5, t_eval=3, engine="tree")
     assert run.converged
     assert np.abs(run.distance().values - tokens.distance().values).max() < 1e-2
     assert math.isclose(float(run.final.weights.sum()), 1.0, rel_tol=1e-12)

@@ -17,7 +17,7 @@ from tests.scale.conftest import files, until_grown
 
 TOML = """
 until = 1.0
-save = 3
+t_eval = 3
 [axes]
 beta = [{beta}, 10.0]
 seed = [0, 1]

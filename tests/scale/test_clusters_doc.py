@@ -28,7 +28,7 @@ BIN = Path(sys.executable).parent
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
 SWEEP = """
 until = 1.0
-save = 3
+t_eval = 3
 [axes]
 beta = [1.0, 10.0]
 [head]

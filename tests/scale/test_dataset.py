@@ -19,7 +19,7 @@ PLAN = make(
     {"law": ["uniform", "equally_spaced"], "beta": [-1.0, 5.0, math.inf], "interaction": [[1.5, 0.6], [1.0, 0.2]]},
     {"value": [1.0, 0.7]},
     {"n": 12},
-    {"until": 1.0, "save": 3},
+    {"until": 1.0, "t_eval": 3},
     {"distance": True, "phases": True, "observables": ["clusters"]},
 )
 

@@ -20,7 +20,7 @@ from tests.scale.conftest import files, records, until_grown, when_grown
 
 AXES = {"beta": [1.0, 3.0, 10.0, 30.0, 100.0, 300.0], "seed": list(range(35))}
 HEAD = {"interaction": [1.5, 0.6], "value": [1.0, 0.7]}
-RUN = {"until": 3.0, "save": 6}
+RUN = {"until": 3.0, "t_eval": 6}
 SWEEP = {"axes": AXES, "head": HEAD, "n": 20, "progress": False, **RUN}
 PLAN = make(AXES, HEAD, {"n": 20}, RUN)
 RECORD = 17 + 8 * PLAN.width + 32
@@ -28,7 +28,7 @@ NOWHERE = "tcp://127.0.0.1:9"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 TOML = f"""
 until = 3.0
-save = 6
+t_eval = 6
 [axes]
 beta = {AXES["beta"]}
 seed = {AXES["seed"]}

@@ -80,7 +80,7 @@ def test_the_description_is_json_and_every_part_counts():
         plan({"seed": [0, 1]}, cloud={"n": 21}),
         plan({"seed": [0, 1]}, head={**SPECTRA, "seed": 1}),
         plan({"seed": [0, 1]}, outputs=["distance"]),
-        plan({"seed": [0, 1]}, save=7),
+        plan({"seed": [0, 1]}, t_eval=7),
         plan({"seed": [0, 1]}, beta=math.inf),
     ]
     assert len({found.identity for found in (base, *others)}) == 9
@@ -108,7 +108,7 @@ def test_files_are_read_once(tmp_path):
 
 
 def test_times_of_the_dataset():
-    assert plan({"seed": [0]}, save=3).times == (0.0, 0.5, 1.0)
+    assert plan({"seed": [0]}, t_eval=3).times == (0.0, 0.5, 1.0)
     assert len(plan({"seed": [0]}).times) == 101
     assert without("until", {"until": [1.0, 2.0]}, outputs={"distance": [1.5, 0.5]}).times == (0.5, 1.5)
     assert without("until", {"until": [1.0, 4.0]}).times[-1] == 4.0
@@ -117,7 +117,7 @@ def test_times_of_the_dataset():
 BAD = {
     "no axes": (lambda: plan({}), "at least one axis"),
     "misspelt": (lambda: plan({"bta": [1]}), "did you mean 'beta'"),
-    "save": (lambda: plan({"save": [3]}), "save cannot be an axis"),
+    "t_eval": (lambda: plan({"t_eval": [3]}), "t_eval cannot be an axis"),
     "d": (lambda: plan({"d": [2]}), "d cannot be an axis"),
     "one value": (lambda: plan({"seed": 3}), "give a list of values"),
     "empty": (lambda: plan({"seed": []}), "give a list of values"),

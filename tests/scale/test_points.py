@@ -40,14 +40,14 @@ def test_observables_are_those_of_the_run_at_the_kept_times():
     plan = make({"beta": [5.0]}, SPECTRA, {"n": 25}, {"until": 2.0}, outputs)
     found = numbers(plan, 0)
     cloud = ms.uniform(25, d=2, seed=plan.cloud_seed(0))
-    run = ms.simulate(plan.head_at(0), cloud, beta=5.0, until=2.0, save=[0.5, 2.0], progress=False)
+    run = ms.simulate(plan.head_at(0), cloud, beta=5.0, until=2.0, t_eval=[0.5, 2.0], progress=False)
     expected = run.observables()
     for name in names:
         assert np.array_equal(found[name], expected[name].values[1:]), name
 
 
 def test_times_that_a_point_does_not_reach_are_nan():
-    plan = make({"until": [1.0, 2.0]}, SPECTRA, {"n": 10}, {"beta": 5.0, "save": 5}, ["distance"])
+    plan = make({"until": [1.0, 2.0]}, SPECTRA, {"n": 10}, {"beta": 5.0, "t_eval": 5}, ["distance"])
     short, long = (numbers(plan, i)["distance"] for i in (0, 1))
     assert np.isnan(short).tolist() == [False, False, False, True, True]
     assert not np.isnan(long).any()
@@ -84,23 +84,23 @@ def test_points_fail_with_a_reason_in_one_line():
 
 
 def test_a_group_gives_the_outcomes_of_its_points_whatever_came_before():
-    plan = make({"beta": [5.0, 50.0], "seed": [0, 1]}, SPECTRA, {"n": 10}, {"until": 1.0, "save": 3})
+    plan = make({"beta": [5.0, 50.0], "seed": [0, 1]}, SPECTRA, {"n": 10}, {"until": 1.0, "t_eval": 3})
     together, seconds = points.compute(points.packed(plan), (3, 0, 2))
     assert together == [points.outcome(plan, i) for i in (3, 0, 2)]
     assert seconds > 0
 
 
 def test_a_mean_field_point_is_that_of_the_solver():
-    fixed = {"until": 2.0, "tol": 0.01, "mean_field": True, "save": 5}
+    fixed = {"until": 2.0, "tol": 0.01, "mean_field": True, "t_eval": 5}
     plan = make({"beta": [10.0, 20.0]}, SPECTRA, {}, fixed)
     found = numbers(plan, 1)
-    run = ms.mean_field(plan.head_at(1), "uniform", beta=20.0, until=2.0, tol=0.01, save=5)
+    run = ms.mean_field(plan.head_at(1), "uniform", beta=20.0, until=2.0, tol=0.01, t_eval=5)
     assert np.array_equal(found["distance"], run.distance().values)
     assert (found["least"][0], found["least_time"][0]) == (run.phases().least, run.phases().least_time)
 
 
 def test_a_mean_field_that_is_not_known_well_enough_fails():
-    plan = make({"beta": [20.0]}, SPECTRA, {}, {"until": 2.0, "tol": 1e-12, "mean_field": True, "save": 3})
+    plan = make({"beta": [20.0]}, SPECTRA, {}, {"until": 2.0, "tol": 1e-12, "mean_field": True, "t_eval": 3})
     _, status, words = points.outcome(plan, 0)
     assert status == points.FAILED
     assert "more than tol" in words.decode()

@@ -16,7 +16,7 @@ from metastable.scale.points import compute, packed
 from tests.scale.conftest import files
 
 SPECTRA = {"interaction": [1.5, 0.6], "value": [1.0, 0.7]}
-SMALL = {"head": SPECTRA, "n": 10, "until": 1.0, "save": 3, "progress": False}
+SMALL = {"head": SPECTRA, "n": 10, "until": 1.0, "t_eval": 3, "progress": False}
 AXES = {"beta": [1.0, 10.0, 100.0], "seed": [0, 1]}
 NOWHERE = "tcp://127.0.0.1:9"
 
@@ -27,7 +27,7 @@ def test_a_sweep_has_the_numbers_of_a_plain_loop(tmp_path, scheduler):
     for i, beta in enumerate(AXES["beta"]):
         for j in range(2):
             cloud = ms.uniform(10, d=2, seed=int(data["cloud_seed"][i, j]))
-            run = ms.simulate(head, cloud, beta=beta, until=1.0, save=3, progress=False)
+            run = ms.simulate(head, cloud, beta=beta, until=1.0, t_eval=3, progress=False)
             assert np.array_equal(data["distance"].values[i, j], run.distance().values)
     # The same sweep again computes nothing: this scheduler does not exist.
     again = ms.sweep(axes=AXES, out=tmp_path / "s", scheduler=NOWHERE, **SMALL)
@@ -105,7 +105,7 @@ def test_a_point_that_fails_has_a_reason_and_does_not_stop_the_rest(tmp_path, sc
 
 def test_a_failure_that_was_an_accident_is_mended_by_retrying(tmp_path, scheduler):
     whole = ms.sweep(axes=AXES, out=tmp_path / "whole", scheduler=scheduler, **SMALL)
-    plan = make(AXES, SPECTRA, {"n": 10}, {"until": 1.0, "save": 3})
+    plan = make(AXES, SPECTRA, {"n": 10}, {"until": 1.0, "t_eval": 3})
     (tmp_path / "s").mkdir()
     with Journal(tmp_path / "s" / "journal", plan.identity, 8 * plan.width) as journal:
         journal.append([(4, 1, b"its worker died")])

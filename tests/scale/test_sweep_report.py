@@ -7,7 +7,7 @@ from metastable.cli.app import app
 
 CONFIG = """
 until = 6.0
-save = 13
+t_eval = 13
 [axes]
 gap = [0.3, 0.6, 3.0]
 beta = [3.0, 10.0, 30.0, 100.0, inf]

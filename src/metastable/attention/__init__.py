@@ -14,7 +14,17 @@ from metastable.attention.prepared import ENGINES, Prepared
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, choice
 
-__all__ = ["ENGINES", "Prepared", "argmax_mean", "attend", "attend_with_bound", "choose", "log_partition", "softmax_mean"]
+__all__ = [
+    "ENGINES",
+    "BoundedMean",
+    "Prepared",
+    "argmax_mean",
+    "attend",
+    "attend_with_bound",
+    "choose",
+    "log_partition",
+    "softmax_mean",
+]
 
 FEW_PAIRS = 40_000
 """Below this many (query, token) pairs `flash` costs more than `dense`: see benchmarks/crossover.py."""
@@ -27,7 +37,7 @@ TREE_TOLERANCE = 1e-6
 LEAST_TOLERANCE = 1e-12
 
 
-class Attended(NamedTuple):
+class BoundedMean(NamedTuple):
     """means (n, d); a bound (n,) of |mean − exact| for each query, 0 for the exact engines; counts of the work done."""
 
     mean: Tensor
@@ -72,7 +82,7 @@ def attend(cloud: Cloud, queries: Array, engine: str = "auto", tol: float = TREE
     return softmax_mean(cloud, _queries(cloud, queries), engine, tol)
 
 
-def attend_with_bound(cloud: Cloud, queries: Array, tol: float = TREE_TOLERANCE) -> Attended:
+def attend_with_bound(cloud: Cloud, queries: Array, tol: float = TREE_TOLERANCE) -> BoundedMean:
     """`attend` by the tree, in float64, with the bound that was reached for each query and the work it took.
 
     The bound is that of exact arithmetic; rounding adds about 1e-13, so a `tol` below 1e-12 is refused.
@@ -83,8 +93,8 @@ def attend_with_bound(cloud: Cloud, queries: Array, tol: float = TREE_TOLERANCE)
     u = _queries(cloud, queries)
     found = Prepared(cloud.log_weights, "tree", tol).certified(cloud.points, u)
     if found is None:
-        return Attended(torch.full_like(u, torch.nan), torch.full_like(u[:, 0], torch.inf), {})
-    return Attended(torch.from_numpy(found.mean).to(u), torch.from_numpy(found.bound).to(u), found.work)
+        return BoundedMean(torch.full_like(u, torch.nan), torch.full_like(u[:, 0], torch.inf), {})
+    return BoundedMean(torch.from_numpy(found.mean).to(u), torch.from_numpy(found.bound).to(u), found.work)
 
 
 def softmax_mean(cloud: Cloud, u: Tensor, engine: str, tol: float = TREE_TOLERANCE, paired: bool = False) -> Tensor:

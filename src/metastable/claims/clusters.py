@@ -81,7 +81,7 @@ def _measured_growth(k: int, beta: float, n: int) -> float:
     theta = theta - AMPLITUDE / k * np.sin(k * theta)
     cloud = Cloud(np.stack([np.cos(theta), np.sin(theta)], axis=1))
     until = min(1.5 / float(growth(k, beta)), 4.0)
-    run = simulate(identity(), cloud, beta, until, tol=1e-11, save=5, progress=False)
+    run = simulate(identity(), cloud, beta, until, tol=1e-11, t_eval=5, progress=False)
     mode = np.abs(np.exp(1j * k * _angles(run.frames)).mean(axis=1))
     return line(run.times.numpy(), np.log(mode)).slope
 
@@ -101,7 +101,7 @@ def _counted(beta: float, sizes: Sizes) -> list[int]:
     found = []
     for seed in range(sizes.seeds):
         cloud = uniform(sizes.tokens, 2, seed=seed)
-        run = simulate(identity(), cloud, beta, CLUSTERED, tol=1e-4, save=2, merge=0.02 * beta**-0.5, progress=False)
+        run = simulate(identity(), cloud, beta, CLUSTERED, tol=1e-4, t_eval=2, merge=0.02 * beta**-0.5, progress=False)
         found.append(count(run.final.points, beta))
     return found
 

@@ -59,7 +59,7 @@ def refusal(head: Head) -> str | None:
 def warm_curve(head: Head, beta: float, times: np.ndarray, tol: float) -> Curve:
     """At inverse temperature β, by the mean-field solver."""
     # A solver that stops short of `tol` says so in its error, which is carried along.
-    run = refined(head, "uniform", beta, float(times[-1]), tol, save=times.tolist(), progress=False)
+    run = refined(head, "uniform", beta, float(times[-1]), tol, t_eval=times.tolist(), progress=False)
     found = run.distance()
     error = 0.5 * (found["upper"].values - found["lower"].values)
     return Curve(beta, run.times.numpy(), found.values, error)

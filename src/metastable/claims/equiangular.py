@@ -59,7 +59,7 @@ def _measured(n: int, start: float, beta: float, times: np.ndarray) -> np.ndarra
     identity = torch.eye(n, dtype=torch.float64)
     head = Head.from_interaction(identity, identity)
     cloud = Cloud(tokens(n, start))
-    run = simulate(head, cloud, beta, float(times[-1]), tol=1e-8, save=times.tolist(), progress=False)
+    run = simulate(head, cloud, beta, float(times[-1]), tol=1e-8, t_eval=times.tolist(), progress=False)
     first, second = np.triu_indices(n, 1)
     return np.asarray((run.frames[:, first] * run.frames[:, second]).sum(dim=2).numpy())
 

@@ -81,7 +81,7 @@ def departure(head: Head, cloud: Cloud, beta: float, until: float) -> tuple[floa
     """When W₂ to the limit law, after its least, rises to LEFT (NaN if never), and the curve."""
     theory = head.theory()
     ends = theory.limit(cloud.points)
-    run = simulate(head, cloud, beta, until, save=81, tol=1e-5, engine="flash", progress=False)
+    run = simulate(head, cloud, beta, until, t_eval=81, tol=1e-5, engine="flash", progress=False)
     times = np.asarray(run.times, dtype=float)
     w2 = np.array([to_limit(run.at(i), ends, theory.basis).value for i in range(len(times))])
     least = int(w2.argmin())

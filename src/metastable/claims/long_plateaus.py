@@ -75,7 +75,7 @@ def _curve(angle: float, beta: float, wait: float) -> tuple[np.ndarray, np.ndarr
     times = np.concatenate([np.linspace(0.0, 1.5 * wait, 61), near[(near > 0) & (near < 1.5 * wait)]])
     one = torch.eye(2, dtype=torch.float64)
     head = Head.from_interaction(one, one)
-    run = simulate(head, _start(angle), beta, 1.5 * wait, tol=1e-9, save=times.tolist(), merge=1e-4, progress=False)
+    run = simulate(head, _start(angle), beta, 1.5 * wait, tol=1e-9, t_eval=times.tolist(), merge=1e-4, progress=False)
     means = [run.frames[:, : SHARES[0]].mean(dim=1), run.frames[:, SHARES[0] :].mean(dim=1)]
     first, second = (torch.atan2(m[:, 1], m[:, 0]).numpy() for m in means)
     return run.times.numpy(), np.abs(second - first)

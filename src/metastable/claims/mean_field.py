@@ -62,7 +62,7 @@ class Sizes:
 
 def curve_error(head: Head, cloud: Cloud, sizes: Sizes, target: np.ndarray) -> float:
     """The largest |W₂(μ_t^N, ν^N) − W₂(μ_t, ν)| over the saved times."""
-    run = simulate(head, cloud, sizes.beta, sizes.until, tol=STEP, save=sizes.frames, progress=False)
+    run = simulate(head, cloud, sizes.beta, sizes.until, tol=STEP, t_eval=sizes.frames, progress=False)
     return float(np.abs(run.distance().values - target).max())
 
 

@@ -127,7 +127,7 @@ def equal_tokens(head: Head, n: int, beta: float, until: float, shift: float, fr
     theta = math.atan2(normal[1], normal[0]) + math.pi / 2 + (np.arange(n) + shift) * (2 * math.pi / n)
     cloud = Cloud(np.stack([np.cos(theta), np.sin(theta)], axis=1))
     merge = 0.02 * beta**-0.5
-    run = simulate(head, cloud, beta, until, tol=1e-5, save=frames, merge=merge, progress=False)
+    run = simulate(head, cloud, beta, until, tol=1e-5, t_eval=frames, merge=merge, progress=False)
     return Seen.of(run.times.numpy(), run.distance().values, numbers(head).way)
 
 

@@ -47,7 +47,7 @@ def settling(name: str, label: str, run: Run, found: LateClusters) -> Part:
     expected, late = found.by_value_alone(run), found.late
     centres = found.centres[:, found.onset :]
     off = float(np.linalg.norm(centres - expected, axis=2).max())
-    drawn, top = found.seen(run), run.theory.terminal
+    drawn, top = found.seen(run), run.theory().terminal
     checks = [_on_course(f"distance of the clusters from e^(tV), {name}", off, PATH, drawn)]
     if not top.rotates:
         goals = top.limit(torch.from_numpy(centres[:, 0])).numpy()
@@ -82,9 +82,9 @@ def _narrowing(name: str, run: Run, found: LateClusters) -> Check:
 
 def _from_limit(run: Run, ends: np.ndarray) -> str:
     """How far from E, the metastable limit of M, the run ended."""
-    if run.theory.no_limit:
+    if run.theory().no_limit:
         return "no E"
-    basis = run.theory.basis.numpy()
+    basis = run.theory().basis.numpy()
     return f"{_off(ends[:, None], basis)[0]:.4g}"
 
 
@@ -92,7 +92,7 @@ Ends = tuple[list[Check], float, float, list[Series]]
 
 
 def _arriving(name: str, run: Run, centres: np.ndarray, expected: np.ndarray, late: np.ndarray) -> Ends:
-    top = run.theory.terminal
+    top = run.theory().terminal
     basis = top.basis.numpy()
     ends = [within(f"distance of the last clusters from V's eigenspace, {name}", _off(centres, basis)[-1], high=END)]
     if top.dim == 1:
@@ -131,7 +131,7 @@ def _at_most_two(name: str, ends: np.ndarray) -> Check:
 
 def _circling(name: str, run: Run, centres: np.ndarray, expected: np.ndarray, late: np.ndarray) -> Ends:
     values, vectors = np.linalg.eig(run.head.V.numpy().T)
-    frequency = run.theory.terminal.frequency
+    frequency = run.theory().terminal.frequency
     left = vectors[:, np.argmax(values.real + 1e-6 * (values.imag > 0))]
     angle, predicted = (np.unwrap(np.angle(c[0] @ left)) for c in (centres, expected))
     fit = line(late, angle)

@@ -121,7 +121,7 @@ def _spreading(head: Head) -> torch.Tensor:
 def follow(name: str, theory: Theory, law: str, cloud: Cloud, beta: float, sizes: Sizes) -> Followed:
     # More of the first times, where the two sides nearly agree.
     times = (sizes.until * np.linspace(0, 1, sizes.frames) ** 2).tolist()
-    run: Run = simulate(theory.head, cloud, beta, sizes.until, tol=STEP, save=times, progress=False)
+    run: Run = simulate(theory.head, cloud, beta, sizes.until, tol=STEP, t_eval=times, progress=False)
     # A run keeps its theory; sharing it finds L once a head instead of once a run.
     vars(run)["theory"] = theory
     apart, bound = run.laplace_term(cost="geodesic").values, run.certificate()

@@ -138,7 +138,7 @@ def _part(name: str, head: Head, sizes: Sizes, given: bool) -> Part:
     until = _horizon(head, sizes) if given else sizes.until
     beta = sizes.beta / float(torch.linalg.matrix_norm(head.B, 2))
     run = simulate(
-        head, uniform(sizes.tokens, head.dim, seed=1), beta, until, tol=TOL, save=sizes.frames, progress=False
+        head, uniform(sizes.tokens, head.dim, seed=1), beta, until, tol=TOL, t_eval=sizes.frames, progress=False
     )
     found = late_clusters(run)
     if found.onset is None or len(found.late) < 10:
@@ -179,7 +179,7 @@ def _coming_apart(name: str, label: str, head: Head, sizes: Sizes) -> Part:
     start = uniform(1, head.dim, seed=2).points + 1e-6 * uniform(sizes.tokens, head.dim, seed=3).points
     beta = sizes.beta / float(torch.linalg.matrix_norm(head.B, 2))
     slowest = -head.theory().terminal.leading
-    run = simulate(head, Cloud(start), beta, 25 / slowest + 10, tol=TOL, save=sizes.frames, progress=False)
+    run = simulate(head, Cloud(start), beta, 25 / slowest + 10, tol=TOL, t_eval=sizes.frames, progress=False)
     frames = run.frames.numpy()
     mean = unit(run.frames.mean(dim=1)).numpy()
     width = np.linalg.norm(frames - mean[:, None], axis=2).max(axis=1)
@@ -211,7 +211,7 @@ def _dirac(name: str, head: Head, sizes: Sizes) -> Check:
     """One token against e^{tV}x₀."""
     start = uniform(1, head.dim, seed=4)
     scale = float(torch.linalg.matrix_norm(head.V, 2)) or 1.0
-    run = simulate(head, start, sizes.beta, 10 / scale, tol=TOL, save=21, progress=False)
+    run = simulate(head, start, sizes.beta, 10 / scale, tol=TOL, t_eval=21, progress=False)
     off = (run.frames - value_flow(head, start.points, run.times)).norm(dim=2).max()
     return within(f"distance of a single token from e^(tV)x₀, {name}", float(off), high=DIRAC)
 
@@ -223,7 +223,7 @@ def _antipodal(name: str, head: Head, sizes: Sizes) -> list[Check]:
     sign[30:] = -1
     beta = sizes.beta / float(torch.linalg.matrix_norm(head.B, 2))
     run = simulate(
-        head, Cloud(sign * place + 1e-3 * noise), beta, sizes.longest, tol=1e-8, save=11, merge=1e-4, progress=False
+        head, Cloud(sign * place + 1e-3 * noise), beta, sizes.longest, tol=1e-8, t_eval=11, merge=1e-4, progress=False
     )
     goal = head.theory().terminal.limit(place)
     assert run.merged is not None

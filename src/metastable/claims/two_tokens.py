@@ -47,7 +47,7 @@ def _measured(beta: float, times: np.ndarray) -> np.ndarray:
     points = torch.tensor([[1.0, 0.0], [math.cos(START), math.sin(START)]], dtype=torch.float64)
     identity = torch.eye(2, dtype=torch.float64)
     head = Head.from_interaction(identity, identity)
-    run = simulate(head, Cloud(points), beta, float(times[-1]), tol=1e-8, save=times.tolist(), progress=False)
+    run = simulate(head, Cloud(points), beta, float(times[-1]), tol=1e-8, t_eval=times.tolist(), progress=False)
     ends = torch.stack([run.at(i).points for i in range(len(times))])
     sines = ends[:, 0, 0] * ends[:, 1, 1] - ends[:, 0, 1] * ends[:, 1, 0]
     return torch.atan2(sines, (ends[:, 0] * ends[:, 1]).sum(dim=1)).numpy()

@@ -64,7 +64,7 @@ def simulate(
 
     The run is saved while it is computed: the same command after an interruption resumes it.
     """
-    flags = {"beta": beta, "until": until, "tol": tol, "method": method, "step": step, "save": save}
+    flags = {"beta": beta, "until": until, "tol": tol, "method": method, "step": step, "t_eval": save}
     flags |= {"engine": engine, "merge": merge}
     cloud_flags = {"law": law, "n": n, "seed": seed}
     with one_line_errors(debug):
@@ -134,7 +134,7 @@ def _spectrum(key: str, value: Any) -> Any:
 
 def findings(run: Run) -> dict[str, Any]:
     """The findings of a run. Numbers that do not exist (no limit, phase not seen) are None."""
-    theory = run.theory
+    theory = run.theory()
     found: dict[str, Any] = {
         "schema": SCHEMA,
         "tokens": len(run.cloud),

@@ -227,7 +227,7 @@ def follow(
 
 def sentence(run: Run) -> str:
     """What a followed head is, what the theory says of it and what the run did, in words with numbers."""
-    law, theory = run.cloud.law, run.theory
+    law, theory = run.cloud.law, run.theory()
     if "address" not in law:
         raise BadInput("this run did not start from a head of a trained encoder; make one with follow")
     where = "the encoder's own" if law["law"] == "tokens" else "uniform on the sphere"
@@ -259,7 +259,7 @@ def sentence(run: Run) -> str:
 
 def _shares(run: Run) -> str:
     """How much of the tokens' energy lies where the limit law is, and where V alone draws clusters to."""
-    theory, named = run.theory, []
+    theory, named = run.theory(), []
     if theory.attention.rotates or not theory.no_limit:
         named.append(("the dominant eigenspace of M", theory.basis))
     named.append(("that of V" if named else "the dominant eigenspace of V", theory.terminal.basis))
@@ -271,7 +271,7 @@ def _shares(run: Run) -> str:
 
 
 def _dated(run: Run) -> bool:
-    return 0 < run.theory.rate < math.inf and 1 < run.beta < math.inf
+    return 0 < run.theory().rate < math.inf and 1 < run.beta < math.inf
 
 
 def _mean_cosine(x: Tensor) -> float:

@@ -23,7 +23,7 @@ from metastable.run.run import Run
 OF_A_RUN: dict[str, Callable[[Run], go.Figure]] = {
     "distance": distance,
     "sphere": sphere,
-    "spectrum": lambda run: spectrum(run.theory),
+    "spectrum": lambda run: spectrum(run.theory()),
     "observables": observables,
 }
 """The figures that `run.figure(kind)` can draw."""

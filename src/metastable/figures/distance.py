@@ -73,8 +73,8 @@ class DistanceCurves:
 def distance_curves(run: Run) -> DistanceCurves:
     """Everything that a run can say about its distance to the limit law."""
     found = DistanceCurves(placed=run.cloud.law["law"] in PLACED)
-    if run.theory.no_limit:
-        found.missing.append(f"There is no limit law to measure a distance to: {run.theory.no_limit}.")
+    if run.theory().no_limit:
+        found.missing.append(f"There is no limit law to measure a distance to: {run.theory().no_limit}.")
         return found
     found.distance = run.distance()
     found.phases = run.phases()
@@ -87,7 +87,7 @@ def distance_curves(run: Run) -> DistanceCurves:
     except (BadInput, SimulationStopped) as reason:
         found.missing.append(f"The Laplace term, the Lyapunov term and the bound are left out: {reason}.")
         return found
-    if np.isfinite(run.theory.lipschitz):
+    if np.isfinite(run.theory().lipschitz):
         found.certificate = run.certificate()
     else:
         found.missing.append("The bound is left out: B is singular, so its Lipschitz constant L is infinite.")
@@ -279,7 +279,7 @@ def _without_limit(run: Run) -> go.Figure:
     )
     look.dress(figure, "No limit law to measure a distance to", 520, text)
     figure.update_xaxes(title_text="time t", row=2, col=1)
-    sentence = look.wrapped(f"Theory: {run.theory.no_limit}.", 46)
+    sentence = look.wrapped(f"Theory: {run.theory().no_limit}.", 46)
     lines = sentence.count("<br>") + 1
     place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yref": "paper", "yanchor": "bottom", "align": "left"}
     place |= {"yshift": 8, "xshift": -52}
@@ -321,7 +321,7 @@ def distances(runs: Sequence[Run], curves: Sequence[DistanceCurves], names: Sequ
 
 
 def _cosines(runs: Sequence[Run], names: Sequence[str]) -> go.Figure:
-    reason = f"There is no limit law to measure a distance to: {runs[0].theory.no_limit}."
+    reason = f"There is no limit law to measure a distance to: {runs[0].theory().no_limit}."
     figure = look.plain("Mean cosine between tokens", 520, f"{reason} The mean cosine is 1 if all tokens are equal.")
     for run, name, (colour, dash) in zip(runs, names, TWO_LINES, strict=True):
         seen = run.observables()["mean_cosine"]

@@ -80,7 +80,7 @@ class _View:
 
 def _view(run: Run) -> _View:
     """For d > 3: the dominant directions of M, then those of V, then the principal directions of the tokens."""
-    d, th = run.cloud.dim, run.theory
+    d, th = run.cloud.dim, run.theory()
     if d <= 3:
         return _View(np.eye(d))
     stacked = run.frames[:: max(1, len(run.frames) // 8)].reshape(-1, d).cpu().double().numpy()
@@ -134,9 +134,9 @@ def _draw_scene(figure: go.Figure, run: Run, view: _View) -> None:
         scene = {"xaxis": hidden, "yaxis": hidden, "zaxis": hidden, "aspectmode": "cube", "camera": {"eye": eye}}
         figure.update_layout(scene=scene)
     # If the dominant eigenspace of M is its kernel, the field is undefined there and no token goes there.
-    if not run.theory.no_limit or run.theory.attention.rotates:
-        _add_space(figure, run.theory.attention, view, "e", "M", look.INK)
-    _add_space(figure, run.theory.terminal, view, "v", "V", look.GREEN, like=run.theory.attention)
+    if not run.theory().no_limit or run.theory().attention.rotates:
+        _add_space(figure, run.theory().attention, view, "e", "M", look.INK)
+    _add_space(figure, run.theory().terminal, view, "v", "V", look.GREEN, like=run.theory().attention)
 
 
 def _add_globe(figure: go.Figure) -> None:
@@ -207,9 +207,9 @@ def _add_circle(figure: go.Figure, plane: Array, name: str, colour: str, width: 
 def _eye(run: Run, view: _View) -> Array:
     """The camera's position. If there are axes ±e and ±v, +e and +v point to the viewer and are apart."""
     eye = np.array([0.66, 0.6, 0.46])
-    if run.theory.dim == 1 and not run.theory.no_limit:
-        e = _dominant(run.theory.attention) @ view.axes
-        v = _dominant(run.theory.terminal, run.theory.attention) @ view.axes
+    if run.theory().dim == 1 and not run.theory().no_limit:
+        e = _dominant(run.theory().attention) @ view.axes
+        v = _dominant(run.theory().terminal, run.theory().attention) @ view.axes
         side = np.cross(e, v)
         side = side if np.linalg.norm(side) > 1e-3 else np.cross(e, np.eye(3)[np.abs(e).argmin()])
         side /= np.linalg.norm(side)
@@ -232,11 +232,11 @@ class _Group:
 
 def _groups(run: Run, keep: Tensor) -> list[_Group]:
     everyone = np.arange(len(keep))
-    if run.theory.no_limit:
+    if run.theory().no_limit:
         x = _numpy(run.cloud.points[keep])
         return [_Group("starting azimuth", everyone, _degrees(x), angles=True)]
-    along = _numpy(run.limit.points[keep].double() @ run.theory.basis.to(run.limit.points).double())
-    if run.theory.dim >= 2:
+    along = _numpy(run.limit.points[keep].double() @ run.theory().basis.to(run.limit.points).double())
+    if run.theory().dim >= 2:
         return [_Group("angle of the limit in E", everyone, _degrees(along), angles=True)]
     plus, minus = (np.flatnonzero(mask) for mask in (along[:, 0] > 0, along[:, 0] <= 0))
     sides = [_Group("sent to +e", plus, look.BLUE, scale=RIM), _Group("sent to −e", minus, look.VERMILLION)]
@@ -321,7 +321,7 @@ def _caption(run: Run, view: _View, shown: int) -> str:
 
 
 def _colours(run: Run) -> str:
-    th = run.theory
+    th = run.theory()
     later = "later, clusters drift to ±v, the dominant direction of V"
     if th.terminal.rotates:
         later = "later, clusters circle in the dominant plane of V"

@@ -156,7 +156,7 @@ def listen(app: dash.Dash, host: str, port: int) -> BaseWSGIServer:
 def _prepare() -> None:
     """Load what the first run and its first picture would have to wait for."""
     c = Controls(n=3, until=0.1)
-    run = simulate(head_of(c), cloud_of(c), beta=1.0, until=0.1, save=2, progress=False)
+    run = simulate(head_of(c), cloud_of(c), beta=1.0, until=0.1, t_eval=2, progress=False)
     figures.sphere(run, controls=False)
     figures.distance(run)
     if not compiled():

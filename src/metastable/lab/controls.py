@@ -132,7 +132,7 @@ def arguments(controls: Controls, dim: int | None, most: int = ALL_FRAMES) -> di
     dim : None for a trained head, whose dimension is not known before it is loaded
     """
     count = min(frames(controls, dim), most)
-    fewer = {} if count == ALL_FRAMES else {"save": count}
+    fewer = {} if count == ALL_FRAMES else {"t_eval": count}
     return {"beta": float(controls.beta), "until": float(controls.until), **fewer}
 
 

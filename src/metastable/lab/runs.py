@@ -348,7 +348,7 @@ class _Gate(Cloud):
 
 def warm_up() -> None:
     """Load, or on the first use compile, what the first run would have to wait for: seconds to half a minute."""
-    run = simulate(head_of(Controls()), uniform(3, d=3), beta=1.0, until=0.1, save=2, engine="tree", progress=False)
+    run = simulate(head_of(Controls()), uniform(3, d=3), beta=1.0, until=0.1, t_eval=2, engine="tree", progress=False)
     distance_curves(run)
 
 

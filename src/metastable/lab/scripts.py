@@ -130,7 +130,7 @@ def data(runs: Sequence[Run], distances: Sequence[xr.DataArray | None] = ()) -> 
 def _arrays(run: Run, distance: xr.DataArray | None) -> dict[str, np.ndarray]:
     tensors = {"times": run.times, "frames": run.frames, "weights": run.cloud.weights, "B": run.head.B, "V": run.head.V}
     found = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
-    if distance is None and not run.theory.no_limit:
+    if distance is None and not run.theory().no_limit:
         distance = run.distance()
     if distance is not None:
         found["distance"] = distance.values

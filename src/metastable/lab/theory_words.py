@@ -36,14 +36,14 @@ def words(
         found.append(html.H2([*place, headline(one, m)], className="headline"))
         found += [html.P(text) for text in (afterwards(one, m), _early(one, m)) if text]
         found.append(html.P(following.sentence(one)) if "address" in one.cloud.law else None)
-    found.append(html.P(assumptions(run.theory.verdict)))
-    predicted = of_the_spectra(run.theory)
+    found.append(html.P(assumptions(run.theory().verdict)))
+    predicted = of_the_spectra(run.theory())
     said = {one.name for one in predicted}
     found.append(_numbers(predicted, "What the theory says of this head"))
     for i, (one, m) in enumerate(zip(runs, measured, strict=False)):
         title = f"Numbers of the run, {names[i]}" if len(runs) > 1 else "Numbers of the run"
         found.append(_numbers([n for n in key_numbers(one, m) if n.name not in said], title))
-    found += [html.H3("Which assumptions hold"), _checks(run.theory), html.H3("How to read the figures")]
+    found += [html.H3("Which assumptions hold"), _checks(run.theory()), html.H3("How to read the figures")]
     return [part for part in [*found, html.P(PHASES), *(html.P(text) for text in captions)] if part is not None]
 
 

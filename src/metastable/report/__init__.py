@@ -27,7 +27,7 @@ def render(run: Run) -> str:
     drawn = {
         "distance": figures.distance(run, curves),
         "sphere": figures.sphere(run),
-        "spectrum": figures.spectrum(run.theory),
+        "spectrum": figures.spectrum(run.theory()),
         "observables": figures.observables(run),
     }
     small = run.head.dim <= LARGEST_MATRIX
@@ -35,10 +35,10 @@ def render(run: Run) -> str:
         "run.html.j2",
         headline=headline(run, curves),
         afterwards=afterwards(run, curves),
-        assumptions=assumptions(run.theory.verdict),
+        assumptions=assumptions(run.theory().verdict),
         numbers=key_numbers(run, curves),
         figures={kind: figure_block(kind, figure) for kind, figure in drawn.items()},
-        checks=run.theory.verdict.checks,
+        checks=run.theory().verdict.checks,
         making=_making(run),
         matrices={"B": run.head.B.tolist(), "V": run.head.V.tolist()} if small else {},
     )

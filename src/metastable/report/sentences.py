@@ -16,9 +16,9 @@ def headline(run: Run, curves: DistanceCurves) -> str:
     """One sentence: what the tokens did, and when."""
     phases = curves.phases
     if phases is None:
-        return f"This head has no limit law to compare with: {run.theory.no_limit}."
+        return f"This head has no limit law to compare with: {run.theory().no_limit}."
     end, least = f"t = {number(phases.horizon)}", number(phases.least)
-    if math.isinf(run.theory.gap):
+    if math.isinf(run.theory().gap):
         assert curves.distance is not None
         away = number(float(curves.distance[-1]))
         start = "No direction is preferred, so every token starts at its limit"
@@ -58,7 +58,7 @@ def afterwards(run: Run, curves: DistanceCurves) -> str:
 
 def _unnoticed(run: Run) -> str:
     """A sentence if most tokens went from ±e to a nearby ±v, and the distance did not rise enough to show it."""
-    th = run.theory
+    th = run.theory()
     if th.dim != 1 or th.terminal.dim != 1:
         return ""
     e, v = (space.basis[:, 0].double().cpu() for space in (th.attention, th.terminal))
@@ -92,7 +92,7 @@ class KeyNumber(NamedTuple):
 
 def key_numbers(run: Run, curves: DistanceCurves) -> list[KeyNumber]:
     """The numbers to quote from a run, each with its meaning."""
-    th = run.theory
+    th = run.theory()
     weights = "equal weights" if run.cloud.equal_weights else "weighted"
     found = [
         KeyNumber("tokens N", f"{len(run.cloud):,}".replace(",", " "), f"{weights}, law: {run.cloud.law['law']}"),

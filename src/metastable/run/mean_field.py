@@ -52,7 +52,7 @@ def mean_field(
     until: float,
     tol: float = 1e-3,
     *,
-    save: int | Sequence[float] | None = None,
+    t_eval: int | Sequence[float] | None = None,
     progress: bool | None = None,
 ) -> MeanFieldRun:
     """Solve ∂_t μ + div(μ 𝒱_β[μ]) = 0 from the starting law, rather than follow one sample of it.
@@ -69,7 +69,7 @@ def mean_field(
     beta : inverse temperature, 0 < β < inf
     tol : wanted error of W₂(μ_t, ν), between 0 and 1. If the last level does not reach it, a warning says so and
         `run.converged` is False. Where ν is not two atoms, the error is that of the first and second moments
-    save : how many equally spaced times to save, or the times themselves; 201 unless given
+    t_eval : how many equally spaced times to save, or the times themselves; 201 unless given
     progress : show a bar for each level; by default when standard error is a terminal
 
     In d = 3 there are about 30 β/h² triangles: β = 30 takes minutes, and β = 400 is as far as one would wait. d ≥ 4 is
@@ -78,11 +78,11 @@ def mean_field(
     Examples
     --------
     >>> head = Head.from_interaction([[1.4, 0.1], [0.1, 0.7]], [[1.2, -0.2], [-0.2, 0.5]])
-    >>> run = mean_field(head, "uniform", beta=20.0, until=2.0, tol=0.01, save=5)
+    >>> run = mean_field(head, "uniform", beta=20.0, until=2.0, tol=0.01, t_eval=5)
     >>> run.converged, bool(run.discretisation < 0.01)
     (True, True)
     """
-    run = refined(head, law, beta, until, tol, save=save, progress=progress)
+    run = refined(head, law, beta, until, tol, t_eval=t_eval, progress=progress)
     if not run.converged:
         still = f"the distance still changed by {run.discretisation:.2g} when the cells were halved to"
         warnings.warn(f"{still} {run.configuration['cell']:.3g} β^(-1/2), more than tol = {tol:g}", stacklevel=2)
@@ -96,13 +96,13 @@ def refined(
     until: float,
     tol: float = 1e-3,
     *,
-    save: int | Sequence[float] | None = None,
+    t_eval: int | Sequence[float] | None = None,
     progress: bool | None = None,
 ) -> MeanFieldRun:
     """The run of `mean_field`, without its warning: `run.converged` says whether `tol` was reached."""
     beta, until, tol = _checked(head, beta, until, tol)
     density, record = log_density(law, head.dim)
-    times = saved_times(save if save is not None else 201, until)
+    times = saved_times(t_eval if t_eval is not None else 201, until)
     head, began = head.to(torch.float64, "cpu"), time.perf_counter()
     run: MeanFieldRun | None = None
     for level in range(KINDS[head.dim].levels):
@@ -164,6 +164,6 @@ def _configuration(beta: float, times: tuple[float, ...], tol: float, h: float, 
 
 def _change(run: MeanFieldRun) -> float:
     """The largest change against the coarser run over the saved times."""
-    if run.theory.no_limit or run.theory.dim > 1:
+    if run.theory().no_limit or run.theory().dim > 1:
         return float(np.linalg.norm(run.fine.moments() - run.coarse.moments(), axis=1).max())
     return float(run.distance().attrs["discretisation"])

@@ -199,9 +199,9 @@ def restored(
 
 def to_limit_law(run: Run, frames: Frames, p: float, cost: str) -> list[transport.Distance]:
     """W_p to ν, exact for dim E = 1; for larger E between the frame and the pushed starting quadrature."""
-    if run.theory.dim > 1:
+    if run.theory().dim > 1:
         return [transport.wasserstein(cloud, run.limit, p, cost=cost) for cloud in frames.clouds(run.cloud.law)]
-    e = run.theory.basis[:, 0].double()
+    e = run.theory().basis[:, 0].double()
     up = run.limit.points @ e > 0
     masses = [float(run.cloud.weights[side].sum()) for side in (up, ~up)]
     atoms = torch.stack([e, -e])

@@ -44,7 +44,7 @@ def simulate(
     method: str = "auto",
     tol: float | None = None,
     step: float | None = None,
-    save: int | Sequence[float] | None = None,
+    t_eval: int | Sequence[float] | None = None,
     engine: str = "auto",
     merge: float | None = None,
     checkpoint: str | Path | None = None,
@@ -61,7 +61,7 @@ def simulate(
     tol : largest estimated error a step (RMS over tokens of the error's length), for dopri5; 1e-6 unless given, and
         1e-4 for more than 100 000 tokens, which still is a small part of what another sample of them would change
     step : for the fixed-step methods, 0.01 unless given
-    save : how many equally spaced times to save, or the times themselves; 0 and `until` are always saved.
+    t_eval : how many equally spaced times to save, or the times themselves; 0 and `until` are always saved.
         By default 101, fewer when the frames would exceed 256 MiB
     engine : "auto", "dense", "flash" or "tree" (certified to `tol`, d ≤ 3), see `attend`
     merge : δ. Tokens closer than this become one weighted token, so that long runs of clusters cost little; the frames
@@ -77,7 +77,7 @@ def simulate(
     BadInput : an argument cannot be used
     SimulationStopped : a number is no longer finite, or no step is small enough for `tol`
     """
-    plan = _plan(head, cloud, beta, until, method, tol, step, save, engine, merge)
+    plan = _plan(head, cloud, beta, until, method, tol, step, t_eval, engine, merge)
     head = head.to(cloud.dtype, cloud.points.device)
     if checkpoint is None:
         return _Solver(head, cloud, plan).run(watching(plan.times[-1], progress))
@@ -127,7 +127,7 @@ def _plan(
     method: str,
     tol: float | None,
     step: float | None,
-    save: int | Sequence[float] | None,
+    t_eval: int | Sequence[float] | None,
     engine: str,
     merge: float | None,
 ) -> _Plan:
@@ -143,9 +143,9 @@ def _plan(
     chosen = choose(engine, cloud.log_weights, cloud.dim, len(cloud), tol)
     h = 0.01 if step is None else positive(step, "step")
     delta = None if merge is None else _merging_distance(merge, beta)
-    if save is None:
-        save = max(11, min(101, FRAME_BYTES // (cloud.points.numel() * cloud.points.element_size())))
-    return _Plan(beta, saved_times(save, until), method, tol, h, chosen, engine, delta)
+    if t_eval is None:
+        t_eval = max(11, min(101, FRAME_BYTES // (cloud.points.numel() * cloud.points.element_size())))
+    return _Plan(beta, saved_times(t_eval, until), method, tol, h, chosen, engine, delta)
 
 
 def _tolerance(tokens: int) -> float:
@@ -161,18 +161,18 @@ def _merging_distance(merge: float, beta: float) -> float:
     return delta
 
 
-def saved_times(save: int | Sequence[float], until: float) -> tuple[float, ...]:
+def saved_times(t_eval: int | Sequence[float], until: float) -> tuple[float, ...]:
     """So many equally spaced times from 0 to `until`, or the given times with these two."""
-    if isinstance(save, numbers.Integral):
-        count = whole(save, "save", 2, "at least 2 times are saved, 0 and until")
+    if isinstance(t_eval, numbers.Integral):
+        count = whole(t_eval, "t_eval", 2, "at least 2 times are saved, 0 and until")
         return tuple(float(t) for t in np.linspace(0.0, until, count))
     try:
-        times = {float(t) for t in save}  # type: ignore[union-attr]
+        times = {float(t) for t in t_eval}  # type: ignore[union-attr]
     except (TypeError, ValueError):
-        raise BadInput(f"save is {save!r}; give a whole number or a list of times") from None
+        raise BadInput(f"t_eval is {t_eval!r}; give a whole number or a list of times") from None
     outside = [t for t in times if not 0 <= t <= until]
     if outside:
-        raise BadInput(f"save holds the time {outside[0]}, outside of 0 … {until}")
+        raise BadInput(f"t_eval holds the time {outside[0]}, outside of 0 … {until}")
     return tuple(sorted(times | {0.0, until}))
 
 

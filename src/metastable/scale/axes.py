@@ -12,7 +12,7 @@ from metastable.errors import BadInput
 
 WORDS = ("law", "method", "engine")
 LISTS = ("interaction", "value", "mean", "means", "kappas", "proportions")
-REFUSED = {"save": "every point is kept at the same times", "d": "the head has the dimension"}
+REFUSED = {"t_eval": "every point is kept at the same times", "d": "the head has the dimension"}
 
 
 def checked(axes: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[Any]]:

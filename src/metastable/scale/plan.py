@@ -27,9 +27,9 @@ from metastable.run.simulation import saved_times
 from metastable.scale.axes import checked, known, plain
 
 SCHEMA = "metastable.sweep/1"
-RUN = ("beta", "until", *(key for key in configuration.OPTIONS if key != "save"))
+RUN = ("beta", "until", *(key for key in configuration.OPTIONS if key != "t_eval"))
 FIXED = ("beta", "until", *configuration.OPTIONS, "mean_field")
-SOLVED = ("beta", "until", "tol", "save", "mean_field")
+SOLVED = ("beta", "until", "tol", "t_eval", "mean_field")
 """What `mean_field` takes of these."""
 HEAD = ("gap", "angle", "interaction", "value")
 LAW = configuration.LAW_KEYS
@@ -188,7 +188,7 @@ def make(
     untils = listed.get("until", [fixed.get("until")])
     last = max(positive(until, "until") for until in untils)
     given = wanted["distance"]
-    times = saved_times(fixed.get("save", FRAMES), last) if isinstance(given, bool) else _times(given, last)
+    times = saved_times(fixed.get("t_eval", FRAMES), last) if isinstance(given, bool) else _times(given, last)
     names = {"phases": PHASES, "observables": OBSERVABLES}
     chosen = {key: _names(wanted[key], names[key], key) for key in names}
     if given is False and not any(chosen.values()):

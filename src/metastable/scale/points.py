@@ -76,7 +76,7 @@ def measure(plan: Plan, index: int) -> np.ndarray:
     head = plan.head_at(index)
     cloud = plan.cloud_at(index, head)
     until = float(arguments["until"])
-    save = arguments.pop("save", FRAMES)
+    save = arguments.pop("t_eval", FRAMES)
     kept = [t for t in plan.times if t <= until]
     # Phases are read off a whole curve, also where distances are kept at a few times only.
     whole = saved_times(save if isinstance(save, int) else [t for t in save if t <= until], until)
@@ -94,10 +94,10 @@ def measure(plan: Plan, index: int) -> np.ndarray:
 
 def _solved(head: Head, cloud: Cloud, times: list[float], arguments: dict[str, Any]) -> Run:
     if not arguments.pop("mean_field", False):
-        return simulate(head, cloud, save=times, progress=False, **arguments)
+        return simulate(head, cloud, t_eval=times, progress=False, **arguments)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        solved = mean_field(head, cloud, save=times, progress=False, **arguments)
+        solved = mean_field(head, cloud, t_eval=times, progress=False, **arguments)
     if not solved.converged:
         raise BadInput(f"the mean field is known to {solved.discretisation:.2g} only, which is more than tol")
     return solved
