@@ -16,6 +16,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -45,7 +46,7 @@ def writing(path: str | os.PathLike[str], remedy: str = "choose another place") 
 
 def write(path: Path, make: Callable[[Path], None]) -> None:
     """Write a file completely or not at all: `make` writes it under the temporary name that it is given."""
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}-{threading.get_ident()}.tmp{path.suffix}")
     with writing(path):
         try:
             make(temporary)
@@ -112,16 +113,18 @@ def replacing(target: Path) -> Iterator[Path]:
     """
     temporary, old = _beside(target, "tmp"), _beside(target, "old")
     with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        recover(target)
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(temporary, ignore_errors=True)
             yield temporary
+            for path in temporary.rglob("*"):
+                _sync(path)
             if target.exists():
                 os.rename(target, old)
             os.rename(temporary, target)
+            _sync(target.parent)
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
+            recover(target)
 
 
 def recover(target: Path) -> bool:
@@ -277,7 +280,8 @@ class Journal:
 
     The first line names the format and the identity of the whole computation. Every other line is one record: number,
     status, payload in base64, and a SHA-256 over the identity and the rest of the line. A torn line, a flipped bit or
-    a record of another computation costs that record and no other, and nothing wrong is ever read.
+    a record of another computation costs that record and no other, and nothing wrong is ever read. The file is only
+    read until the first record is appended.
 
     identity : everything that the results depend on, as hexadecimal digits (see `sha256`)
 
@@ -289,26 +293,27 @@ class Journal:
     """
 
     FORMAT = "metastable-journal-1"
+    _RECORD = re.compile(rb"\d+ \d+ [A-Za-z0-9+/=]* [0-9a-f]{64}")
 
     def __init__(self, path: Path, identity: str) -> None:
         self.path, self.identity = path, identity
         self.status: dict[int, int] = {}
         self.damaged = 0
         self.foreign = False
-        self._where: dict[int, int] = {}
+        self._where: dict[int, tuple[int, int]] = {}
         self._ordered, self._last = True, -1
         self._lines: Lines | None = None
         if path.exists():
             self._scan()
-        if not self.foreign:
-            self._open()
 
-    @staticmethod
-    def begun(path: Path) -> bool:
-        """Whether the file is a journal, or the beginning of one."""
-        with open(path, "rb") as handle:
-            start = handle.read(len(Journal.FORMAT))
-        return Journal.FORMAT.encode().startswith(start)
+    @property
+    def begun(self) -> bool:
+        """Whether there is no file, or the file is a journal or the beginning of one."""
+        if not self.path.exists():
+            return True
+        with open(self.path, "rb") as handle:
+            start = handle.read(len(self.FORMAT))
+        return bool(self.status) or self.FORMAT.encode().startswith(start)
 
     def append(self, records: Iterable[Record], replace_failed: bool = False) -> int:
         """Keep results; returns how many were new. They are on the disk when this returns.
@@ -317,27 +322,29 @@ class Journal:
 
         replace_failed : records with a status other than 0 are replaced
         """
-        assert self._lines is not None, "a foreign journal takes no records"
         fresh: dict[int, tuple[int, bytes]] = {}
         for record in records:
             known = fresh[record.number][0] if record.number in fresh else self.status.get(record.number)
             if known is None or (replace_failed and known):
                 fresh[record.number] = record.status, self._line(record)
         if fresh:
+            lines = self._opened()
             start = self.path.stat().st_size
-            self._lines.append_bytes(b"".join(line for _, line in fresh.values()))
+            lines.append_bytes(b"".join(line for _, line in fresh.values()))
             for number, (status, line) in fresh.items():
-                self.status[number], self._where[number] = status, start
+                self.status[number], self._where[number] = status, (start, len(line) - 1)
                 start += len(line)
             self._ordered = False
         return len(fresh)
 
     def records(self) -> Iterator[Record]:
         """Every record, by number."""
+        if not self._where:
+            return
         with open(self.path, "rb") as handle:
-            for number in sorted(self._where):
-                handle.seek(self._where[number])
-                record = self._parse(handle.readline().rstrip(b"\n"))
+            for _, (start, length) in sorted(self._where.items()):
+                handle.seek(start)
+                record = self._parse(handle.read(length))
                 if record is not None:
                     yield record
 
@@ -357,11 +364,11 @@ class Journal:
         write(self.path, make)
         self.close()
         self._scan()
-        self._open()
 
     def close(self) -> None:
         if self._lines is not None:
             self._lines.close()
+        self._lines = None
 
     def __enter__(self) -> Self:
         return self
@@ -389,29 +396,39 @@ class Journal:
     def _scan(self) -> None:
         self.status, self._where, self.damaged = {}, {}, 0
         self._ordered, self._last = True, -1
-        start = 0
+        start, other_header = 0, False
         with open(self.path, "rb") as handle:
             for line in handle:
-                if start == 0 and line.startswith(self.FORMAT.encode()) and line != self._header():
-                    self.foreign = line.endswith(b"\n")
-                elif start == 0 and line == self._header():
-                    pass
-                elif line.endswith(b"\n"):
+                whole = line.endswith(b"\n")
+                if start == 0 and whole and line != self._header() and line.startswith(self.FORMAT.encode()):
+                    other_header = True
+                elif whole and not (start == 0 and line == self._header()):
                     self._take(line[:-1], start)
                 start += len(line)
-        self.foreign &= not self.status
+        # Records of this computation below the header of another one: the header is damaged.
+        self.foreign = other_header and not self.status
+        self.damaged += other_header and not self.foreign
 
     def _take(self, line: bytes, start: int) -> None:
-        record = self._parse(line)
-        if record is None:
+        pieces = [(0, line)]
+        if self._parse(line) is None:
             self.damaged += 1
-            return
-        self._ordered &= record.number > self._last
-        self._last = record.number
-        self.status[record.number], self._where[record.number] = record.status, start
+            # The line may still hold records: a damaged newline joins two of them.
+            pieces = [(found.start(), found.group()) for found in self._RECORD.finditer(line)]
+        for place, piece in pieces:
+            record = self._parse(piece)
+            if record is not None:
+                self._ordered &= record.number > self._last
+                self._last = record.number
+                self.status[record.number] = record.status
+                self._where[record.number] = start + place, len(piece)
 
-    def _open(self) -> None:
-        """Remove a torn last line, and begin an empty file with the header."""
+    def _opened(self) -> Lines:
+        """The file for appending: without a torn last line, and with the header."""
+        if self._lines is not None:
+            return self._lines
+        if self.foreign or not self.begun:
+            raise BadInput(f"{self.path} belongs to another computation; choose another folder or delete it")
         with writing(self.path):
             file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
@@ -419,16 +436,18 @@ class Journal:
                 empty = os.fstat(file).st_size == 0
             finally:
                 os.close(file)
-            self._lines = Lines(self.path, sync=True)
+            lines = Lines(self.path, sync=True)
             if empty:
-                self._lines.append_bytes(self._header())
-                _sync_folder(self.path.parent)
+                lines.append_bytes(self._header())
+                _sync(self.path.parent)
+        self._lines = lines
+        return lines
 
 
-def _sync_folder(folder: Path) -> None:
-    """A new file is safe once the folder that names it is on the disk."""
+def _sync(path: Path) -> None:
+    """Flush a file to the disk, or a folder, so that new names in it are safe."""
     with contextlib.suppress(OSError):  # not every system can open a folder
-        handle = os.open(folder, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
