@@ -8,7 +8,7 @@ import pytest
 import typer
 
 import metastable as ms
-from metastable.cli.exits import one_line_errors
+from metastable.cli.exits import one_line_errors, slow_machine_note
 from metastable.errors import SchedulerLost
 
 
@@ -59,6 +59,23 @@ def test_debug_raises_the_error_itself():
 
 def test_an_exit_code_that_a_command_chose_stays():
     assert ending(typer.Exit(1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("wall", "cpu", "load", "said"), [(9.0, 3.0, 50.0, True), (4.0, 1.0, 50.0, False), (9.0, 8.0, 50.0, False), (9.0, 3.0, 0.0, False)]
+)
+def test_a_slow_machine_is_named_only_if_others_had_its_cores(wall, cpu, load, said, monkeypatch, capsys):
+    clocks = {"perf_counter": iter((0.0, wall)), "process_time": iter((0.0, cpu))}
+    for name, times in clocks.items():
+        monkeypatch.setattr(f"metastable.cli.exits.time.{name}", lambda times=times: next(times))
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    with slow_machine_note():
+        pass
+    monkeypatch.undo()
+    shown = capsys.readouterr().err
+    assert ("other programs" in shown) == said
+    assert shown.count("\n") == said
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

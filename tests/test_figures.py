@@ -45,7 +45,7 @@ def simulated(head, cloud, beta=50.0, until=8.0, t_eval=17, **more):
 
 
 CASES = {
-    "circle": lambda: ms.simulate(CIRCLE, ms.graded(200, CIRCLE), 100.0, 20.0, t_eval=81),
+    "circle": lambda: ms.simulate(CIRCLE, ms.graded(120, CIRCLE), 100.0, 20.0, t_eval=41),
     "sphere": lambda: simulated(SPHERE, ms.graded(120, SPHERE)),
     "equal weights": lambda: simulated(SPHERE, ms.uniform(60, 3)),
     "float32": lambda: simulated(SPHERE, ms.uniform(60, 3).to(torch.float32)),
@@ -339,7 +339,7 @@ class TestSphere:
         assert [b.label for b in figure.layout.updatemenus[0].buttons] == ["▶ Play", "❚❚ Pause"]
 
     def test_large_runs_are_thinned_out(self):
-        run = simulated(SPHERE, ms.fibonacci(1600), until=0.1, t_eval=60, engine="dense", method="euler", step=0.1)
+        run = simulated(SPHERE, ms.fibonacci(1600), until=0.1, t_eval=41, engine="dense", method="euler", step=0.1)
         figure = run.figure("sphere")
         assert len(figure.frames) == 40
         assert [s.label for s in figure.layout.sliders[0].steps][-1] == "0.1"

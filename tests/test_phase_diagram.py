@@ -182,7 +182,7 @@ def test_the_phase_of_a_map_of_axes_is_that_of_a_time():
 
 def test_of_very_many_values_some_are_drawn():
     data = made({"beta": np.geomspace(1.5, 1e4, 3 * MOST_CELLS)}, concentrated=1.0)
-    figure = phase_diagram(data, theory=circle_head(0.6, (1.5, 0.4), -0.4, (1.2, 0.5)).theory())
+    figure = phase_diagram(data)
     assert len(figure.data[0].z) == MOST_CELLS
     assert len(figure.data[0].y) == MOST_CELLS + 1
 

@@ -59,7 +59,7 @@ def test_monitor_of_a_real_encoder(tmp_path, monkeypatch, capsys):
     chance = random.Random(0)
     # Sentences of a made-up language of real words: enough of them, and the block is about names, not about power.
     words = (Path(__file__).parent.parent / "examples" / "texts.txt").read_text(encoding="utf-8").split()
-    texts = [" ".join(chance.sample(words, chance.randint(8, 30))) for _ in range(1500)]
+    texts = [" ".join(chance.sample(words, chance.randint(8, 14))) for _ in range(1500)]
     (block,) = [block for block in BLOCKS if "ms.Monitor" in block]
     exec(block, {"model": encoder.model, "tokenizer": encoder.tokenizer, "clean_texts": texts})
     assert "scored=1" in capsys.readouterr().out

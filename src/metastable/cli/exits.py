@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,10 @@ from metastable.errors import BadInput, SchedulerLost, SimulationStopped
 EXIT_FINDING, EXIT_BAD_INPUT, EXIT_INTERNAL = 1, 2, 70
 # 128 + the number of the signal, as shells report it.
 EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
+SLOW_SECONDS = 5.0
+"""Shorter computations are never called slow."""
+BUSY_SHARE = 0.7
+"""A computation with less processor time than this share of its wall time waited for a core."""
 
 
 @contextlib.contextmanager
@@ -68,6 +73,20 @@ def _ending(error: Exception) -> tuple[int, str]:
     where = f"{'/'.join(Path(last.filename).parts[-2:])}:{last.lineno} in {last.name}"
     what = f"internal error, {type(error).__name__}: {message} ({where})"
     return EXIT_INTERNAL, f"{what}; this is a bug: please report it with the traceback that --debug shows"
+
+
+@contextlib.contextmanager
+def slow_machine_note() -> Iterator[None]:
+    """After a slow computation, say so if other programs were using the processor cores."""
+    began, began_cpu = time.perf_counter(), time.process_time()
+    yield
+    wall, cpu = time.perf_counter() - began, time.process_time() - began_cpu
+    cores = os.cpu_count() or 1
+    # os.getloadavg does not exist on every system.
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if wall >= SLOW_SECONDS and cpu < BUSY_SHARE * wall and load > cores:
+        busy = f"the load average is {load:.1f} on {cores} cores"
+        complain(f"other programs slowed this down: {wall:.0f} s with {cpu:.0f} s of processor time; {busy}")
 
 
 def complain(message: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from metastable.cli.exits import one_line_errors
+from metastable.cli.exits import one_line_errors, slow_machine_note
 from metastable.cli.options import AsJson, Debug
 from metastable.errors import BadInput
 
@@ -82,8 +82,9 @@ def simulate(
             raise BadInput(f"--out {out} is a file; give a folder")
         target = storage.run_path(out)
         loaded = target.exists() and not overwrite
-        run = solve(problem.head, problem.cloud, **problem.arguments, checkpoint=target, overwrite=overwrite)
-        found = findings(run)
+        with slow_machine_note():
+            run = solve(problem.head, problem.cloud, **problem.arguments, checkpoint=target, overwrite=overwrite)
+            found = findings(run)
         if trained:
             from metastable.encoder.trained_head import sentence
 
