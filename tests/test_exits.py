@@ -62,7 +62,8 @@ def test_an_exit_code_that_a_command_chose_stays():
 
 
 @pytest.mark.parametrize(
-    ("wall", "cpu", "load", "said"), [(9.0, 3.0, 50.0, True), (4.0, 1.0, 50.0, False), (9.0, 8.0, 50.0, False), (9.0, 3.0, 0.0, False)]
+    ("wall", "cpu", "load", "said"),
+    [(9.0, 3.0, 50.0, True), (4.0, 1.0, 50.0, False), (9.0, 8.0, 50.0, False), (9.0, 3.0, 0.0, False)],
 )
 def test_a_slow_machine_is_named_only_if_others_had_its_cores(wall, cpu, load, said, monkeypatch, capsys):
     clocks = {"perf_counter": iter((0.0, wall)), "process_time": iter((0.0, cpu))}
