@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import metastable as ms
-from metastable.claims.prescribed import circle_head
+from metastable.claims.heads import circle_head
 
 RESULTS = Path(__file__).parent / "results"
 

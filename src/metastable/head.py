@@ -158,18 +158,12 @@ class Head:
         return inner if self.output is None else matmul(inner, self.output.T)
 
     def to(self, dtype: torch.dtype | None = None, device: Any = None) -> Head:
-        """The same head in another dtype or on another device."""
-
-        def move(a: Tensor | None) -> Tensor | None:
-            return None if a is None else moved(a, dtype, device)
-
-        return Head(
-            move(self.query),
-            move(self.key),
-            move(self.value),
-            output=move(self.output),
-            offset=move(self.offset),
-        )
+        """The same head in another dtype or on another device; this head itself if nothing changes."""
+        parts = (self.query, self.key, self.value, self.output, self.offset)
+        query, key, value, output, offset = (None if a is None else moved(a, dtype, device) for a in parts)
+        if all(new is old for new, old in zip((query, key, value, output, offset), parts, strict=True)):
+            return self
+        return Head(query, key, value, output=output, offset=offset)
 
     def theory(self) -> Theory:
         """What the theory predicts for this head: spectrum, limit map, rates, and which assumptions hold."""

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from metastable import claims
-from metastable.claims import bound, distance_curves
-from metastable.claims.finding import Finding
+from metastable.claims import Finding, bound, heads
 from metastable.head import Head
 from metastable.theory import Theory
+from tests.claims import failed
 
-SMALL = bound.Sizes((10.0, 20.0, 40.0, 80.0, 160.0), 5.0, 21, 0.02, 1)
+SMALL = {"betas": (10.0, 16.0, 25.0, 40.0, 64.0), "until": 5.0, "frames": 21}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -23,9 +23,9 @@ def _solved_once() -> Iterator[None]:
     """The mean-field curves do not depend on what the tests break."""
 
     @functools.cache
-    def solved(beta: float) -> distance_curves.Curve:
-        head = next(iter(distance_curves.circle_heads().values()))
-        return distance_curves.warm_curve(head, beta, np.linspace(0, SMALL.until, SMALL.frames), SMALL.tol)
+    def solved(beta: float) -> heads.Curve:
+        head = next(iter(heads.circle_heads().values()))
+        return heads.warm_curve(head, beta, np.linspace(0, 5.0, 21), 0.02)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bound, "warm_curve", lambda head, beta, times, tol: solved(beta))
@@ -33,17 +33,13 @@ def _solved_once() -> Iterator[None]:
 
 
 def small(head: Head | None = None) -> Finding:
-    return bound.check(SMALL, head, lambda share: None)
-
-
-def failed(found: Finding) -> str:
-    return " ".join(check.name for check in found.checks if check.outcome == claims.FAIL)
+    return bound.check(head, **SMALL)
 
 
 def test_holds() -> None:
     found = small()
     assert found.outcome == claims.PASS, found.checks
-    assert len(found.tables[0].rows) == 6
+    assert len(found.tables["curves"]) == 6
     assert found.pictures
 
 
@@ -71,7 +67,7 @@ def test_fails_for_a_limit_that_is_turned(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_given_head_is_tried() -> None:
-    found = small(next(iter(distance_curves.circle_heads().values())).to(torch.float32))
+    found = small(next(iter(heads.circle_heads().values())).to(torch.float32))
     assert found.outcome == claims.PASS
     assert found.sentence.startswith("the given head")
 

@@ -9,33 +9,30 @@ import pytest
 import torch
 
 from metastable import claims
-from metastable.claims import beyond, boundaries, holes
-from metastable.claims.prescribed import clocked
+from metastable.claims import boundaries
+from metastable.claims.heads import clocked
 from metastable.cloud import Cloud
 from metastable.flow.exact import zero_temperature_flow
 from metastable.head import Head
 from metastable.theory.assumptions import Check
+from tests.claims import failed
 
-SMALL = boundaries.Sizes(200, 300, 2, (0.1, 0.01, 5e-4), (1e3, 1e4, 1e5))
+SMALL = {"tokens": 200, "particles": 300, "turns": 2, "gaps": (0.1, 0.01, 5e-4), "betas": (1e3, 1e4, 1e5)}
 
 
 def small(head: Head | None = None) -> claims.Finding:
-    return boundaries.check(SMALL, head, lambda share: None)
+    return boundaries.check(head, **SMALL)
 
 
-def failed(*numbers: int) -> str:
-    """The names of the failing checks of these experiments, in the order of `own_parts`."""
-    parts = boundaries.own_parts(SMALL)
-    return "; ".join(c.name for i in numbers for c in parts[i]().checks if c.outcome == claims.FAIL)
-
-
-ROTATION, GAP, SINGULAR, KERNEL, HOLE, EMPTIED = range(6)
+def failed_in(part: str) -> str:
+    """The failing checks of one boundary."""
+    return failed(boundaries.check(parts=(part,), **SMALL))
 
 
 def test_holds() -> None:
     found = small()
     assert found.outcome == claims.PASS, found.checks
-    assert len(found.tables[0].rows) == 6
+    assert len(found.tables["boundaries"]) == 6
     assert claims.Finding.from_json(found.to_json()) == found
 
 
@@ -43,9 +40,9 @@ def test_fails_one_percent_too_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     def fast(head: Head, cloud: Cloud, times: torch.Tensor) -> torch.Tensor:
         return zero_temperature_flow(head, cloud, 1.01 * times)
 
-    monkeypatch.setattr(beyond, "zero_temperature_flow", fast)
-    assert "frequency" in failed(ROTATION)
-    assert "angle on the way" in failed(KERNEL)
+    monkeypatch.setattr(boundaries, "zero_temperature_flow", fast)
+    assert "frequency" in failed_in("rotation")
+    assert "angle on the way" in failed_in("kernel")
 
 
 def test_fails_at_another_power_of_the_gap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,14 +50,14 @@ def test_fails_at_another_power_of_the_gap(monkeypatch: pytest.MonkeyPatch) -> N
         gap = head.theory().gap if math.isfinite(head.theory().gap) else 1.0
         return zero_temperature_flow(head, cloud, times * gap**0.1)
 
-    monkeypatch.setattr(beyond, "zero_temperature_flow", slower)
-    assert "slope of log time against log gap" in failed(GAP)
+    monkeypatch.setattr(boundaries, "zero_temperature_flow", slower)
+    assert "slope of log time against log gap" in failed_in("gap")
 
 
 @pytest.mark.parametrize(
-    ("name", "part"), [("_real", ROTATION), ("_gap", GAP), ("_interaction", SINGULAR), ("_positive", KERNEL)]
+    ("name", "part"), [("_real", "rotation"), ("_gap", "gap"), ("_interaction", "singular"), ("_positive", "kernel")]
 )
-def test_fails_when_a_verdict_does_not_warn(monkeypatch: pytest.MonkeyPatch, name: str, part: int) -> None:
+def test_fails_when_a_verdict_does_not_warn(monkeypatch: pytest.MonkeyPatch, name: str, part: str) -> None:
     from metastable.theory import assumptions as verdict
 
     honest = getattr(verdict, name)
@@ -70,29 +67,29 @@ def test_fails_when_a_verdict_does_not_warn(monkeypatch: pytest.MonkeyPatch, nam
         return Check(found.name, "holds", found.number, found.sentence)
 
     monkeypatch.setattr(verdict, name, silent)
-    assert "verdict" in failed(part)
+    assert "verdict" in failed_in(part)
 
 
 def test_fails_when_the_mean_goes_to_the_direction_in_spite_of_the_hole(monkeypatch: pytest.MonkeyPatch) -> None:
     def blind(cloud: Cloud, queries: torch.Tensor, engine: str) -> torch.Tensor:
         return queries / queries.norm(dim=1, keepdim=True)
 
-    monkeypatch.setattr(holes, "attend", blind)
-    assert "hole: |m_β − û|" in failed(HOLE)
+    monkeypatch.setattr(boundaries, "attend", blind)
+    assert "hole: |m_β − û|" in failed_in("hole")
 
 
 def test_fails_when_edges_of_a_hole_move_at_another_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = holes.widening
-    monkeypatch.setattr(holes, "widening", lambda *a: 0.5 * honest(*a))
-    assert "difference of departures" in failed(EMPTIED)
+    honest = boundaries.widening
+    monkeypatch.setattr(boundaries, "widening", lambda *a: 0.5 * honest(*a))
+    assert "difference of departures" in failed_in("flow")
 
 
 def test_fails_when_the_field_is_not_normalised(monkeypatch: pytest.MonkeyPatch) -> None:
     from metastable.flow.fields import tangent
 
-    monkeypatch.setattr(beyond, "zero_temperature", lambda head, x: tangent(x, head.values(head.directions(x))))
-    assert "jump of the field" in failed(SINGULAR)
-    assert "speed at 10⁻⁶" in failed(KERNEL)
+    monkeypatch.setattr(boundaries, "zero_temperature", lambda head, x: tangent(x, head.values(head.directions(x))))
+    assert "jump of the field" in failed_in("singular")
+    assert "speed at 10⁻⁶" in failed_in("kernel")
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,13 @@ import torch
 from metastable import Head, claims
 from metastable.claims import clusters
 from metastable.flow.fields import tangent
+from tests.claims import failed
 
-SMALL = clusters.Sizes((16.0,), 128, (12.5, 50.0, 200.0), 250, 2)
+SMALL = {"waves": (16.0,), "spaced": 128, "betas": (12.5, 50.0, 200.0), "tokens": 250, "seeds": 2}
 
 
 def small(head: Head | None = None) -> claims.Finding:
-    return clusters.check(SMALL, head, lambda share: None)
-
-
-def failed(found: claims.Finding) -> str:
-    return " | ".join(check.name for check in found.checks if check.outcome == claims.FAIL)
+    return clusters.check(head, **SMALL)
 
 
 def test_holds() -> None:

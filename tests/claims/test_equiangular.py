@@ -9,11 +9,11 @@ from metastable import Head, claims
 from metastable.claims import equiangular
 from metastable.flow.fields import tangent
 
-SMALL = equiangular.Sizes(((3, 0.0, 1.0), (8, -0.1, 4.0)), 4.0, 9)
+SMALL = {"cases": ((3, 0.0, 1.0), (8, -0.1, 4.0)), "until": 4.0, "frames": 9}
 
 
 def small(head: Head | None = None) -> claims.Finding:
-    return equiangular.check(SMALL, head, lambda share: None)
+    return equiangular.check(head, **SMALL)
 
 
 def test_holds() -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from metastable import claims
-from metastable.claims import log_beta
-from metastable.claims.distance_curves import Curve, warm_curve
-from metastable.claims.finding import Finding
+from metastable.claims import Finding, log_beta
+from metastable.claims.heads import Curve, warm_curve
 from metastable.head import Head
 from metastable.theory import Theory
+from tests.claims import failed
 
-SMALL = log_beta.Sizes((12.0, 17.0, 24.0, 33.0), 25, 1)
+SMALL = {"depths": (12.0, 17.0, 24.0, 33.0), "frames": 25}
 
 
 @functools.cache
@@ -28,19 +29,15 @@ def once(head: Head, beta: float, times: np.ndarray, tol: float) -> Curve:
     return solved(round(beta, 9), round(float(times[-1]), 9), len(times), round(tol, 9))
 
 
-def small(head: Head | None = None) -> Finding:
-    return log_beta.check(SMALL, head, lambda share: None)
-
-
-def failed(found: Finding) -> str:
-    return " ".join(check.name for check in found.checks if check.outcome == claims.FAIL)
+def small(head: Head | None = None, **sizes: Any) -> Finding:
+    return log_beta.check(head, **{**SMALL, **sizes})
 
 
 def test_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_beta, "warm_curve", once)
     found = small()
     assert found.outcome == claims.PASS, found.checks
-    assert len(found.tables[0].rows) == 4
+    assert len(found.tables["times"]) == 4
     assert found.pictures
 
 
@@ -63,13 +60,13 @@ def test_fails_for_a_limit_that_is_turned(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(Theory, "basis", property(turned))
     monkeypatch.setattr(log_beta, "warm_curve", lambda head, beta, times, tol: warm_curve(head, beta, times, 0.05))
-    assert "power of β" in failed(small())
+    assert "power of β" in failed(small(depths=(12.0, 14.0, 17.0)))
 
 
 def test_fails_at_half_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    true = log_beta.judged
+    true = log_beta.judge
     monkeypatch.setattr(log_beta, "warm_curve", once)
-    monkeypatch.setattr(log_beta, "judged", lambda found, cold, rate, name: true(found, cold, 0.5 * rate, name))
+    monkeypatch.setattr(log_beta, "judge", lambda *rest: true(*rest[:3], 0.5 * rest[3], rest[4]))
     assert "slope in log β of the time of least distance" in failed(small())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,16 +11,13 @@ import torch
 from metastable import Head, claims
 from metastable.claims import long_plateaus
 from metastable.flow.fields import tangent
+from tests.claims import failed
 
-SMALL = long_plateaus.Sizes((1.4,), (9.0, 10.5, 12.0, 13.5))
-
-
-def small(head: Head | None = None) -> claims.Finding:
-    return long_plateaus.check(SMALL, head, lambda share: None)
+SMALL = {"angles": (1.4,), "depths": (9.0, 10.0, 11.0, 12.0)}
 
 
-def failed(found: claims.Finding) -> str:
-    return " | ".join(check.name for check in found.checks if check.outcome == claims.FAIL)
+def small(head: Head | None = None, **sizes: Any) -> claims.Finding:
+    return long_plateaus.check(head, **{**SMALL, **sizes})
 
 
 def test_holds() -> None:
@@ -36,7 +34,7 @@ def test_the_integral_has_the_derived_constant() -> None:
 
 def test_fails_at_half_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("metastable.flow.fields.tangent", lambda x, w: 0.5 * tangent(x, w))
-    assert "meeting time" in failed(small())
+    assert "meeting time" in failed(small(depths=(9.0, 9.5, 10.0)))
 
 
 def test_fails_when_clusters_see_each_other_better(monkeypatch: pytest.MonkeyPatch) -> None:

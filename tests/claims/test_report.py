@@ -12,36 +12,30 @@ from typer.testing import CliRunner
 from metastable import claims
 from metastable.claims import report as page
 from metastable.claims import running, two_tokens
-from metastable.claims.finding import Finding, Panel, Picture, Series, Table, undecided, within
+from metastable.claims.experiment import Check, Finding, Panel, Picture
 from metastable.cli.app import app
-from metastable.figures import picture
-from metastable.run import storage as store
+from metastable.files import locked
 
 DRAWN = Picture(
     "Two panels",
     "What is seen & how",
-    (Panel("time t", "W₂", log_y=True, title="first"), Panel("β", "slope", log_x=True)),
-    (
-        Series("measured", (1.0, 2.0, 3.0), (0.1, 0.2, 0.3), "points", low=(0.05, 0.1, 0.2), high=(0.2, 0.3, 0.4)),
-        Series("predicted", (1.0, 2.0, 3.0), (0.1, 0.2, 0.3), "dashed"),
-        Series("allowed", (1.0, 10.0), style="band", low=(0.0, 0.1), high=(1.0, 1.1), panel=1),
-        Series("measured", (1.0, 10.0), (0.5, 0.6), panel=1),
-    ),
+    [Panel("time t", "W₂", log_y=True, title="first"), Panel("β", "slope", log_x=True)],
 )
+DRAWN.add("measured", [1, 2, 3], [0.1, 0.2, 0.3], "points", low=[0.05, 0.1, 0.2], high=[0.2, 0.3, 0.4])
+DRAWN.add("predicted", [1, 2, 3], [0.1, 0.2, 0.3], "dashed")
+DRAWN.add("allowed", [1, 10], style="band", low=[0.0, 0.1], high=[1.0, 1.1], panel=1)
+DRAWN.add("measured", [1, 10], [0.5, 0.6], panel=1)
 
 
 def findings(tmp_path, outcome="PASS"):
-    check = {"PASS": within("a < b", 1.0, high=2.0), "FAIL": within("a < b", 3.0, high=2.0), "?": undecided("a", "why")}
-    rows = tuple((i, 1e-7 * i, True, None, "x^{2}") for i in range(30))
-    found = Finding(
-        "it holds for e^{βt} <script>alert(1)</script>",
-        "t ≤ 1",
-        (check[outcome], within("c", 1.0, -math.inf, math.inf)),
-        (DRAWN,),
-        (Table("many rows", ("i", "size", "yes", "none", "word"), rows),),
-        "why it is so",
-        1.5,
-    )
+    found = Finding("t ≤ 1", "it holds for e^{βt} <script>alert(1)</script>", pictures=[DRAWN], seconds=1.5)
+    if outcome == "?":
+        found.undecided("a", "why")
+    else:
+        found.within("a < b", 1.0 if outcome == "PASS" else 3.0, high=2.0)
+    found.within("c", 1.0)
+    for i in range(30):
+        found.row("many rows", {"i": i, "size": 1e-7 * i, "yes": True, "none": None, "word": "x^{2}"})
     return running.Findings({"two-tokens": found}, "quick", None, tmp_path)
 
 
@@ -52,10 +46,9 @@ def test_the_page_says_verdict_numbers_and_command(tmp_path):
     assert "e<sup>βt</sup> &lt;script&gt;alert(1)" in html
     assert "a &lt; b" in html
     assert "at most 2" in html
-    assert page.wanted(within("x", 1.0, low=0.9999)) == "at least 0.9999"
+    assert page.wanted(Check("x", 1.0, 0.9999, math.inf, "PASS")) == "at least 0.9999"
     assert "16 more rows in tables/two-tokens-many-rows.csv" in html
     assert "<code>metastable claims two-tokens</code>" in html
-    assert "why it is so" in html
     assert 'id="figure-two-tokens-0"' in html
 
 
@@ -65,11 +58,13 @@ def test_the_page_says_verdict_numbers_and_command(tmp_path):
 def test_the_headline_counts(tmp_path, outcome, words):
     found = findings(tmp_path, outcome)
     assert page.headline(found) == words
-    assert f'<h1 id="headline">{words}</h1>' in page.render(found)
+    html = page.render(found)
+    assert f'<h1 id="headline">{words}</h1>' in html
+    assert "a &lt; b: 3, not" in html or "a: why" in html
 
 
 def test_a_picture_has_its_panels_names_and_bands():
-    figure = picture(DRAWN)
+    figure = page.figure(DRAWN)
     assert figure.layout.yaxis.type == "log"
     assert figure.layout.xaxis2.type == "log"
     assert {trace.name for trace in figure.data} == {"measured", "predicted", "allowed"}
@@ -92,9 +87,10 @@ def settled(monkeypatch):
     """The claim about two tokens, with an outcome of our choice."""
 
     def settle(high):
-        found = Finding("said so", "t ≤ 1", (within("x", 1.0, high=high),))
-        claim = replace(two_tokens.CLAIM, check=lambda sizes, head, tell: found, quick=high)
-        monkeypatch.setattr(two_tokens, "CLAIM", claim)
+        found = Finding("t ≤ 1", "said so")
+        found.within("x", 1.0, high=high)
+        claim = replace(two_tokens.check, experiment=lambda head, tell, **sizes: found, quick={"high": high})
+        monkeypatch.setattr(two_tokens, "check", claim)
 
     return settle
 
@@ -145,12 +141,10 @@ def test_a_given_head_reaches_the_claim(tmp_path):
 
 
 def test_a_second_process_is_refused(tmp_path):
-    (tmp_path / "findings").mkdir()
-    held = store.hold(tmp_path / "findings" / "lock", "busy")
-    result = invoke("two-tokens", "--out", tmp_path)
+    with locked(tmp_path / "findings"):
+        result = invoke("two-tokens", "--out", tmp_path)
     assert result.exit_code == 2
-    assert "another process is checking claims" in result.stderr
-    held.close()
+    assert "another process" in result.stderr
 
 
 def test_a_folder_with_another_report_is_refused(tmp_path):

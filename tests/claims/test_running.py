@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from metastable import claims
+from metastable import claims, files
 from metastable.claims import running, two_tokens
-from metastable.claims.finding import Finding, Panel, Picture, Series, Table, overlapping, undecided, within
+from metastable.claims.experiment import Finding, Panel
 from metastable.cli.app import app
 from metastable.errors import BadInput
 from metastable.head import Head
@@ -31,19 +31,21 @@ def counted(monkeypatch):
     """A claim that counts how often it is checked and can be told what to find."""
     calls: list[object] = []
 
-    def check(sizes, head, tell):
+    def check(head, tell, high):
         calls.append(head)
         tell(1.0)
-        if sizes == "broken":
+        if high is None:
             raise ZeroDivisionError("no gap")
-        rows = ((1.0, math.inf, "a,b"),)
-        drawn = Picture("P", "C", (Panel("x", "y", log_y=True),), (Series("s", (1.0, 2.0), (1.0, 2.0)),))
-        return Finding(
-            "found", "t ≤ 1", (within("one", 1.0, 0.5, sizes),), (drawn,), (Table("some rows", ("x", "y", "z"), rows),)
-        )
+        found = Finding("t ≤ 1", "found")
+        found.within("one", 1.0, 0.5, high)
+        found.row("some rows", {"x": 1.0, "y": math.inf, "z": "a,b"})
+        found.picture("P", "C", Panel("x", "y", log_y=True)).add("s", [1.0, 2.0], [1.0, 2.0])
+        return found
 
-    claim = replace(two_tokens.CLAIM, check=check, quick=2.0, full=0.7)
-    monkeypatch.setattr(two_tokens, "CLAIM", claim)
+    claim = replace(
+        two_tokens.check, experiment=check, quick={"high": 2.0}, full={"high": 0.7}, obstacle=lambda h: None
+    )
+    monkeypatch.setattr(two_tokens, "check", claim)
     return calls
 
 
@@ -85,7 +87,7 @@ def test_a_damaged_finding_is_made_again(counted, tmp_path, damage):
 
 
 def test_an_error_is_named_and_not_kept(counted, tmp_path, monkeypatch):
-    monkeypatch.setattr(two_tokens, "CLAIM", replace(two_tokens.CLAIM, quick="broken"))
+    monkeypatch.setattr(two_tokens, "check", replace(two_tokens.check, quick={"high": None}))
     found = run(tmp_path).found["two-tokens"]
     assert found.outcome == claims.INCONCLUSIVE
     assert "ZeroDivisionError: no gap" in found.sentence
@@ -94,7 +96,7 @@ def test_an_error_is_named_and_not_kept(counted, tmp_path, monkeypatch):
 
 
 def test_an_error_ends_the_command_with_one(counted, tmp_path, monkeypatch):
-    monkeypatch.setattr(two_tokens, "CLAIM", replace(two_tokens.CLAIM, quick="broken"))
+    monkeypatch.setattr(two_tokens, "check", replace(two_tokens.check, quick={"high": None}))
     result = CliRunner().invoke(app, ["claims", "two-tokens", "--out", str(tmp_path)])
     assert result.exit_code == 1
     assert "ZeroDivisionError" in result.stdout
@@ -115,7 +117,7 @@ def test_files_say_the_same_as_the_findings(counted, tmp_path):
 
 def test_a_finding_survives_json(counted, tmp_path):
     finding = run(tmp_path).found["two-tokens"]
-    assert Finding.from_json(json.loads(json.dumps(finding.to_json(), allow_nan=False))) == finding
+    assert Finding.from_json(json.loads(files.to_json(finding.to_json()))) == finding
 
 
 def test_bad_names_and_places(tmp_path):
@@ -129,11 +131,15 @@ def test_bad_names_and_places(tmp_path):
 
 
 def test_outcomes_are_the_worst_of_the_checks():
-    good, bad, open_ = within("a", 1, 0, 2), within("b", math.nan, 0, 2), undecided("c", "why")
-    assert Finding("", "", (good,)).outcome == "PASS"
-    assert Finding("", "", (good, open_)).outcome == "INCONCLUSIVE"
-    assert Finding("", "", (good, open_, bad)).outcome == "FAIL"
-    assert Finding("", "", ()).outcome == "INCONCLUSIVE"
+    found = Finding("")
+    assert found.outcome == "INCONCLUSIVE"
+    found.within("a", 1, 0, 2)
+    assert found.outcome == "PASS"
+    found.undecided("b", "why")
+    assert found.outcome == "INCONCLUSIVE"
+    found.within("c", math.nan, 0, 2)
+    assert found.outcome == "FAIL"
+    assert "b: why" in found.explanation
 
 
 @pytest.mark.parametrize(
@@ -147,12 +153,16 @@ def test_outcomes_are_the_worst_of_the_checks():
     ],
 )
 def test_intervals_decide(interval, outcome):
-    assert overlapping("x", interval, 0.8, 1.2).outcome == outcome
+    found = Finding("")
+    found.overlapping("x", interval, 0.8, 1.2)
+    assert found.outcome == outcome
 
 
-def test_several_jobs_agree_with_one(tmp_path):
-    names = ("two-tokens", "equiangular")
-    many = running.run(names, False, None, tmp_path / "many", 2, lambda shares: None)
+def test_several_jobs_agree_with_one_and_leave_the_environment_alone(tmp_path):
+    names, before, during = ("two-tokens", "equiangular"), dict(os.environ), []
+    many = running.run(names, False, None, tmp_path / "many", 2, lambda shares: during.append(dict(os.environ)))
+    assert during
+    assert all(environment == before for environment in during)
     one = running.run(names, False, None, tmp_path / "one", 1, lambda shares: None)
     assert many.found == one.found
 

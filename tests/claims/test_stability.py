@@ -8,23 +8,22 @@ import pytest
 import torch
 
 from metastable import claims
-from metastable.claims import stability
-from metastable.claims.finding import Finding
+from metastable.claims import Finding, stability
 from metastable.head import Head
 from metastable.run.run import Run
 from metastable.theory import Theory
 
-SMALL = stability.Sizes(50, (2, 3), 1, (100.0,), ("uniform", "where tokens part"), 2.5, 11)
+SMALL = {"tokens": 50, "dims": (2, 3), "betas": (100.0,), "laws": ("uniform", "where tokens part"), "until": 2.5}
 
 
 def small(head: Head | None = None) -> Finding:
-    return stability.check(SMALL, head, lambda share: None)
+    return stability.check(head, frames=11, **SMALL)
 
 
 def test_holds() -> None:
     found = small()
     assert found.outcome == claims.PASS
-    assert len(found.tables[0].rows) == 12
+    assert len(found.tables["runs"]) == 12
     assert len(found.pictures) == 2
 
 

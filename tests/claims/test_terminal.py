@@ -9,29 +9,25 @@ from metastable import Head, claims
 from metastable.claims import terminal
 from metastable.flow.fields import tangent
 from metastable.theory.spectrum import Spectrum
-
-SMALL = terminal.Sizes(tokens=40, beta=40.0, until=45.0, frames=121, longest=60.0)
+from tests.claims import failed
 
 
 def small(head: Head | None = None) -> claims.Finding:
-    return terminal.check(SMALL, head, lambda share: None)
+    return terminal.check(head, tokens=40, until=45.0, frames=121, longest=60.0)
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     heads = terminal.own_heads()
-    kept = {name: heads[name] for name in ("simple, V and M apart", *names)}
+    kept = {name: heads[name] for name in ("simple, V and M apart", "double", *names)}
     monkeypatch.setattr(terminal, "own_heads", lambda: kept)
-
-
-def failed(found: claims.Finding) -> str:
-    return " | ".join(check.name for check in found.checks if check.outcome == claims.FAIL)
 
 
 def test_holds() -> None:
     found = small()
     assert found.outcome == claims.PASS
-    assert {row[0] for row in found.tables[0].rows} == set(terminal.own_heads())
-    together, apart = (float(row[-1]) for row in found.tables[0].rows[:2])
+    rows = found.tables["where tokens end"]
+    assert [row["case"] for row in rows] == list(terminal.own_heads())
+    together, apart = (float(row["distance of the end from E of M"]) for row in rows[:2])
     assert together < 1e-3 < 0.1 < apart
 
 
@@ -57,7 +53,7 @@ def test_fails_when_the_projector_is_the_wrong_one(monkeypatch: pytest.MonkeyPat
         image = x @ self.basis @ self.basis.T
         return image / image.norm(dim=1, keepdim=True)
 
-    only(monkeypatch, "double")
+    only(monkeypatch)
     monkeypatch.setattr(Spectrum, "limit", orthogonal)
     assert "each on its side, double" in failed(small())
 

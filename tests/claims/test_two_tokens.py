@@ -8,11 +8,11 @@ from metastable import claims
 from metastable.claims import two_tokens
 from metastable.flow.fields import tangent
 
-SMALL = two_tokens.Sizes((1.0, 5.0), 3.0, 7)
+SMALL = {"betas": (1.0, 5.0), "until": 3.0, "frames": 7}
 
 
 def small() -> claims.Finding:
-    return two_tokens.check(SMALL, None, lambda share: None)
+    return two_tokens.check(**SMALL)
 
 
 def test_holds() -> None:

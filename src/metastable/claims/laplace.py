@@ -1,4 +1,4 @@
-"""The Laplace principle: m_β[μ](x) tends to û = Bᵀx/|Bᵀx|, and how fast depends on what μ is like near û.
+"""The Laplace principle: m_β[μ](x) tends to û = Bᵀx/|Bᵀx|, at a rate that depends on the law μ near û.
 
 The paper bounds sup_x |m_β − û| by a multiple of √(log(β+1)/β) for laws that are bounded below. With κ = β|Bᵀx|, the
 softmax weights are a Gaussian of radius κ^{−1/2} around û, and to leading order (derived here)
@@ -11,14 +11,17 @@ softmax weights are a Gaussian of radius κ^{−1/2} around û, and to leading o
 
 (n and N are the normal density and distribution). So the slopes are −1, −1, −½, and for the atom −½ with a logarithm,
 κ·gap² ~ (d − 1) log κ: among laws that are merely bounded below, the paper's bound cannot be improved.
-Means are taken by the package's attention over quadratures that resolve every β; there is no sampling.
+
+The package's attention takes the means over quadratures that resolve every β; there is no sampling. A quadrature is a
+weighted cloud for one query κû: Gauss–Legendre panels double in length from half of the radius κ^{−1/2} outwards, end
+where e^{−κ(1 − cos)} is below rounding, and break where a density jumps. A density is a function of z, the last
+coordinate, with respect to the uniform law; it need not be normalised.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -26,11 +29,7 @@ from scipy.special import ive
 from scipy.stats import norm
 
 from metastable.attention import attend
-from metastable.claims import laws
-from metastable.claims.claim import Claim, Tell
-from metastable.claims.finding import Check, Finding, Panel, Picture, Series, Table, overlapping, undecided, within
-from metastable.claims.fitting import line
-from metastable.claims.queries import all_over, near_equator, near_pole, sources
+from metastable.claims.experiment import Finding, Panel, Tell, claim, line, told
 from metastable.cloud import Cloud
 from metastable.head import Head
 
@@ -41,49 +40,151 @@ CONSTANT_TOLERANCE = 0.02
 CLOSED_FORM = 1e-6
 """Largest relative error against 1 − A_d(κ): the quadrature reaches 1e-10 in |m|, divided by a gap of 1e-5."""
 GROWTH = 1.05
-"""The constant of the paper's bound may not grow by more than this over the upper half of the β's."""
+"""Largest growth of the constant of the paper's bound over the upper half of the β's."""
 LOGARITHM = 0.5
 """Least slope of κ·gap² against log κ for the atom: d − 1 = 1 in the end, about ¾ at these β, 0 without a logarithm."""
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(10)
+REACH = 8.0
+"""Panels begin within this many radii of û; beyond, the softmax weight is below e^{−32}."""
+JUMP_LOW = 0.2
+"""h of the law with a jump."""
+ATOM = 1.0
+"""Mass of the atom; the density beside it is 1 per radian."""
+SMOOTH_SLOPE = 2.0
+"""The smooth law has the density e^{2z} (von Mises–Fisher)."""
 
-Law = Callable[[np.ndarray, float], Cloud]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    betas: tuple[float, ...]
-    angles: int
-    offsets: int
-
-
-LAWS: dict[str, Law] = {
-    "uniform": lambda u, kappa: laws.cloud(u, kappa, laws.uniform),
-    "smooth": lambda u, kappa: laws.cloud(u, kappa, laws.smooth),
-    "jump": lambda u, kappa: laws.cloud(u, kappa, laws.jump),
-    "atom": laws.with_atom,
+Density = Callable[[np.ndarray], np.ndarray]
+DENSITIES: dict[str, Density] = {
+    "uniform": np.ones_like,
+    "smooth": lambda z: np.asarray(np.exp(SMOOTH_SLOPE * z)),
+    "jump": lambda z: np.where(z > 0, 1.0, JUMP_LOW),
 }
 
 
-def own_heads() -> tuple[Head, ...]:
-    """Non-symmetric B in two and in three dimensions; V plays no part."""
-    two = torch.tensor([[1.2, 0.3], [-0.2, 0.9]], dtype=torch.float64)
-    three = torch.tensor([[1.1, 0.3, 0.0], [-0.2, 0.9, 0.2], [0.1, -0.1, 1.2]], dtype=torch.float64)
-    return tuple(Head.from_interaction(B, torch.eye(len(B), dtype=torch.float64)) for B in (two, three))
+def panels(centre: float, radius: float, low: float, high: float, breaks: Sequence[float] = ()) -> np.ndarray:
+    """The ends of the panels on [low, high]: centre ± radius·(½, 1, 2, …), and `breaks`."""
+    steps = 0.5 * radius * 2.0 ** np.arange(max(2, math.ceil(math.log2(4 * (high - low) / radius))))
+    ends = np.concatenate([[centre, low, high], centre + steps, centre - steps, np.asarray(breaks, dtype=float)])
+    return np.unique(ends[(ends >= low) & (ends <= high)])
 
 
-def gaps(head: Head, law: Law, directions: np.ndarray, beta: float) -> np.ndarray:
-    """|m_β(x) − û| for each û, by the package's scores and its softmax mean."""
+def nodes(ends: np.ndarray, centre: float, reach: float) -> tuple[np.ndarray, np.ndarray]:
+    """Gauss–Legendre nodes and weights on the panels that come within `reach` of the centre; on all if reach ≥ 1."""
+    a, b = ends[:-1], ends[1:]
+    # Beyond an angle of 1 the cosine is no longer a parabola, and REACH radii are not enough.
+    reach = reach if reach < 1 else math.inf
+    near = (a < centre + reach) & (b > centre - reach)
+    half, middle = 0.5 * (b - a)[near, None], 0.5 * (a + b)[near, None]
+    return (middle + half * NODES).ravel(), (half * WEIGHTS).ravel()
+
+
+def quadrature(law: str, direction: np.ndarray, kappa: float) -> Cloud:
+    """The law as seen by the query κû: "uniform" for every d, "smooth" and "jump" for d ≤ 3, "atom" for d = 2."""
+    if len(direction) == 2:
+        return _on_circle(law, direction, kappa)
+    return _on_sphere(law, direction, kappa) if len(direction) == 3 else _about_axis(direction, kappa)
+
+
+def _weighted(points: np.ndarray, weights: np.ndarray) -> Cloud:
+    return Cloud(torch.from_numpy(points), weights=torch.from_numpy(weights))
+
+
+def _on_circle(law: str, direction: np.ndarray, kappa: float) -> Cloud:
+    """Angles φ of points (sin φ, cos φ), so that z = cos φ, the atom is at φ = 0 and the equator at φ = ±π/2."""
+    centre, radius = math.atan2(direction[0], direction[1]), kappa**-0.5
+    equators = [k * math.pi / 2 for k in range(-5, 6, 2)]
+    phi, w = nodes(panels(centre, radius, centre - math.pi, centre + math.pi, equators), centre, REACH * radius)
+    if law == "atom":
+        phi, w = np.append(phi, 0.0), np.append(w, ATOM)
+    else:
+        w = w * DENSITIES[law](np.cos(phi))
+    return _weighted(np.stack([np.sin(phi), np.cos(phi)], axis=1), w)
+
+
+def _on_sphere(law: str, direction: np.ndarray, kappa: float) -> Cloud:
+    """Polar angle and azimuth, with z = cos of the polar angle."""
+    polar = math.atan2(math.hypot(direction[0], direction[1]), direction[2])
+    azimuth = math.atan2(direction[1], direction[0])
+    radius = kappa**-0.5
+    turned = radius / max(math.sin(polar), radius)
+    theta, w = nodes(panels(polar, radius, 0.0, math.pi, [math.pi / 2]), polar, REACH * radius)
+    # Circles of latitude near a pole are short, so the whole azimuth counts unless the cap is far from both poles.
+    clear = REACH * radius < 0.5 * min(polar, math.pi - polar)
+    far = REACH * turned if clear else math.inf
+    psi, v = nodes(panels(azimuth, turned, azimuth - math.pi, azimuth + math.pi), azimuth, far)
+    points = _polar(theta[:, None], psi).reshape(-1, 3)
+    return _weighted(points, ((w * np.sin(theta) * DENSITIES[law](np.cos(theta)))[:, None] * v).ravel())
+
+
+def _about_axis(direction: np.ndarray, kappa: float) -> Cloud:
+    """The uniform law in any d: at the angle θ from û the density sin^{d−2} θ, at two opposite points of its circle."""
+    d = len(direction)
+    # sin^{d−2} θ e^{κ cos θ} is largest at this angle and falls off on this scale.
+    cosine = 2 * kappa / (d - 2 + math.hypot(d - 2, 2 * kappa))
+    centre = math.acos(cosine)
+    radius = ((d - 2) / max(math.sin(centre) ** 2, 1e-300) + kappa * cosine) ** -0.5
+    theta, w = nodes(panels(centre, radius, 0.0, math.pi), centre, REACH * radius)
+    side = np.linalg.svd(direction[None, :])[2][1]
+    along, across = np.cos(theta)[:, None] * direction, np.sin(theta)[:, None] * side
+    masses = w * (np.sin(theta) / math.sin(centre)) ** (d - 2)
+    return _weighted(np.concatenate([along + across, along - across]), np.concatenate([masses, masses]))
+
+
+def _polar(polar: np.ndarray, azimuth: np.ndarray) -> np.ndarray:
+    """Points of the sphere with these polar angles and azimuths."""
+    sine, cosine = np.sin(polar), np.cos(polar)
+    return np.stack(np.broadcast_arrays(sine * np.cos(azimuth), sine * np.sin(azimuth), cosine), axis=-1)
+
+
+def sources(head: Head, directions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The x that look in the given directions, Bᵀx ∝ û, and |Bᵀx|."""
+    x = np.linalg.solve(head.B.numpy().T, directions.T).T
+    sizes = 1 / np.linalg.norm(x, axis=1)
+    return x * sizes[:, None], sizes
+
+
+def everywhere(head: Head, n: int) -> np.ndarray:
+    """Directions all over the sphere, and the one in which |Bᵀx| is least."""
+    weakest = np.linalg.svd(head.B.numpy().T)[0][:, -1]
+    turn = 2 * np.pi * (np.arange(n) + 0.5) / n
+    if head.dim == 2:
+        even = np.stack([np.sin(turn), np.cos(turn)], axis=1)
+    elif head.dim == 3:
+        polar, azimuth = (a.ravel() for a in np.meshgrid(np.pi * (np.arange(n // 2) + 0.5) / (n // 2), turn))
+        even = _polar(polar, azimuth)
+    else:
+        even = np.random.default_rng(0).standard_normal((n, head.dim))
+    return np.vstack([even / np.linalg.norm(even, axis=1, keepdims=True), weakest])
+
+
+def near_equator(head: Head, beta: float, angles: int, offsets: int, reach: float = 2.0) -> tuple[np.ndarray, float]:
+    """Directions up to 2 radii κ^{−½} from the equator, where the law jumps, and the least κ on the equator."""
+    # On the circle, the first and the last coordinate.
+    kept, angles = ([0, 2], 2) if head.dim == 2 else ([0, 1, 2], angles)
+    azimuth = 2 * np.pi * np.arange(angles) / angles
+    flat = np.full_like(azimuth, math.pi / 2)
+    kappa = beta * sources(head, _polar(flat, azimuth)[:, kept])[1]
+    steps = np.linspace(-reach, reach, offsets)
+    polar = (flat[:, None] + steps / np.sqrt(kappa)[:, None]).ravel()
+    return _polar(polar, np.repeat(azimuth, len(steps)))[:, kept], float(kappa.min())
+
+
+def near_pole(head: Head, beta: float, offsets: int, reach: float = 6.0) -> tuple[np.ndarray, float]:
+    """Directions of the circle up to 6 radii κ^{−½} from the atom at z = 1, and κ there."""
+    kappa = beta * float(sources(head, np.array([[0.0, 1.0]]))[1][0])
+    phi = np.linspace(-reach, reach, offsets) / math.sqrt(kappa)
+    return np.stack([np.sin(phi), np.cos(phi)], axis=1), kappa
+
+
+def supremum(head: Head, law: str, directions: np.ndarray, beta: float) -> float:
+    """The largest |m_β(x) − û| over the directions û, by the package's scores and its softmax mean."""
     x, sizes = sources(head, directions)
     queries = beta * head.directions(torch.from_numpy(x))
-    found = [
-        attend(law(u, beta * size), query[None], engine="dense")[0].numpy()
+    means = [
+        attend(quadrature(law, u, beta * size), query[None], engine="dense")[0].numpy()
         for u, size, query in zip(directions, sizes, queries, strict=True)
     ]
-    return np.linalg.norm(np.array(found) - directions, axis=1)
-
-
-def ratio_of_bessel(d: int, kappa: float) -> float:
-    """A_d(κ), the length of the mean of the uniform law."""
-    return float(ive(d / 2, kappa) / ive(d / 2 - 1, kappa))
+    return float(np.linalg.norm(np.array(means) - directions, axis=1).max())
 
 
 def jump_constant(low: float) -> float:
@@ -95,142 +196,120 @@ def jump_constant(low: float) -> float:
 def atom_constant(d: int, kappa: float) -> float:
     """max_σ σρ/(1 + ρ)."""
     sigma = np.linspace(0, 12, 24_001)
-    rho = laws.ATOM * (kappa / (2 * math.pi)) ** ((d - 1) / 2) * np.exp(-(sigma**2) / 2)
+    rho = ATOM * (kappa / (2 * math.pi)) ** ((d - 1) / 2) * np.exp(-(sigma**2) / 2)
     return float((sigma * rho / (1 + rho)).max())
 
 
-@dataclass(frozen=True)
-class Curve:
-    """sup_x |m_β − û| at each β, beside its leading order; κ is that of the x which decides the leading order."""
-
-    law: str
-    d: int
-    betas: np.ndarray
-    sup: np.ndarray
-    leading: np.ndarray
-    kappas: np.ndarray
-
-    @property
-    def name(self) -> str:
-        return f"{self.law}, d = {self.d}"
-
-    @property
-    def constant(self) -> np.ndarray:
-        """C(β) of the paper's bound."""
-        return np.asarray(self.sup / np.sqrt(np.log(self.betas + 1) / self.betas))
-
-
-def measured(head: Head, law: str, sizes: Sizes, betas: np.ndarray) -> Curve:
-    """The supremum over a grid of directions, finer where the law is rough."""
-    d, even, found = head.dim, all_over(head, sizes.angles), []
-    for beta in betas:
-        directions, kappa = even, beta * sources(head, even)[1]
-        if law == "uniform":
-            sizes_at = np.array([1 - ratio_of_bessel(d, k) for k in kappa])
-        elif law == "smooth":
-            slopes = laws.SMOOTH_SLOPE**2 * (1 - even[:, -1] ** 2)
-            sizes_at = np.sqrt(((d - 1) / 2) ** 2 + slopes) / kappa
-        elif law == "jump":
-            rough, least = near_equator(head, beta, sizes.angles, sizes.offsets)
-            directions, kappa = np.vstack([even, rough]), np.array([least])
-            sizes_at = jump_constant(laws.JUMP_LOW) / np.sqrt(kappa)
-        else:
-            rough, there = near_pole(head, beta, 4 * sizes.offsets)
-            directions, kappa = np.vstack([even, rough]), np.array([there])
-            sizes_at = atom_constant(d, there) / np.sqrt(kappa)
-        best = int(sizes_at.argmax())
-        found.append((gaps(head, LAWS[law], directions, beta).max(), sizes_at[best], kappa[best]))
-    sup, leading, kappas = np.array(found).T
-    return Curve(law, d, betas, sup, leading, kappas)
-
-
-def _checks(curve: Curve) -> list[Check]:
-    upper = curve.betas >= np.sqrt(curve.betas[0] * curve.betas[-1]) * (1 - 1e-9)
-    share = curve.sup / curve.leading
-    # For the atom the slope of the leading order itself, which has a logarithm.
-    model = line(np.log(curve.betas[upper]), np.log(curve.leading[upper])).slope
-    wanted = {"jump": -0.5, "atom": model}.get(curve.law, -1.0)
-    slope = line(np.log(curve.betas[upper]), np.log(curve.sup[upper])).interval
-    checks = [overlapping(f"{curve.name}: slope in β", slope, wanted - SLOPE_TOLERANCE, wanted + SLOPE_TOLERANCE)]
-    if curve.law == "atom":
-        rise = line(np.log(curve.kappas[upper]), (curve.kappas * curve.sup**2)[upper]).interval
-        checks.append(overlapping(f"{curve.name}: slope of κ·gap² against log κ", rise, LOGARITHM, math.inf))
-        most = float((curve.sup / np.sqrt((curve.d - 1) * np.log(curve.kappas) / curve.kappas)).max())
-        checks.append(within(f"{curve.name}: gap over √((d−1) log κ/κ)", most, high=GROWTH))
+def measured(head: Head, law: str, beta: float, angles: int, offsets: int) -> tuple[float, float, float]:
+    """sup_x |m_β − û| over a grid, finer where the law is rough; its leading order, and κ where that is largest."""
+    d, directions = head.dim, everywhere(head, angles)
+    kappa = beta * sources(head, directions)[1]
+    if law == "uniform":
+        leading = 1 - ive(d / 2, kappa) / ive(d / 2 - 1, kappa)
+    elif law == "smooth":
+        slopes = SMOOTH_SLOPE**2 * (1 - directions[:, -1] ** 2)
+        leading = np.sqrt(((d - 1) / 2) ** 2 + slopes) / kappa
     else:
-        growth = float(curve.constant[upper].max() / curve.constant[~upper].max())
-        checks.append(within(f"{curve.name}: growth of the bound's constant", growth, high=GROWTH))
-    if curve.law == "uniform":
-        worst = float(np.abs(share - 1).max())
-        return [*checks, within(f"{curve.name}: relative error against 1 − A_d(κ)", worst, high=CLOSED_FORM)]
-    edge = 1 - CONSTANT_TOLERANCE, 1 + CONSTANT_TOLERANCE
-    return [*checks, within(f"{curve.name}: gap over its leading order at the largest β", float(share[-1]), *edge)]
+        jump = law == "jump"
+        rough, there = near_equator(head, beta, angles, offsets) if jump else near_pole(head, beta, 4 * offsets)
+        directions, kappa = np.vstack([directions, rough]), np.array([there])
+        leading = (jump_constant(JUMP_LOW) if jump else atom_constant(d, there)) / np.sqrt(kappa)
+    best = int(leading.argmax())
+    return supremum(head, law, directions, beta), float(leading[best]), float(kappa[best])
 
 
-def _refused(head: Head) -> str | None:
+def _obstacle(head: Head) -> str | None:
     if head.offset is not None:
         return "the scores of this head have an offset: û is not Bᵀx/|Bᵀx|"
     if head.theory().singular:
-        return "B is singular: where Bᵀx vanishes û is undefined, and near there no β is large"
+        return "B is singular: where Bᵀx vanishes û is undefined, and no β is large near there"
     return None
 
 
-def check(sizes: Sizes, head: Head | None, tell: Tell) -> Finding:
-    """The supremum of |m_β − û| against β for every law that the dimension allows."""
-    if head is not None and (reason := _refused(head)):
-        return Finding(f"no supremum to test: {reason}", "nothing was run", (undecided("Laplace principle", reason),))
+def own_heads() -> list[Head]:
+    """Non-symmetric B in two and in three dimensions; V has no effect."""
+    two = torch.tensor([[1.2, 0.3], [-0.2, 0.9]], dtype=torch.float64)
+    three = torch.tensor([[1.1, 0.3, 0.0], [-0.2, 0.9, 0.2], [0.1, -0.1, 1.2]], dtype=torch.float64)
+    return [Head.from_interaction(B, torch.eye(len(B), dtype=torch.float64)) for B in (two, three)]
+
+
+@claim(
+    name="laplace",
+    title="Laplace principle",
+    statement="For a law bounded below, |m_β[μ](x) − Bᵀx/|Bᵀx|| ≤ C √(log(β+1)/β) for all x [paper]. The true rate is "
+    "1/β for a smooth density, β^{−1/2} at a jump, and that of the bound itself for a law with an atom [derived].",
+    quick={"betas": tuple(float(10**e) for e in np.linspace(1, 5, 9)), "angles": 10, "offsets": 17},
+    full={"betas": tuple(float(10**e) for e in np.linspace(1, 5, 17)), "angles": 64, "offsets": 97},
+    obstacle=_obstacle,
+)
+def check(head: Head | None, tell: Tell, *, betas: tuple[float, ...], angles: int, offsets: int) -> Finding:
+    """Measure the supremum of |m_β − û| against β for every law that the dimension allows.
+
+    betas : of the claim's own heads. For a given head they are divided by the least |Bᵀx|
+    angles : directions û around the sphere
+    offsets : directions across a jump, and a quarter of those around an atom
+    """
     plan = []
-    for one in own_heads() if head is None else (head.to(torch.float64),):
-        # On a given head β is counted from where its weakest direction is at κ = 10.
+    for one in own_heads() if head is None else [head]:
         unit = 1.0 if head is None else float(one.theory().interaction_values[-1])
-        names = ["uniform", "smooth", "jump", "atom"][: {2: 4, 3: 3}.get(one.dim, 1)]
-        plan += [(one, name, np.array(sizes.betas) / unit) for name in names]
-    curves = []
-    for i, (one, name, betas) in enumerate(plan):
-        curves.append(measured(one, name, sizes, betas))
-        tell((i + 1) / len(plan))
-    return _finding(curves)
-
-
-def _finding(curves: list[Curve]) -> Finding:
-    checks = [made for curve in curves for made in _checks(curve)]
-    slopes: dict[str, list[float]] = {}
-    for made in checks:
-        if "slope in β" in made.name and made.measured is not None:
-            slopes.setdefault(made.name.split(",")[0].split(":")[0], []).append(made.measured)
-    powers = ", ".join(f"β^{{{min(found):.2f}}} ({law})" for law, found in slopes.items())
-    sentence = (
-        f"sup |m_β − û| falls like {powers}; the constant of the bound √(log(β+1)/β) is at most "
-        f"{max(c.constant.max() for c in curves):.2f}"
-    )
-    rows = [
-        (c.law, c.d, *(float(v) for v in values))
-        for c in curves
-        for values in zip(c.betas, c.sup, c.leading, c.constant, strict=True)
-    ]
-    betas = np.geomspace(min(c.betas[0] for c in curves), max(c.betas[-1] for c in curves), 60)
-    series = [Series(c.name, tuple(c.betas), tuple(c.sup)) for c in curves]
-    series.append(Series("√(log(β+1)/β)", tuple(betas), tuple(np.sqrt(np.log(betas + 1) / betas)), style="dashed"))
-    picture = Picture(
+        laws = ["uniform", "smooth", "jump", "atom"][: {2: 4, 3: 3}.get(one.dim, 1)]
+        plan += [(one, law, np.array(betas) / unit) for law in laws]
+    low, high = min(b[0] for _, _, b in plan), max(b[-1] for _, _, b in plan)
+    found = Finding(f"β = {low:.3g} to {high:.3g}, t = 0")
+    picture = found.picture(
         "The softmax mean comes to its maximiser",
         "Largest distance over x between the softmax mean and û, for laws from smooth to rough. Dashed: the "
         "form of the paper's bound. Smooth laws fall like 1/β, a jump like β^(−1/2), an atom like the bound itself.",
-        (Panel("inverse temperature β", "sup over x of |m_β − û|", log_x=True, log_y=True),),
-        tuple(series),
+        Panel("inverse temperature β", "sup over x of |m_β − û|", log_x=True, log_y=True),
     )
-    columns = ("law", "d", "beta", "sup of the gap", "predicted leading order", "gap over √(log(β+1)/β)")
-    horizon = f"β = {betas[0]:.3g} to {betas[-1]:.3g}, t = 0"
-    return Finding(sentence, horizon, tuple(checks), (picture,), (Table("laplace", columns, tuple(rows)),))
+    slopes: dict[str, list[float]] = {}
+    for one, law, at in told(plan, tell):
+        sup, leading, kappas = np.array([measured(one, law, beta, angles, offsets) for beta in at]).T
+        constants = sup / np.sqrt(np.log(at + 1) / at)
+        slopes.setdefault(law, []).append(_judge(found, law, one.dim, at, sup, leading, kappas, constants))
+        picture.add(f"{law}, d = {one.dim}", at, sup)
+        for beta, size, order, constant in zip(at, sup, leading, constants, strict=True):
+            sizes = {"sup of the gap": size, "predicted leading order": order, "gap over √(log(β+1)/β)": constant}
+            found.row("laplace", {"law": law, "d": one.dim, "beta": beta, **sizes})
+    grid = np.geomspace(low, high, 60)
+    picture.add("√(log(β+1)/β)", grid, np.sqrt(np.log(grid + 1) / grid), "dashed")
+    powers = ", ".join(f"β^{{{min(seen):.2f}}} ({law})" for law, seen in slopes.items())
+    largest = max(row["gap over √(log(β+1)/β)"] for row in found.tables["laplace"])
+    found.sentence = (
+        f"sup |m_β − û| falls like {powers}; the constant of the bound √(log(β+1)/β) is at most {largest:.2f}"
+    )
+    return found
 
 
-_DECADES = tuple(float(10**e) for e in np.linspace(1, 5, 9))
-
-CLAIM = Claim(
-    "laplace",
-    "Laplace principle",
-    "For a law bounded below, |m_β[μ](x) − Bᵀx/|Bᵀx|| ≤ C √(log(β+1)/β) for all x [paper]. The true rate is 1/β for a "
-    "smooth density, β^{−1/2} at a jump, and that of the bound itself for a law with an atom [derived].",
-    check,
-    quick=Sizes(_DECADES, 10, 17),
-    full=Sizes(tuple(float(10**e) for e in np.linspace(1, 5, 17)), 64, 97),
-)
+def _judge(
+    found: Finding,
+    law: str,
+    d: int,
+    betas: np.ndarray,
+    sup: np.ndarray,
+    leading: np.ndarray,
+    kappas: np.ndarray,
+    constants: np.ndarray,
+) -> float:
+    """Add the checks of one law; returns its slope in β."""
+    name, upper = f"{law}, d = {d}", betas >= np.sqrt(betas[0] * betas[-1]) * (1 - 1e-9)
+    slope = line(np.log(betas[upper]), np.log(sup[upper]))
+    # The leading order of the atom has a logarithm, so its own slope is the prediction.
+    model = line(np.log(betas[upper]), np.log(leading[upper])).slope
+    wanted = {"jump": -0.5, "atom": model}.get(law, -1.0)
+    found.overlapping(f"{name}: slope in β", slope.interval, wanted - SLOPE_TOLERANCE, wanted + SLOPE_TOLERANCE)
+    if law == "atom":
+        rise = line(np.log(kappas[upper]), (kappas * sup**2)[upper]).interval
+        found.overlapping(f"{name}: slope of κ·gap² against log κ", rise, LOGARITHM, math.inf)
+        most = float((sup / np.sqrt((d - 1) * np.log(kappas) / kappas)).max())
+        found.within(f"{name}: gap over √((d−1) log κ/κ)", most, high=GROWTH)
+    else:
+        growth = float(constants[upper].max() / constants[~upper].max())
+        found.within(f"{name}: growth of the bound's constant", growth, high=GROWTH)
+    share = sup / leading
+    if law == "uniform":
+        found.within(f"{name}: relative error against 1 − A_d(κ)", float(np.abs(share - 1).max()), high=CLOSED_FORM)
+    else:
+        edge = 1 - CONSTANT_TOLERANCE, 1 + CONSTANT_TOLERANCE
+        found.within(f"{name}: gap over its leading order at the largest β", float(share[-1]), *edge)
+    return slope.slope

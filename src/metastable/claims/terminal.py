@@ -1,16 +1,17 @@
-"""The terminal phase: for finite β and large t the tokens end where the spectrum of V says.
+"""The terminal phase: for finite β and large t the spectrum of V decides where the tokens end.
 
-A Dirac stays one and obeys dx/dt = P_x V x whatever β is, so x(t) = e^{tV}x₀/|e^{tV}x₀|. A cluster narrower than
+A Dirac stays one and obeys dx/dt = P_x V x for every β, so x(t) = e^{tV}x₀/|e^{tV}x₀|. A cluster narrower than
 β^{−1/2} that sees nothing else does the same, and the differences inside it change at the rate −⟨x̄, Vx̄⟩. Hence, with
-λ₁, … the eigenvalues of V by decreasing real part and Π the spectral projector of the first:
+λ₁, … the eigenvalues of V by decreasing real part, Π the spectral projector of the first, and x̄ a cluster's centre:
 
+- x̄ follows e^{tV}, and the cluster's width shrinks like exp(−∫⟨x̄, Vx̄⟩dt);
 - λ₁ > 0 simple: clusters end at ±v, at most two of them, at the rate λ₁ − Re λ₂;
 - λ₁ > 0 of higher multiplicity: at Πx/|Πx| in the eigenspace, x being where the cluster began, at the same rate;
 - a complex pair a ± iω, a > 0: with l its left eigenvector, arg⟨l, x̄⟩ grows by ω a time unit for ever;
-- all real parts negative: differences grow and the cluster comes apart, until it is as wide as β^{−1/2} at least, where
-  its tokens begin to tell each other apart.
+- all real parts negative: differences grow and the cluster comes apart, until it is at least as wide as β^{−1/2}, where
+  the softmax distinguishes its tokens.
 
-The paper states a terminal phase dominated by the spectrum of V; the four cases and their rates are derived here. One
+The paper states a terminal phase dominated by the spectrum of V; the cases and their rates are derived here. One
 condition is not in the statement: a cluster has to see itself rather than the one opposite, ⟨x̄, Bx̄⟩ > 0 at the end.
 """
 
@@ -23,34 +24,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metastable.claims.claim import Claim, Tell
-from metastable.claims.finding import Check, Finding, Panel, Picture, Series, Table, overlapping, undecided, within
-from metastable.claims.fitting import line
-from metastable.claims.late_clusters import NARROW, elapsed, late_clusters
-from metastable.claims.settling import END, RATE, Part, settling
+from metastable.claims.experiment import PASS, Finding, Panel, Picture, Tell, claim, line, told
 from metastable.cloud import Cloud, uniform
 from metastable.flow.exact import value_flow
 from metastable.flow.merging import groups
 from metastable.flow.steppers import unit
 from metastable.head import Head
+from metastable.run.run import Run
 from metastable.run.simulation import simulate
 
 DIRAC = 1e-6
-"""Largest distance of a single token from e^{tV}x₀; the simulation is asked for 1e-9 a step."""
-SINGLE = 0.1
-"""A cloud of which no narrow cluster holds more than this share has no Dirac left in it."""
-WIDE = 0.3
-"""Least width of such a cloud at the end, in (β‖B‖)^{−1/2}: of order 1, since below it would still grow."""
+"""Largest distance of a single token from e^{tV}x₀; the simulation uses a tolerance of 1e-9 a step."""
 TOL = 1e-9
-
-
-@dataclass(frozen=True)
-class Sizes:
-    tokens: int
-    beta: float
-    until: float
-    frames: int
-    longest: float
+"""Tolerance of a time step."""
+TOGETHER = 0.2
+"""Tokens this close at the end, in (β‖B‖)^{−1/2}, are one cluster."""
+NARROW = 0.01
+"""Largest distance of a token from the centre of a narrow cluster, in (β‖B‖)^{−1/2}: it bends the path by NARROW²."""
+PATH = 2e-3
+"""Largest distance of a narrow cluster from e^{tV}x̄; its width of 0.01 β^{−1/2} bends the path by about 1e-4."""
+CROWDED = 0.1
+"""Clusters that others draw further than this off their way are not moved by V alone, and decide nothing."""
+END = 1e-3
+"""Largest distance of the last tokens from the predicted end: horizons leave e^{−rate·t} well below it."""
+RATE = 0.03
+"""Largest relative error of a rate or frequency; later eigenvalues fade only gradually over the fitted interval."""
+FITTED = (1e-9, 1e-3)
+"""Distances from which a rate is read: after the first bend, above rounding."""
+SINGLE = 0.1
+"""Largest share of the tokens in a narrow cluster of a cloud that has come apart."""
+WIDE = 0.3
+"""Least width of such a cloud at the end, in (β‖B‖)^{−1/2}: of order 1, since a narrower one would still grow."""
 
 
 def own_heads() -> dict[str, Head]:
@@ -76,82 +80,90 @@ def own_heads() -> dict[str, Head]:
     }
 
 
-def check(sizes: Sizes, head: Head | None, tell: Tell) -> Finding:
-    """Every case from a uniform start, or the given head; then single tokens and an antipodal pair."""
-    heads = own_heads() if head is None else {"the given head": head.to(torch.float64)}
-    parts = []
-    for i, (name, one) in enumerate(heads.items()):
-        parts.append(_part(name, one, sizes, given=head is not None))
-        tell((i + 1) / (len(heads) + 1))
-    checks = [_dirac(name, one, sizes) for name, one in heads.items() if one.offset is None]
-    checks += [found for part in parts for found in part.checks]
+@claim(
+    name="terminal",
+    title="Terminal phase",
+    statement="For finite β and large t tokens end where the spectrum of V says [paper]: clusters move by e^{tV}, so "
+    "they come to the eigenspace of its top eigenvalue at the rate of its gap, circle at the frequency of a complex "
+    "top pair, and come apart to a width of at least order β^(−1/2) where V is negative definite [derived here].",
+    quick={"tokens": 100, "beta": 40.0, "until": 50.0, "frames": 201, "longest": 400.0},
+    full={"tokens": 1000, "beta": 200.0, "until": 80.0, "frames": 281, "longest": 20000.0},
+)
+def check(
+    head: Head | None, tell: Tell, *, tokens: int, beta: float, until: float, frames: int, longest: float
+) -> Finding:
+    """Follow tokens from a uniform start for each case or for the given head, then single tokens and antipodal pairs.
+
+    beta : β‖B‖ of the runs
+    until, frames : the last time and the number of saved times
+    longest : the last time of antipodal pairs, and the latest end of a given head's run
+    """
+    found = Finding(f"N = {tokens}, β‖B‖ = {beta:g}, t ≤ {until:g}, antipodal pair to t = {longest:g}")
+    picture = found.picture(
+        "Where clusters go when only V moves them",
+        "Lines: measured from the time that all clusters are narrow. Dots: e^{tV} alone, or its rate. First the "
+        "distance to the eigenspace of V's top eigenvalue, then the turns made by clusters under a complex pair, "
+        "last the width of a cluster under a negative definite V.",
+        Panel("time t", "distance to V's top eigenspace", log_y=True),
+        Panel("time t", "turns"),
+        Panel("time t", "width of the cluster", log_y=True),
+    )
+    heads = own_heads() if head is None else {"the given head": head}
+    for name, one in heads.items():
+        if one.offset is None:
+            _single(found, name, one, beta)
+    for name, one in told(list(heads.items()), tell):
+        if reason := _obstacle(one):
+            _undecided(found, name, one, reason)
+        elif one.theory().terminal.leading < 0:
+            _come_apart(found, picture, name, one, beta, tokens, frames)
+        else:
+            last = until if head is None else _horizon(one, tokens, longest)
+            cloud = uniform(tokens, one.dim, seed=1)
+            run = simulate(one, cloud, beta / _norm(one.B), last, tol=TOL, t_eval=frames, progress=False)
+            late = late_clusters(run)
+            if late is None:
+                why = f"tokens were not in narrow clusters for long enough up to t = {last:.4g}; they may be later"
+                _undecided(found, name, one, why)
+            else:
+                _settle(found, picture, name, run, late)
     if head is None:
         for name in ("simple, V and M apart", "double"):
-            checks += _antipodal(name, heads[name], sizes) if name in heads else []
-    tell(1.0)
+            _antipodal(found, name, heads[name], beta, longest)
+    passed = sum(one.outcome == PASS for one in found.checks)
+    seen = [row for row in found.tables["where tokens end"] if row["measured"] not in ("–", "nan")]
+    off = [abs(float(row["measured"]) / float(row["predicted rate or frequency"]) - 1) for row in seen]
+    rates = f", rates and frequencies to {100 * max(off):.2g} %" if off else ""
+    found.sentence = f"tokens end as V's spectrum says in {passed} of {len(found.checks)} checks{rates}"
+    return found
+
+
+def _row(found: Finding, name: str, head: Head, *cells: object) -> None:
+    """Add a row; `cells` are the last five columns, "–" where they do not apply."""
+    top = head.theory().terminal
+    label = f"{top.leading:.4g}" + (f" ± {top.frequency:.4g}i" if top.rotates else f", dim {top.dim}")
     columns = (
-        "case",
-        "top eigenvalue of V",
         "predicted rate or frequency",
         "measured",
         "clusters",
         "narrow from t",
         "distance of the end from E of M",
     )
-    table = Table("where tokens end", columns, tuple(part.row for part in parts))
-    passed = sum(found.outcome == "PASS" for found in checks)
-    off = [abs(float(row[3]) / float(row[2]) - 1) for row in table.rows if row[3] not in ("–", "nan")]
-    rates = f", rates and frequencies to {100 * max(off):.2g} %" if off else ""
-    sentence = f"tokens end as V's spectrum says in {passed} of {len(checks)} checks{rates}"
-    horizon = f"N = {sizes.tokens}, β‖B‖ = {sizes.beta:g}, t ≤ {sizes.until:g}, antipodal pair to t = {sizes.longest:g}"
-    return Finding(sentence, horizon, tuple(checks), (_picture(parts),), (table,), _explanation(checks))
+    values = (*cells, *["–"] * (len(columns) - len(cells)))
+    row = {"case": name, "top eigenvalue of V": label, **dict(zip(columns, values, strict=True))}
+    found.row("where tokens end", row)
 
 
-def _explanation(checks: list[Check]) -> str:
-    odd = [f"{found.name}: {found.note}" for found in checks if found.outcome != "PASS" and found.note]
-    return "; ".join(odd)
-
-
-def _picture(parts: list[Part]) -> Picture:
-    return Picture(
-        "Where clusters go when only V moves them",
-        "Lines: measured from the time that all clusters are narrow. Dots: e^{tV} alone, or its rate. First the "
-        "distance to the eigenspace of V's top eigenvalue, then the turns made by clusters under a complex pair, "
-        "last the width of a cluster under a negative definite V.",
-        (
-            Panel("time t", "distance to V's top eigenspace", log_y=True),
-            Panel("time t", "turns"),
-            Panel("time t", "width of the cluster", log_y=True),
-        ),
-        tuple(series for part in parts for series in part.series),
-    )
-
-
-def _part(name: str, head: Head, sizes: Sizes, given: bool) -> Part:
-    top = head.theory().terminal
-    label = f"{top.leading:.4g}" + (f" ± {top.frequency:.4g}i" if top.rotates else f", dim {top.dim}")
-    obstacle = _obstacle(head)
-    if obstacle:
-        return Part([undecided(name, obstacle)], (name, label, "–", "–", "–", "–", "–"), [])
-    if top.leading < 0:
-        return _coming_apart(name, label, head, sizes)
-    until = _horizon(head, sizes) if given else sizes.until
-    beta = sizes.beta / float(torch.linalg.matrix_norm(head.B, 2))
-    run = simulate(
-        head, uniform(sizes.tokens, head.dim, seed=1), beta, until, tol=TOL, t_eval=sizes.frames, progress=False
-    )
-    found = late_clusters(run)
-    if found.onset is None or len(found.late) < 10:
-        why = f"tokens were not in narrow clusters for long enough up to t = {until:.4g}; they may be later"
-        return Part([undecided(name, why)], (name, label, "–", "–", len(found.shares), "–", "–"), [])
-    return settling(name, label, run, found)
+def _undecided(found: Finding, name: str, head: Head, reason: str) -> None:
+    found.undecided(name, reason)
+    _row(found, name, head)
 
 
 def _obstacle(head: Head) -> str | None:
     """Why the statement does not apply to this head."""
     top = head.theory().terminal
     if head.offset is not None:
-        return "the head's scores have an offset, which the theory does not know"
+        return "the scores of this head have an offset, which the theory does not cover"
     if abs(top.leading) <= top.tolerance:
         return "V's top eigenvalue is 0: clusters neither narrow nor come apart"
     if not top.semisimple:
@@ -166,81 +178,200 @@ def _obstacle(head: Head) -> str | None:
     return None
 
 
-def _horizon(head: Head, sizes: Sizes) -> float:
-    """Long enough for the slowest of V's rates, at most sizes.longest: the plateau before it is a matter of log N."""
+def _horizon(head: Head, tokens: int, longest: float) -> float:
+    """Long enough for the slowest of V's rates, at most `longest`: the plateau before it takes a multiple of log N."""
     theory = head.theory()
     slow = min(theory.terminal.leading, theory.terminal.gap)
-    leave = 2 * math.log(sizes.tokens) / theory.rate if theory.rate > 0 else 0.0
-    return float(min(25 / slow + leave, sizes.longest))
+    leave = 2 * math.log(tokens) / theory.rate if theory.rate > 0 else 0.0
+    return float(min(25 / slow + leave, longest))
 
 
-def _coming_apart(name: str, label: str, head: Head, sizes: Sizes) -> Part:
-    """Tokens that start within 1e-6 of each other: their width grows by ∫−⟨x̄, Vx̄⟩dt to order β^{−1/2}."""
-    start = uniform(1, head.dim, seed=2).points + 1e-6 * uniform(sizes.tokens, head.dim, seed=3).points
-    beta = sizes.beta / float(torch.linalg.matrix_norm(head.B, 2))
-    slowest = -head.theory().terminal.leading
-    run = simulate(head, Cloud(start), beta, 25 / slowest + 10, tol=TOL, t_eval=sizes.frames, progress=False)
-    frames = run.frames.numpy()
-    mean = unit(run.frames.mean(dim=1)).numpy()
-    width = np.linalg.norm(frames - mean[:, None], axis=2).max(axis=1)
-    last = int(np.argmax(width > 0.1 * sizes.beta**-0.5)) or len(width)
-    if last < 6:
-        why = "the cluster came apart between two saved times: too few of them to read a rate from"
-        return Part([undecided(name, why)], (name, label, "–", "–", "–", "–", "–"), [])
-    exponent = -elapsed(run.times.numpy(), np.einsum("ti,ij,tj->t", mean, head.V.numpy(), mean))[:last]
-    times = run.times.numpy()[:last]
-    fit = line(exponent, np.log(width[:last]))
-    leader = groups(frames[-1], 2 * NARROW * sizes.beta**-0.5, len(start))
+def _norm(matrix: Tensor) -> float:
+    return float(torch.linalg.matrix_norm(matrix, 2))
+
+
+def elapsed(times: np.ndarray, rates: np.ndarray) -> np.ndarray:
+    """∫ rate dt from the first time to each of them, by the trapezoidal rule."""
+    steps = 0.5 * (rates[1:] + rates[:-1]) * np.diff(times)
+    return np.concatenate([[0.0], np.cumsum(steps)])
+
+
+@dataclass(frozen=True)
+class LateClusters:
+    """G clusters at the T saved times from the onset on, the first time after which every cluster is narrow.
+
+    Attributes
+    ----------
+    shares : (G,) share of the tokens, decreasing
+    centres : (G, T, d) mean of each cluster's tokens, scaled to norm 1
+    spreads : (G, T) largest distance of a token from its centre
+    """
+
+    times: np.ndarray
+    shares: np.ndarray
+    centres: np.ndarray
+    spreads: np.ndarray
+
+    def by_value_alone(self, head: Head) -> np.ndarray:
+        """Where e^{tV} takes the centres from the onset on, (G, T, d)."""
+        moved = value_flow(head, torch.from_numpy(self.centres[:, 0]), torch.from_numpy(self.times - self.times[0]))
+        return np.asarray(moved.transpose(0, 1).numpy())
+
+    def drawn_off(self, run: Run) -> float:
+        """About how far other clusters have drawn a cluster off its own way, for the cluster drawn furthest.
+
+        ‖V‖ times ∫ (share of its softmax that a cluster gives to the others) dt from the onset on.
+        """
+        x = self.centres.transpose(1, 0, 2)
+        scores = run.beta * np.einsum("tgi,ij,thj->tgh", x, run.head.B.numpy(), x) + np.log(self.shares)
+        scores = np.exp(scores - scores.max(axis=2, keepdims=True))
+        own = np.einsum("tgg->tg", scores) / scores.sum(axis=2)
+        rates = _norm(run.head.V) * (1 - own)
+        return float(max(elapsed(self.times, rate)[-1] for rate in rates.T))
+
+
+def late_clusters(run: Run) -> LateClusters | None:
+    """The clusters of the last frame from their onset on; None if they were narrow for fewer than ten saved times."""
+    frames = run.frames.double().numpy()
+    unit_length = (run.beta * _norm(run.head.B)) ** -0.5
+    leader = groups(frames[-1], TOGETHER * unit_length, len(frames[-1]))
     assert leader is not None
-    biggest = float(np.unique(leader, return_counts=True)[1].max()) / len(start)
-    final = math.sqrt(float(np.square(frames[-1] - mean[-1]).sum(axis=1).mean()) * sizes.beta)
-    speed, expected = (line(times[last // 2 :], y[last // 2 :]).slope for y in (np.log(width[:last]), exponent))
-    checks = [
-        overlapping(f"width against −∫⟨x̄, Vx̄⟩dt, slope, {name}", fit.interval, 1 - RATE, 1 + RATE),
-        within(f"largest narrow cluster at t = {run.horizon:.4g}, share of the tokens, {name}", biggest, high=SINGLE),
-        within(f"width at t = {run.horizon:.4g} in (β‖B‖)^(−1/2), {name}", final, low=WIDE),
-    ]
-    series = [
-        Series(name, tuple(times), tuple(width[:last]), panel=2),
-        Series("from −⟨x̄, Vx̄⟩", tuple(times), tuple(width[0] * np.exp(exponent)), style="dotted", panel=2),
-    ]
-    return Part(checks, (name, label, f"{expected:.4g}", f"{speed:.4g}", "none", "–", "–"), series)
+    names, sizes = np.unique(leader, return_counts=True)
+    centres, spreads = [], []
+    for name in names[np.argsort(-sizes, kind="stable")]:
+        tokens = frames[:, leader == name]
+        mean = tokens.mean(axis=1)
+        centres.append(mean / np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), 1e-300))
+        spreads.append(np.linalg.norm(tokens - centres[-1][:, None], axis=2).max(axis=1))
+    wide = np.flatnonzero(np.max(spreads, axis=0) > NARROW * unit_length)
+    onset = int(wide[-1]) + 1 if len(wide) else 0
+    if len(frames) - onset < 10:
+        return None
+    shares = np.sort(sizes)[::-1] / len(leader)
+    return LateClusters(run.times.numpy()[onset:], shares, np.stack(centres)[:, onset:], np.stack(spreads)[:, onset:])
 
 
-def _dirac(name: str, head: Head, sizes: Sizes) -> Check:
+def _settle(found: Finding, picture: Picture, name: str, run: Run, late: LateClusters) -> None:
+    """Clusters that hold together: their path, their width, and where they end or how they circle."""
+    top, drawn, expected = run.theory().terminal, late.drawn_off(run), late.by_value_alone(run.head)
+
+    def on_course(title: str, off: float, allowed: float) -> None:
+        """Check `off` against what is allowed, plus what clusters that see each other account for."""
+        if drawn > CROWDED:
+            found.undecided(title, f"clusters see each other, enough to be drawn {drawn:.2g} off their way", off)
+        else:
+            note = f"other clusters account for {drawn:.1e}" if drawn > END else ""
+            found.within(title, off, high=allowed + drawn, note=note)
+
+    off = float(np.linalg.norm(late.centres - expected, axis=2).max())
+    on_course(f"distance of the clusters from e^(tV), {name}", off, PATH)
+    if not top.rotates:
+        goals = top.limit(torch.from_numpy(late.centres[:, 0])).numpy()
+        missed = float(np.linalg.norm(late.centres[:, -1] - goals, axis=1).max())
+        on_course(f"distance of the last clusters from Πx/|Πx|, {name}", missed, END)
+    exponent = -elapsed(late.times, np.einsum("ti,ij,tj->t", late.centres[0], run.head.V.numpy(), late.centres[0]))
+    seen = late.spreads[0] > 1e-12
+    title = f"width against ∫⟨x̄, Vx̄⟩dt, slope, {name}"
+    if seen.sum() < 5:
+        found.undecided(title, "the cluster was narrower than rounding from the start")
+    else:
+        fit = line(exponent[seen], np.log(late.spreads[0][seen]))
+        found.overlapping(title, fit.interval, 1 - RATE, 1 + RATE)
+    measured = (_circle if top.rotates else _arrive)(found, picture, name, run, late, expected)
+    predicted = top.frequency if top.rotates else top.gap
+    distance = "no E" if run.theory().no_limit else f"{_off(late.centres[:, -1:], run.theory().basis)[0]:.4g}"
+    cells = (f"{predicted:.4g}", f"{measured:.4g}", len(late.shares), f"{late.times[0]:.4g}", distance)
+    _row(found, name, run.head, *cells)
+
+
+def _off(x: np.ndarray, basis: Tensor) -> np.ndarray:
+    """Largest distance of clusters (G, T, d) from a subspace, at each time."""
+    return np.asarray(np.linalg.norm(x - x @ basis.numpy() @ basis.numpy().T, axis=2).max(axis=0))
+
+
+def _arrive(found: Finding, picture: Picture, name: str, run: Run, late: LateClusters, expected: np.ndarray) -> float:
+    """λ₁ real: clusters come to its eigenspace. Returns the measured rate."""
+    top, ends = run.theory().terminal, late.centres[:, -1]
+    measured, predicted = _off(late.centres, top.basis), _off(expected, top.basis)
+    found.within(f"distance of the last clusters from V's eigenspace, {name}", measured[-1], high=END)
+    if top.dim == 1:
+        title = f"clusters left, one or an antipodal pair, {name}"
+        if len(ends) == 2 and np.linalg.norm(ends[0] + ends[1]) > END:
+            found.within(title, 2, 1, 1, "two clusters that are not opposite to each other")
+        else:
+            found.within(title, len(ends), 1, 2)
+    picture.add(name, late.times, np.maximum(measured, 1e-12))
+    picture.add(f"e^(tV), {name}", late.times, np.maximum(predicted, 1e-12), "dotted")
+    fitted = (measured > FITTED[0]) & (measured < FITTED[1])
+    title = f"rate at which clusters come to V's eigenspace, {name}"
+    if fitted.sum() < 5:
+        found.undecided(title, "too few saved times between first bend and rounding")
+        return math.nan
+    fit = line(late.times[fitted], -np.log(measured[fitted]))
+    found.overlapping(title, fit.interval, (1 - RATE) * top.gap, (1 + RATE) * top.gap)
+    return fit.slope
+
+
+def _circle(found: Finding, picture: Picture, name: str, run: Run, late: LateClusters, expected: np.ndarray) -> float:
+    """λ₁ of a complex pair: clusters rotate. Returns the measured frequency."""
+    values, vectors = np.linalg.eig(run.head.V.numpy().T)
+    frequency = run.theory().terminal.frequency
+    left = vectors[:, np.argmax(values.real + 1e-6 * (values.imag > 0))]
+    angle, predicted = (np.unwrap(np.angle(c[0] @ left)) for c in (late.centres, expected))
+    fit = line(late.times, angle)
+    found.overlapping(f"frequency, {name}", fit.interval, (1 - RATE) * frequency, (1 + RATE) * frequency)
+    found.within(f"turns seen, {name}", abs(angle[-1] - angle[0]) / (2 * math.pi), low=1.0)
+    picture.add(name, late.times, (angle - angle[0]) / (2 * math.pi), panel=1)
+    picture.add(f"e^(tV), {name}", late.times, (predicted - angle[0]) / (2 * math.pi), "dotted", panel=1)
+    return fit.slope
+
+
+def _come_apart(found: Finding, picture: Picture, name: str, head: Head, beta: float, tokens: int, frames: int) -> None:
+    """Tokens that start within 1e-6 of each other: their width grows by ∫−⟨x̄, Vx̄⟩dt to order β^{−1/2}."""
+    start = uniform(1, head.dim, seed=2).points + 1e-6 * uniform(tokens, head.dim, seed=3).points
+    until = 25 / -head.theory().terminal.leading + 10
+    run = simulate(head, Cloud(start), beta / _norm(head.B), until, tol=TOL, t_eval=frames, progress=False)
+    points, mean = run.frames.numpy(), unit(run.frames.mean(dim=1)).numpy()
+    width = np.linalg.norm(points - mean[:, None], axis=2).max(axis=1)
+    last = int(np.argmax(width > 0.1 * beta**-0.5)) or len(width)
+    if last < 6:
+        _undecided(found, name, head, "the cluster came apart between two saved times: too few of them to read a rate")
+        return
+    times, logs = run.times.numpy()[:last], np.log(width[:last])
+    exponent = -elapsed(run.times.numpy(), np.einsum("ti,ij,tj->t", mean, head.V.numpy(), mean))[:last]
+    leader = groups(points[-1], 2 * NARROW * beta**-0.5, tokens)
+    assert leader is not None
+    biggest = float(np.unique(leader, return_counts=True)[1].max()) / tokens
+    final = math.sqrt(float(np.square(points[-1] - mean[-1]).sum(axis=1).mean()) * beta)
+    slope = line(exponent, logs).interval
+    found.overlapping(f"width against −∫⟨x̄, Vx̄⟩dt, slope, {name}", slope, 1 - RATE, 1 + RATE)
+    title = f"largest narrow cluster at t = {run.horizon:.4g}, share of the tokens, {name}"
+    found.within(title, biggest, high=SINGLE)
+    found.within(f"width at t = {run.horizon:.4g} in (β‖B‖)^(−1/2), {name}", final, low=WIDE)
+    picture.add(name, times, width[:last], panel=2)
+    picture.add("from −⟨x̄, Vx̄⟩", times, width[0] * np.exp(exponent), "dotted", panel=2)
+    speed, expected = (line(times[last // 2 :], y[last // 2 :]).slope for y in (logs, exponent))
+    _row(found, name, head, f"{expected:.4g}", f"{speed:.4g}", "none")
+
+
+def _single(found: Finding, name: str, head: Head, beta: float) -> None:
     """One token against e^{tV}x₀."""
     start = uniform(1, head.dim, seed=4)
-    scale = float(torch.linalg.matrix_norm(head.V, 2)) or 1.0
-    run = simulate(head, start, sizes.beta, 10 / scale, tol=TOL, t_eval=21, progress=False)
+    scale = _norm(head.V) or 1.0
+    run = simulate(head, start, beta, 10 / scale, tol=TOL, t_eval=21, progress=False)
     off = (run.frames - value_flow(head, start.points, run.times)).norm(dim=2).max()
-    return within(f"distance of a single token from e^(tV)x₀, {name}", float(off), high=DIRAC)
+    found.within(f"distance of a single token from e^(tV)x₀, {name}", float(off), high=DIRAC)
 
 
-def _antipodal(name: str, head: Head, sizes: Sizes) -> list[Check]:
+def _antipodal(found: Finding, name: str, head: Head, beta: float, longest: float) -> None:
     """Clusters of 30 and 10 tokens at ±x₀, to a long horizon with merging: both go to ±Πx₀/|Πx₀| and both stay."""
     place, noise = uniform(1, head.dim, seed=5).points, uniform(40, head.dim, seed=6).points
     sign = torch.ones(40, 1, dtype=torch.float64)
     sign[30:] = -1
-    beta = sizes.beta / float(torch.linalg.matrix_norm(head.B, 2))
-    run = simulate(
-        head, Cloud(sign * place + 1e-3 * noise), beta, sizes.longest, tol=1e-8, t_eval=11, merge=1e-4, progress=False
-    )
+    cloud = Cloud(sign * place + 1e-3 * noise)
+    run = simulate(head, cloud, beta / _norm(head.B), longest, tol=1e-8, t_eval=11, merge=1e-4, progress=False)
     goal = head.theory().terminal.limit(place)
     assert run.merged is not None
     off = float((run.final.points - sign * goal).norm(dim=1).max())
-    return [
-        within(f"clusters left of an antipodal pair, {name}", float(run.merged[-1, 0]), 2, 2),
-        within(f"distance of an antipodal pair from ±Πx₀/|Πx₀|, each on its side, {name}", off, high=END),
-    ]
-
-
-CLAIM = Claim(
-    "terminal",
-    "Terminal phase",
-    "For finite β and large t tokens end where the spectrum of V says [paper]: clusters move by e^{tV}, so they come "
-    "to the eigenspace of its top eigenvalue at the rate of its gap, circle at the frequency of a complex top pair, "
-    "and come apart to a width of at least order β^(−1/2) where V is negative definite [derived here].",
-    check,
-    quick=Sizes(tokens=100, beta=40.0, until=50.0, frames=201, longest=400.0),
-    full=Sizes(tokens=1000, beta=200.0, until=80.0, frames=281, longest=20000.0),
-)
+    found.within(f"clusters left of an antipodal pair, {name}", float(run.merged[-1, 0]), 2, 2)
+    found.within(f"distance of an antipodal pair from ±Πx₀/|Πx₀|, each on its side, {name}", off, high=END)

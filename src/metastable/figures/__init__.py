@@ -15,7 +15,6 @@ from metastable.figures.heads import comparison, eigenvalues, heat_map
 from metastable.figures.look import caption
 from metastable.figures.observables import observables
 from metastable.figures.phase_diagram import phase_diagram
-from metastable.figures.picture import picture
 from metastable.figures.spectrum import spectrum
 from metastable.figures.sphere import sphere
 from metastable.run.run import Run
@@ -42,7 +41,6 @@ __all__ = [
     "loop_curves",
     "observables",
     "phase_diagram",
-    "picture",
     "spectrum",
     "sphere",
 ]

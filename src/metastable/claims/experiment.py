@@ -1,0 +1,310 @@
+"""The parts of every experiment: the claim, the finding with its checks, tables and pictures, and line fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from metastable.errors import BadInput
+from metastable.head import Head
+
+PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
+
+Tell = Callable[[float], None]
+"""An experiment calls it with the share of its work that is done, 0 to 1."""
+Interval = tuple[float, float, float]
+"""A measured value, and the lower and upper end of its interval."""
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One statement of the theory, with the experiment that can refute it.
+
+    Attributes
+    ----------
+    name : the word on the command line
+    title, statement : for the report; the statement has the formula and its source ([paper], [derived], a reference)
+    experiment : (head or None, tell, **sizes) → Finding. Without a head, it uses heads of its own
+    quick, full : the two sets of sizes
+    obstacle : why a given head cannot be tested, or None if it can
+    peer : whether the statement is from another paper
+    """
+
+    name: str
+    title: str
+    statement: str
+    experiment: Callable[..., Finding]
+    quick: dict[str, Any]
+    full: dict[str, Any]
+    obstacle: Callable[[Head], str | None] = lambda head: None
+    peer: bool = False
+
+    def __call__(
+        self, head: Head | None = None, tell: Tell = lambda share: None, full: bool = False, **sizes: Any
+    ) -> Finding:
+        """Run the experiment in its quick or its full size; `sizes` replaces single sizes."""
+        if head is not None:
+            if reason := self.obstacle(head):
+                return not_tried(self.name, reason)
+            head = head.to(torch.float64)
+        return self.experiment(head, tell, **{**(self.full if full else self.quick), **sizes})
+
+
+def claim(**attributes: Any) -> Callable[[Callable[..., Finding]], Claim]:
+    """Make a `Claim` of an experiment: a decorator with the other attributes of the claim."""
+    return lambda experiment: Claim(experiment=experiment, **attributes)
+
+
+def told(items: Sequence[Item], tell: Tell, start: float = 0.0, end: float = 1.0) -> Iterator[Item]:
+    """Loop over the items; after each, `tell` gets the share that is done, on the way from `start` to `end`."""
+    for i, item in enumerate(items):
+        yield item
+        tell(start + (end - start) * (i + 1) / len(items))
+
+
+@dataclass(frozen=True)
+class Check:
+    """One number against its prediction.
+
+    Attributes
+    ----------
+    name : what was measured, and for which head or law
+    measured : the number, None if there is none
+    low, high : the range of the prediction with its tolerance; either may be infinite
+    outcome : PASS, FAIL or INCONCLUSIVE
+    note : the reason, if the numbers alone do not give it
+    """
+
+    name: str
+    measured: float | None
+    low: float
+    high: float
+    outcome: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes of a picture."""
+
+    x: str
+    y: str
+    log_x: bool = False
+    log_y: bool = False
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve of a picture. `style` is line, dashed, dotted, points or band (between low and high)."""
+
+    name: str
+    x: list[float]
+    y: list[float]
+    style: str
+    panel: int
+    low: list[float]
+    high: list[float]
+
+
+@dataclass
+class Picture:
+    """A figure as plain data: one to four panels, one below the other. `claims.report` draws it."""
+
+    title: str
+    caption: str
+    panels: list[Panel]
+    series: list[Series] = field(default_factory=list)
+
+    def add(
+        self,
+        name: str,
+        x: ArrayLike,
+        y: ArrayLike = (),
+        style: str = "line",
+        panel: int = 0,
+        low: ArrayLike = (),
+        high: ArrayLike = (),
+    ) -> None:
+        a, b, c, d = (np.asarray(values, dtype=float).tolist() for values in (x, y, low, high))
+        self.series.append(Series(name, a, b, style, panel, c, d))
+
+
+@dataclass
+class Finding:
+    """The result of one experiment, which fills it while it runs.
+
+    Attributes
+    ----------
+    sentence : the result in one sentence, with its most important numbers
+    horizon : the times, β and sizes of the experiment ("t ≤ 12, β = 10 … 10⁴, N = 20 000")
+    tables : rows by the name of the table; a row has a value for each column, and the column's name has its unit
+    seconds : how long the experiment took
+    """
+
+    horizon: str
+    sentence: str = ""
+    checks: list[Check] = field(default_factory=list)
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    pictures: list[Picture] = field(default_factory=list)
+    seconds: float = field(default=0.0, compare=False)
+
+    def within(
+        self, name: str, measured: float, low: float = -math.inf, high: float = math.inf, note: str = ""
+    ) -> None:
+        """Add a check: PASS if low ≤ measured ≤ high. NaN is a FAIL."""
+        outcome = PASS if low <= measured <= high else FAIL
+        self.checks.append(Check(name, float(measured), float(low), float(high), outcome, note))
+
+    def overlapping(self, name: str, interval: Interval, low: float, high: float, note: str = "") -> None:
+        """Add a check of a measured (value, lower, upper) against [low, high].
+
+        FAIL if the interval lies outside. PASS if the value is inside and the interval is not longer than [low, high].
+        INCONCLUSIVE otherwise.
+        """
+        value, lower, upper = (float(x) for x in interval)
+        touches = upper >= low and lower <= high
+        vague = touches and upper - lower > high - low
+        outcome = PASS if low <= value <= high and not vague else INCONCLUSIVE if touches else FAIL
+        error = f"interval {lower:.4g} to {upper:.4g}"
+        note = f"{error}; {note}" if note else error
+        self.checks.append(Check(name, value, float(low), float(high), outcome, note))
+
+    def undecided(self, name: str, note: str, measured: float | None = None) -> None:
+        """Add a check that could not be made, with the reason."""
+        self.checks.append(Check(name, measured, -math.inf, math.inf, INCONCLUSIVE, note))
+
+    def row(self, table: str, values: dict[str, Any]) -> None:
+        """Add a row to a table."""
+        plain = {key: value.item() if hasattr(value, "item") else value for key, value in values.items()}
+        self.tables.setdefault(table, []).append(plain)
+
+    def picture(self, title: str, caption: str, *panels: Panel) -> Picture:
+        """Add a picture without curves."""
+        self.pictures.append(Picture(title, caption, list(panels)))
+        return self.pictures[-1]
+
+    @property
+    def outcome(self) -> str:
+        """FAIL if any check fails, else INCONCLUSIVE if any check is (or there is none), else PASS."""
+        found = {check.outcome for check in self.checks}
+        return FAIL if FAIL in found else PASS if found == {PASS} else INCONCLUSIVE
+
+    @property
+    def headline(self) -> str:
+        """The sentence; if the outcome is INCONCLUSIVE, the undecided checks come first."""
+        undecided = [check for check in self.checks if check.outcome == INCONCLUSIVE]
+        if self.outcome != INCONCLUSIVE or not undecided or (undecided[0].note and undecided[0].note in self.sentence):
+            return self.sentence
+        more = f" and {len(undecided) - 1} more" if len(undecided) > 1 else ""
+        return f"undecided: {undecided[0].name}{more} ({undecided[0].note}); {self.sentence}"
+
+    @property
+    def explanation(self) -> str:
+        """The checks that did not pass, with their reasons or numbers."""
+        unmet = [check for check in self.checks if check.outcome != PASS]
+        return "; ".join(f"{c.name}: {c.note or f'{c.measured:.4g}, not {c.low:.4g} to {c.high:.4g}'}" for c in unmet)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for JSON; infinities are still numbers."""
+        tables = [
+            {"name": name, "columns": list(rows[0]), "rows": [list(row.values()) for row in rows]}
+            for name, rows in self.tables.items()
+        ]
+        return dataclasses.asdict(self) | {
+            "tables": tables,
+            "explanation": self.explanation,
+            "outcome": self.outcome,
+        }
+
+    @staticmethod
+    def from_json(record: dict[str, Any]) -> Finding:
+        """The inverse of `to_json`; infinities may be the strings "inf", "-inf" and "nan"."""
+        read = _numbers(record)
+        return Finding(
+            horizon=read["horizon"],
+            sentence=read["sentence"],
+            checks=[Check(**check) for check in read["checks"]],
+            tables={
+                t["name"]: [dict(zip(t["columns"], row, strict=True)) for row in t["rows"]] for t in read["tables"]
+            },
+            pictures=[
+                Picture(p["title"], p["caption"], [Panel(**a) for a in p["panels"]], [Series(**s) for s in p["series"]])
+                for p in read["pictures"]
+            ],
+            seconds=read["seconds"],
+        )
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    return float(value) if value in ("inf", "-inf", "nan") else value
+
+
+def not_tried(what: str, reason: str) -> Finding:
+    """The finding of an experiment that does not apply to the given head."""
+    found = Finding("nothing was run", f"not tried: {reason}")
+    found.undecided(what, reason)
+    return found
+
+
+class Line(NamedTuple):
+    """y ≈ slope·x + offset, with the confidence interval of the slope and the root mean square of the residuals."""
+
+    slope: float
+    low: float
+    high: float
+    offset: float
+    rms: float
+
+    @property
+    def interval(self) -> Interval:
+        return self.slope, self.low, self.high
+
+    def __call__(self, x: ArrayLike) -> np.ndarray:
+        return self.slope * np.asarray(x, dtype=float) + self.offset
+
+
+def line(x: ArrayLike, y: ArrayLike, confidence: float = 0.95) -> Line:
+    """Fit by least squares; the interval is Student's t of the slope, so curvature in the points widens it.
+
+    >>> found = line([0, 1, 2, 3], [1, 3, 5, 7])
+    >>> round(found.slope, 6), round(found.offset, 6)
+    (2.0, 1.0)
+    """
+    a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    if a.ndim != 1 or a.shape != b.shape or len(a) < 3 or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        raise BadInput(f"a line with its interval needs three or more finite points, not {a.shape} and {b.shape}")
+    fit = stats.linregress(a, b)
+    reach = float(stats.t.ppf(0.5 + confidence / 2, len(a) - 2) * fit.stderr)
+    residuals = b - (fit.slope * a + fit.intercept)
+    slope = float(fit.slope)
+    return Line(slope, slope - reach, slope + reach, float(fit.intercept), float(np.sqrt(np.mean(residuals**2))))
+
+
+def first_below(times: np.ndarray, values: np.ndarray, level: float) -> float:
+    """The first time at which the values are at most `level`, interpolated linearly; inf if they never are.
+
+    >>> first_below(np.array([0.0, 1.0, 2.0]), np.array([5.0, 3.0, 1.0]), 2.0)
+    1.5
+    """
+    below = np.flatnonzero(values <= level)
+    if len(below) == 0:
+        return math.inf
+    k = int(below[0])
+    if k == 0:
+        return float(times[0])
+    share = (values[k - 1] - level) / (values[k - 1] - values[k])
+    return float(times[k - 1] + share * (times[k] - times[k - 1]))
