@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import plotly.io
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from metastable import figures
 from metastable.encoder.columns import TEXT
@@ -25,7 +24,7 @@ from metastable.encoder.weights import CHECKS, COLUMNS
 from metastable.figures.curves import PANELS
 from metastable.figures.heads import MEASURES, meaning, median_of, spectrum_panels, written
 from metastable.figures.look import CONFIG, caption, number, untitled
-from metastable.report.page import pages, target_of, write_page
+from metastable.report.page import figure_block, render_page, target_of, write_page
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -58,27 +57,23 @@ def write(audit: Audit, path: str | Path) -> Path:
 def render(audit: Audit) -> str:
     """The report as HTML."""
     said = {judgement.sentence for judgement in audit.verdict.layers}
-    return (
-        pages()
-        .get_template("audit.html.j2")
-        .render(
-            plotly=Markup(get_plotlyjs()),
-            audit=audit,
-            headline=capital(audit.verdict.headline),
-            sentences=[capital(s) + "." for s in audit.verdict.sentences if s not in said],
-            strip=_strip(audit),
-            phases=PHASES,
-            numbers=_key_numbers(audit),
-            layers=_layers(audit),
-            blocks=_blocks(audit),
-            looped="" if audit.loop is None else capital(audit.loop.sentence()),
-            choices=_choices(audit.heads),
-            first=FIRST_COLUMN,
-            unusual=_unusual(audit),
-            data=embedded(_data(audit)),
-            making=making(audit),
-            glossary=_glossary(audit.heads),
-        )
+    return render_page(
+        "audit.html.j2",
+        audit=audit,
+        headline=capital(audit.verdict.headline),
+        sentences=[capital(s) + "." for s in audit.verdict.sentences if s not in said],
+        strip=_strip(audit),
+        phases=PHASES,
+        numbers=_key_numbers(audit),
+        layers=_layers(audit),
+        blocks=_blocks(audit),
+        looped="" if audit.loop is None else capital(audit.loop.sentence()),
+        choices=_choices(audit.heads),
+        first=FIRST_COLUMN,
+        unusual=_unusual(audit),
+        data=embedded(_data(audit)),
+        making=making(audit),
+        glossary=_glossary(audit.heads),
     )
 
 
@@ -88,18 +83,14 @@ def write_comparison(comparison: Comparison, names: Sequence[str], path: str | P
     table = comparison.heads
     columns = ["rank", "layer", "head", *MEASURES, "beta_before", "beta_after", "prediction_after"]
     columns += ["largest_z"] if "largest_z" in table else []
-    html = (
-        pages()
-        .get_template("comparison.html.j2")
-        .render(
-            plotly=Markup(get_plotlyjs()),
-            names=list(names),
-            sentences=[capital(sentence) + "." for sentence in comparison.sentences()],
-            block=_block("comparison", figures.comparison(comparison)),
-            columns=[name.replace("_", " ") for name in columns],
-            rows=[[written(row[name]) for name in columns] for _, row in table.iterrows()],
-            glossary=COMPARED,
-        )
+    html = render_page(
+        "comparison.html.j2",
+        names=list(names),
+        sentences=[capital(sentence) + "." for sentence in comparison.sentences()],
+        block=figure_block("comparison", figures.comparison(comparison)),
+        columns=[name.replace("_", " ") for name in columns],
+        rows=[[written(row[name]) for name in columns] for _, row in table.iterrows()],
+        glossary=COMPARED,
     )
     return write_page(target, html)
 
@@ -117,23 +108,15 @@ def embedded(data: Any) -> Markup:
     return Markup(text)
 
 
-def _block(kind: str, figure: go.Figure) -> dict[str, Any]:
-    title = figure.layout.title.text
-    html = untitled(figure).to_html(
-        full_html=False, include_plotlyjs=False, config=CONFIG, div_id=f"figure-{kind}", default_width="100%"
-    )
-    return {"title": title, "caption": caption(figure), "html": Markup(html)}
-
-
 def _blocks(audit: Audit) -> dict[str, dict[str, Any]]:
     """The figures that are drawn at once: those on text, where there was text."""
     found = {}
     if any(name in audit.layers for name in PANELS):
-        found["depth"] = _block("depth", figures.depth_curves(audit, PANELS))
+        found["depth"] = figure_block("depth", figures.depth_curves(audit, PANELS))
     if audit.measured is not None:
-        found["lengths"] = _block("lengths", figures.lengths(audit.measured))
+        found["lengths"] = figure_block("lengths", figures.lengths(audit.measured))
     if audit.loop is not None:
-        found["loop"] = _block("loop", figures.loop_curves(audit.loop))
+        found["loop"] = figure_block("loop", figures.loop_curves(audit.loop))
     return found
 
 
