@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metastable.encoder.expression import DEEPEST, LONGEST, parse
+from metastable.encoder.expression import LONGEST, parse
 from metastable.errors import BadInput
 
 TABLE = pd.DataFrame(
@@ -56,6 +56,8 @@ def met(text):
         ("layer == head", [0]),
         ("complex and true", [1, 3]),
         ("gap < +1 and false", []),
+        ("0.1 < gap <= 0.5", [0, 2]),
+        ("gap < 1 and Terminal == 'AND'".replace("T", "t"), []),
     ],
 )
 def test_rows(text, rows):
@@ -76,32 +78,41 @@ def test_columns_in_their_order_and_the_table_is_left_alone():
     ("text", "words"),
     [
         ("", "at its end"),
-        ("gap", "gap holds numbers"),
-        ("gap <", "at its end"),
-        ("gap < 1 beta", "expected and, or.*character 9"),
-        ("0 < gap < 1", "join two comparisons with and.*character 9"),
-        ("gap = 1", "write ==.*character 5"),
-        ("gap < 1 && beta > 2", "write and.*character 9"),
-        ("gap < 'x", "closing quote.*character 7"),
-        ("(gap < 1", "closing parenthesis"),
-        ("gap < 1)", "never opened.*character 8"),
-        ("not", "expected a column"),
-        ("gap < - beta", "expected a number after -"),
+        ("gap", "holds numbers"),
+        ("gap <", "cannot be read"),
+        ("gap < 1 beta", "cannot be read at character 9"),
+        ("gap = 1", "write =="),
+        ("gap < 1 && beta > 2", "write and"),
+        ("gap < 1 || beta > 2", "write or"),
+        ("gap < 1 & complex", "expected"),
+        ("gap < 'x", "character 7"),
+        ("(gap < 1", "cannot be read"),
+        ("gap < 1)", "character 8"),
+        ("not", "cannot be read"),
+        ("gap < - beta", "expected a column, a number"),
+        ("gap + 1 < 2", "expected a column, a number"),
         ("1 < 2", "names no column"),
-        ("3 and gap < 1", "expected one of <"),
-        ("gapp < 1", "no column 'gapp'; did you mean gap"),
-        ("zzz < 1", "there are layer, head"),
+        ("3 and gap < 1", "expected a comparison"),
+        ("gap is 1", "compare"),
+        ("gap in (1, 2)", "expected"),
+        ("gap < 1j", "expected a column, a number"),
+        ("gapp < 1", "no column 'gapp'; did you mean 'gap'"),
+        ("zzz < 1", "choose one of layer, head"),
         ("gap < 'x'", "numbers cannot be compared with words"),
         ("terminal < 'x'", "by == and != only"),
         ("complex == 1", "true or false cannot be compared with numbers"),
         ("terminal", "holds words"),
-        ("__import__('os')", "expected and, or"),
-        ("__import__('os').system('true')", r"'\.' is no sign"),
-        ("gap.__class__ == 1", r"'\.' is no sign"),
-        ("gap < 1\n\x00", "is no sign"),
+        ("__import__('os')", "expected a comparison"),
+        ("__import__('os').system('true')", "expected a comparison"),
+        ("gap.__class__ == 1", "expected a column"),
+        ("(lambda: gap)()", "expected a comparison"),
+        ("[gap for gap in complex]", "expected a comparison"),
+        ("(gap := 1) < 2", "expected"),
+        ("f'{gap}' == 'a'", "expected"),
+        ("gap < 1; gap", "cannot be read"),
+        ("gap < 1\n\x00", "cannot be read"),
         ("gap < " + "1" * LONGEST, "at most 1000"),
-        ("(" * (DEEPEST + 1) + "gap < 1" + ")" * (DEEPEST + 1), "more than 50"),
-        ("not " * (DEEPEST + 1) + "complex", "more than 50"),
+        ("(" * 300 + "gap < 1" + ")" * 300, "cannot be read"),
     ],
 )
 def test_errors_are_one_line_and_point_at_the_place(text, words):
@@ -111,10 +122,10 @@ def test_errors_are_one_line_and_point_at_the_place(text, words):
 
 
 def test_the_limits_themselves_are_allowed():
-    assert met("(" * DEEPEST + "gap < 0.01" + ")" * DEEPEST) == [1]
-    assert met("not " * DEEPEST + "complex") == [1, 3]
+    assert met("(" * 50 + "gap < 0.01" + ")" * 50) == [1]
+    assert met("not " * 50 + "complex") == [1, 3]
+    assert met("gap < " + "1" * 400) == [0, 1, 2]
     assert met(("gap < 0.01" + " or complex" * 100)[:LONGEST].rsplit(" or", 1)[0]) == [1, 3]
-    # Depth is counted inside, not along.
     assert met(" and ".join(["(not complex)"] * 55)) == [0, 2]
 
 

@@ -13,8 +13,9 @@ h with z = norm(h) where it comes before (ViT, ModernBERT).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -112,6 +113,30 @@ class AttentionLayer:
     unfolded: tuple[str, ...] = ()
     scores: Scores | None = None
 
+    @classmethod
+    def of(
+        cls,
+        index: int,
+        before: nn.LayerNorm | None,
+        attention: nn.Module,
+        projections: Sequence[Projection],
+        output: nn.Linear,
+        scale: float,
+        **rest: Any,
+    ) -> AttentionLayer:
+        """A layer from the modules of a model.
+
+        before : the normalisation whose output the layer reads; None if nothing normalises the tokens of the layer
+        projections : query, key and value
+        rest : the fields that have defaults
+        """
+        query, key, value = projections
+        weight = output.weight.detach()
+        by_heads = weight.reshape(len(weight), len(query.weight), -1).transpose(0, 1)
+        bias = weight.new_zeros(len(weight)) if output.bias is None else output.bias.detach()
+        site, norm = (attention, None) if before is None else (before, Norm.of(before))
+        return cls(index, site, norm, query, key, value, by_heads, bias, scale, **rest)
+
     @property
     def heads(self) -> int:
         return len(self.query.weight)
@@ -147,9 +172,3 @@ class Anatomy:
     def last_hidden(self, stream: Tensor) -> Tensor:
         """The encoder's last hidden state from what its last step returned, (texts, n, d)."""
         return self.final(stream) if self.pre_norm else stream
-
-
-def output_by_heads(weight: Tensor, heads: int) -> Tensor:
-    """W_o (d, heads·width) → (heads, d, width)."""
-    d = len(weight)
-    return weight.detach().reshape(d, heads, -1).transpose(0, 1)

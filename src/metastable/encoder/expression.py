@@ -1,107 +1,40 @@
-"""The language of `--fail-on`: a condition on the columns of a table, read by a parser of its own, never by `eval`.
+"""The language of `--fail-on`: a condition on the columns of a table, such as `entropy < 0.05 or not complex`.
 
-    condition  = both { "or" both }
-    both       = negation { "and" negation }
-    negation   = "not" negation | "(" condition ")" | comparison
-    comparison = operand [ ("<" | "<=" | ">" | ">=" | "==" | "!=") operand ]
-    operand    = column | ["-" | "+"] number | ["-" | "+"] "inf" | "nan" | "true" | "false" | a string in quotes
+The syntax is a part of Python's, read by the `ast` module and never evaluated by Python: and, or, not, parentheses,
+the comparisons < <= > >= == !=, columns, numbers, inf, nan, true, false and strings in quotes. Words of the language
+may be written in any case.
 
-A column of true/false is a condition by itself: `not complex`. Numbers compare with numbers; words and true/false only
-by == and !=, with their kind. **A comparison with nan is false, whichever it is**, != too; `not (x <= inf)` finds nan.
-Words of the language may be written in any case, column names and strings only in their own.
+A column of true/false is a condition by itself. Numbers compare with numbers. Words and true/false compare by == and !=
+only, with their own kind. **Every comparison with nan is false**, also !=; `not (x <= inf)` finds nan.
 """
 
 from __future__ import annotations
 
-import difflib
+import ast
+import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from metastable.errors import BadInput
+from metastable.errors import BadInput, suggestion
 
 LONGEST = 1000
-"""Characters in an expression."""
-DEEPEST = 50
-"""Parentheses and `not`s inside one another."""
-
-Literal = float | bool | str
-COMPARE: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "<": np.less,
-    "<=": np.less_equal,
-    ">": np.greater,
-    ">=": np.greater_equal,
-    "==": np.equal,
-    "!=": np.not_equal,
+"""Most characters of an expression."""
+COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
 }
-CONSTANTS: dict[str, Literal] = {"inf": float("inf"), "nan": float("nan"), "true": True, "false": False}
-WORDS = {"and", "or", "not", *CONSTANTS}
-TOKEN = re.compile(
-    r"""\s*(?:
-    (?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
-    | (?P<name>[A-Za-z_][A-Za-z0-9_]*)
-    | (?P<string>"[^"]*"|'[^']*')
-    | (?P<sign><=|>=|==|!=|[<>()+-])
-    )""",
-    re.VERBOSE,
-)
-
-
-@dataclass(frozen=True)
-class Token:
-    kind: str
-    text: str
-    place: int
-
-    @property
-    def word(self) -> str:
-        """The word of the language that this is, or the sign; '' for names, numbers and strings."""
-        if self.kind == "sign":
-            return self.text
-        return self.text.lower() if self.kind == "name" and self.text.lower() in WORDS else ""
-
-
-@dataclass(frozen=True)
-class Column:
-    name: str
-    place: int
-
-
-Operand = Column | Literal
-
-
-@dataclass(frozen=True)
-class Comparison:
-    left: Operand
-    sign: str
-    right: Operand
-    place: int
-
-
-@dataclass(frozen=True)
-class Truth:
-    """A column of true/false, or one of these words, as a condition."""
-
-    operand: Operand
-
-
-@dataclass(frozen=True)
-class Not:
-    inner: Condition
-
-
-@dataclass(frozen=True)
-class Several:
-    """All of the parts, or any of them."""
-
-    every: bool
-    parts: tuple[Condition, ...]
-
-
-Condition = Comparison | Truth | Not | Several
+CONSTANTS: dict[str, float | bool] = {"inf": np.inf, "nan": np.nan, "true": True, "false": False}
+HINTS = {"&": "and", "|": "or", "!": "not", "=": "=="}
+"""Signs of other languages, and what to write here."""
 
 
 @dataclass(frozen=True)
@@ -109,25 +42,54 @@ class Expression:
     """A condition on the rows of a table. Made by `parse`."""
 
     text: str
-    condition: Condition
+    tree: ast.expr
 
     def __str__(self) -> str:
         return self.text
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that it names, in the order of appearance."""
-        return tuple(dict.fromkeys(column.name for column in _named(self.condition)))
+        """The columns that the expression names, in order of appearance."""
+        named = (node for node in ast.walk(self.tree) if isinstance(node, ast.Name) and not _is_constant(node))
+        return tuple(dict.fromkeys(node.id for node in sorted(named, key=lambda node: node.col_offset)))
 
     def rows(self, table: pd.DataFrame) -> pd.DataFrame:
-        """The rows of the table that meet it, in their order."""
+        """The rows of the table that meet the condition, in their order."""
         known = [str(name) for name in table.columns]
-        for column in _named(self.condition):
-            if column.name not in known:
-                near = difflib.get_close_matches(column.name, known, n=3, cutoff=0.5)
-                hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
-                raise _error(self.text, column.place, f"there is no column {column.name!r}; {hint}")
-        return table[_Evaluation(self.text, table).mask(self.condition)]
+        for name in self.columns:
+            if name not in known:
+                raise BadInput(f"expression {self.text!r}: there is no column {name!r}; {suggestion(name, known)}")
+        return table[self._mask(self.tree, table)]
+
+    def _mask(self, node: ast.expr, table: pd.DataFrame) -> np.ndarray:
+        """Which rows meet a condition, (rows,) of bool."""
+        match node:
+            case ast.BoolOp(op=op, values=parts):
+                combine = np.logical_and if isinstance(op, ast.And) else np.logical_or
+                return np.asarray(combine.reduce([self._mask(part, table) for part in parts]))
+            case ast.UnaryOp(operand=inner):
+                return ~self._mask(inner, table)
+            case ast.Compare(left=left, ops=ops, comparators=others):
+                pairs = zip([left, *others], ops, others, strict=False)
+                return np.asarray(np.logical_and.reduce([self._compared(*pair, table) for pair in pairs]))
+        kind, values = _values(node, table)
+        if kind != "true or false":
+            raise self._wrong(node, f"the column holds {kind}; compare it with something")
+        return values
+
+    def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr, table: pd.DataFrame) -> np.ndarray:
+        (kind, a), (other, b) = _values(left, table), _values(right, table)
+        if kind != other:
+            raise self._wrong(left, f"{kind} cannot be compared with {other}")
+        if kind != "numbers" and not isinstance(op, (ast.Eq, ast.NotEq)):
+            raise self._wrong(left, f"{kind} can be compared by == and != only")
+        there = ~(pd.isna(a) | pd.isna(b))
+        result = np.zeros(len(table), dtype=bool)
+        result[there] = COMPARISONS[type(op)](a[there], b[there])
+        return result
+
+    def _wrong(self, node: ast.expr, what: str) -> BadInput:
+        return BadInput(f"expression {self.text!r}: {what} (at {ast.unparse(node)[:40]!r})")
 
 
 def parse(text: str) -> Expression:
@@ -138,181 +100,84 @@ def parse(text: str) -> Expression:
     [1, 2]
     """
     if len(text) > LONGEST:
-        raise BadInput(f"expression of {len(text)} characters; at most {LONGEST} are read, so shorten it")
-    expression = Expression(text, _Parser(text).whole())
+        raise BadInput(f"the expression has {len(text)} characters; at most {LONGEST} are read, so shorten it")
+    try:
+        tree = ast.parse(_lower_words(text).strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        place = getattr(error, "offset", None)
+        sign = text.strip()[place - 1 : place] if place else ""
+        found = f"at character {place}, {sign!r}" if sign else "at its end"
+        hint = f"write {HINTS[sign]}" if sign in HINTS else "write it as in 'gap < 0.01 and not complex'"
+        raise BadInput(f"expression {text[:200]!r} cannot be read {found}; {hint}") from error
+    expression = Expression(text, tree)
+    _check(expression, tree)
     if not expression.columns:
-        raise BadInput(
-            f"expression {text!r} names no column, so it is the same for every row; name one, as in 'gap < 0.01'"
-        )
+        raise BadInput(f"expression {text!r} names no column, so it is the same for every row; name a column")
     return expression
 
 
-def _error(text: str, place: int, what: str) -> BadInput:
-    near = text[place : place + 20]
-    where = f"at character {place + 1}, {near!r}" if near.strip() else "at its end"
-    return BadInput(f"expression: {what} ({where})")
+def _lower_words(text: str) -> str:
+    """The text with and, or, not in lower case, outside of strings."""
+    return re.sub(
+        r"('[^']*'|\"[^\"]*\")|\b(and|or|not)\b",
+        lambda found: found[1] or found[2].lower(),
+        re.sub(r"\s", " ", text),
+        flags=re.IGNORECASE,
+    )
 
 
-def _tokens(text: str) -> Iterator[Token]:
-    place = 0
-    while text[place:].strip():
-        found = TOKEN.match(text, place)
-        if found is None:
-            start = place + len(text[place:]) - len(text[place:].lstrip())
-            raise _error(text, start, _unreadable(text[start:]))
-        kind = str(found.lastgroup)
-        yield Token(kind, found[kind], found.start(kind))
-        place = found.end()
-    yield Token("end", "", len(text))
-
-
-def _unreadable(rest: str) -> str:
-    if rest[0] in "'\"":
-        return "a string without its closing quote"
-    instead = {"=": "==", "&": "and", "|": "or", "!": "not"}.get(rest[0])
-    return f"{rest[0]!r} is no sign of this language" + (f"; write {instead}" if instead else "")
-
-
-class _Parser:
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.tokens = list(_tokens(text))
-        self.next = 0
-        self.depth = 0
-
-    @property
-    def token(self) -> Token:
-        return self.tokens[self.next]
-
-    def accept(self, *words: str) -> Token | None:
-        token = self.token
-        if token.word not in words:
-            return None
-        self.next += 1
-        return token
-
-    def wrong(self, what: str) -> BadInput:
-        return _error(self.text, self.token.place, what)
-
-    def whole(self) -> Condition:
-        condition = self.several(every=False)
-        if self.token.kind == "end":
-            return condition
-        if self.token.word in COMPARE:
-            raise self.wrong("a comparison has two sides; join two comparisons with and")
-        if self.token.word == ")":
-            raise self.wrong("a parenthesis closes that was never opened")
-        raise self.wrong("expected and, or, or the end")
-
-    def several(self, every: bool) -> Condition:
-        """Parts joined by `and` (every) or by `or`, whose parts are joined by `and`."""
-        parts: list[Condition] = []
-        while not parts or self.accept("and" if every else "or"):
-            parts.append(self.negation() if every else self.several(every=True))
-        return parts[0] if len(parts) == 1 else Several(every, tuple(parts))
-
-    def negation(self) -> Condition:
-        opening = self.accept("not", "(")
-        if opening is None:
-            return self.comparison()
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise _error(self.text, opening.place, f"more than {DEEPEST} parentheses and nots inside one another")
-        if opening.word == "not":
-            inner: Condition = Not(self.negation())
-        else:
-            inner = self.several(every=False)
-            if not self.accept(")"):
-                raise self.wrong("expected a closing parenthesis")
-        self.depth -= 1
-        return inner
-
-    def comparison(self) -> Condition:
-        place = self.token.place
-        left = self.operand()
-        sign = self.accept(*COMPARE)
-        if sign is not None:
-            return Comparison(left, sign.text, self.operand(), place)
-        if isinstance(left, (Column, bool)):
-            return Truth(left)
-        raise self.wrong("expected one of < <= > >= == !=")
-
-    def operand(self) -> Operand:
-        sign = self.accept("-", "+")
-        token = self.token
-        self.next += token.kind != "end"
-        if token.kind == "number" or token.word == "inf":
-            return (-1.0 if sign and sign.text == "-" else 1.0) * float(token.text)
-        if sign is not None:
-            raise _error(self.text, token.place, f"expected a number after {sign.text}")
-        if token.kind == "string":
-            return token.text[1:-1]
-        if token.word in CONSTANTS:
-            return CONSTANTS[token.word]
-        if token.kind == "name" and not token.word:
-            return Column(token.text, token.place)
-        raise _error(self.text, token.place, "expected a column, a number, a string in quotes, true or false")
-
-
-def _named(condition: Condition) -> Iterator[Column]:
-    match condition:
-        case Comparison(left, _, right):
-            yield from (operand for operand in (left, right) if isinstance(operand, Column))
-        case Truth(operand):
-            yield from (o for o in (operand,) if isinstance(o, Column))
-        case Not(inner):
-            yield from _named(inner)
-        case Several(_, parts):
+def _check(expression: Expression, node: ast.expr) -> None:
+    """Refuse every part of Python that is not part of this language."""
+    match node:
+        case ast.BoolOp(values=parts):
             for part in parts:
-                yield from _named(part)
+                _check(expression, part)
+        case ast.UnaryOp(op=ast.Not(), operand=inner):
+            _check(expression, inner)
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            for part in (left, *others):
+                if not (isinstance(part, ast.Name) or _is_constant(part)):
+                    raise expression._wrong(part, "expected a column, a number, true, false or a string in quotes")
+            if any(type(op) not in COMPARISONS for op in ops):
+                raise expression._wrong(node, "only < <= > >= == != compare")
+        case ast.Name() | ast.Constant(value=bool()):
+            pass
+        case _:
+            raise expression._wrong(node, "expected a comparison such as gap < 0.01, joined by and, or, not")
 
 
-@dataclass(frozen=True)
-class _Evaluation:
-    text: str
-    table: pd.DataFrame
+def _is_constant(node: ast.expr) -> bool:
+    match node:
+        case ast.Name(id=name):
+            return name.lower() in CONSTANTS
+        case ast.Constant(value=value):
+            return isinstance(value, (bool, int, float, str))
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Constant() | ast.Name() as inner):
+            return _is_constant(inner) and not isinstance(_constant(inner), (bool, str))
+    return False
 
-    def mask(self, condition: Condition) -> np.ndarray:
-        """(rows,) of bool."""
-        match condition:
-            case Several(every, parts):
-                combine = np.logical_and if every else np.logical_or
-                return combine.reduce([self.mask(part) for part in parts])
-            case Not(inner):
-                return ~self.mask(inner)
-            case Truth(operand):
-                kind, values = self.values(operand)
-                if kind != "true or false":
-                    assert isinstance(operand, Column)
-                    raise self._wrong(operand.place, f"{operand.name} holds {kind}; compare it with something")
-                return values
-            case Comparison():
-                return self._compared(condition)
 
-    def _compared(self, comparison: Comparison) -> np.ndarray:
-        kind, left = self.values(comparison.left)
-        other, right = self.values(comparison.right)
-        if kind != other:
-            raise self._wrong(comparison.place, f"{kind} cannot be compared with {other}")
-        if kind != "numbers" and comparison.sign not in ("==", "!="):
-            raise self._wrong(comparison.place, f"{kind} compare by == and != only, not by {comparison.sign}")
-        there = ~(pd.isna(left) | pd.isna(right))
-        result = np.zeros(len(self.table), dtype=bool)
-        result[there] = COMPARE[comparison.sign](left[there], right[there])
-        return result
+def _constant(node: ast.expr) -> float | bool | str:
+    match node:
+        case ast.Name(id=name):
+            return CONSTANTS[name.lower()]
+        case ast.UnaryOp(op=op, operand=inner):
+            return -_constant(inner) if isinstance(op, ast.USub) else _constant(inner)  # type: ignore[operator]
+        case ast.Constant(value=bool() | str() as value):
+            return value
+    # float("1" * 400) is inf, where float(int("1" * 400)) overflows.
+    return float(str(node.value))  # type: ignore[attr-defined]
 
-    def values(self, operand: Operand) -> tuple[str, np.ndarray]:
-        """What the operand holds, in words, and its value for each row."""
-        if not isinstance(operand, Column):
-            kind = "true or false" if isinstance(operand, bool) else "words" if isinstance(operand, str) else "numbers"
-            dtype = {"words": object, "numbers": float, "true or false": bool}[kind]
-            return kind, np.full(len(self.table), operand, dtype=dtype)
-        column = self.table[operand.name]
-        if pd.api.types.is_bool_dtype(column):
-            return "true or false", column.to_numpy(dtype=bool)
-        if pd.api.types.is_numeric_dtype(column):
-            return "numbers", column.to_numpy(dtype=float)
-        return "words", column.to_numpy(dtype=object)
 
-    def _wrong(self, place: int, what: str) -> BadInput:
-        return _error(self.text, place, what)
+def _values(node: ast.expr, table: pd.DataFrame) -> tuple[str, np.ndarray]:
+    """What a column or constant holds, in words, and its value for each row."""
+    if not _is_constant(node):
+        assert isinstance(node, ast.Name)
+        column = table[node.id]
+    else:
+        column = pd.Series([_constant(node)] * len(table), dtype=None if len(table) else type(_constant(node)))
+    if pd.api.types.is_bool_dtype(column):
+        return "true or false", column.to_numpy(dtype=bool)
+    if pd.api.types.is_numeric_dtype(column):
+        return "numbers", column.to_numpy(dtype=float)
+    return "words", column.to_numpy(dtype=object)

@@ -1,4 +1,4 @@
-"""One small file a family of encoders: where its attention layers keep their weights and where its tokens pass."""
+"""Where each family of encoders keeps the weights of its attention layers, and which modules its tokens pass."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from typing import Any
 
 from metastable.encoder.anatomy import Anatomy
 from metastable.encoder.families.albert import albert
-from metastable.encoder.families.bert import bert
+from metastable.encoder.families.bert import bert, distilbert, electra, roberta
 from metastable.encoder.families.deberta_v2 import deberta_v2
-from metastable.encoder.families.distilbert import distilbert
-from metastable.encoder.families.electra import electra
 from metastable.encoder.families.modernbert import modernbert
 from metastable.encoder.families.mpnet import mpnet
-from metastable.encoder.families.roberta import roberta
 from metastable.encoder.families.vit import vit
 from metastable.errors import BadInput
 

@@ -1,37 +1,60 @@
-"""BERT: post-norm, absolute positions, everything folds. ERNIE's layers are the same."""
+"""BERT and the families with the same layers: ERNIE, RoBERTa and its descendants, ELECTRA, DistilBERT.
+
+They are post-norm with absolute positions, and everything folds.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm, Projection, output_by_heads
-from metastable.encoder.families.masking import step_of
+from metastable.encoder.anatomy import Anatomy
+from metastable.encoder.families.stack import Parts, post_norm, step_of
+
+MAPPED = (
+    "The embeddings are mapped linearly to the hidden size after their normalisation. Tokens of the first layer "
+    "therefore have no common length, and no gain or offset is folded there."
+)
 
 
 def bert(model: Any) -> Anatomy:
-    """`BertModel`: layer l reads what layer l − 1's last normalisation wrote, the first one that of the embeddings."""
-    return stack(model, model.embeddings.LayerNorm, model.embeddings.position_embeddings.num_embeddings)
+    """`BertModel`."""
+    return _anatomy(model, model.embeddings.LayerNorm, model.embeddings.position_embeddings.num_embeddings)
 
 
-def stack(model: Any, first: Any, limit: int, notes: tuple[str, ...] = ()) -> Anatomy:
-    """The anatomy of a stack of BERT's layers after the normalisation `first`, or after none."""
-    layers = []
-    before, heads = first, model.config.num_attention_heads
-    for index, block in enumerate(model.encoder.layer):
-        inner, dense = block.attention.self, block.attention.output.dense
-        layers.append(
-            AttentionLayer(
-                index=index,
-                site=inner if before is None else before,
-                norm=None if before is None else Norm.of(before),
-                query=Projection.of(inner.query, heads),
-                key=Projection.of(inner.key, heads),
-                value=Projection.of(inner.value, heads),
-                output=output_by_heads(dense.weight, heads),
-                output_bias=dense.bias.detach(),
-                scale=inner.scaling,
-            )
-        )
-        before = block.output.LayerNorm
-    steps = tuple(step_of(block) for block in model.encoder.layer)
-    return Anatomy(model.config.model_type, tuple(layers), before, steps, notes=notes, limit=limit)
+def roberta(model: Any) -> Anatomy:
+    """`RobertaModel`: no token uses the first padding_idx + 1 rows of the position table."""
+    table = model.embeddings.position_embeddings
+    return _anatomy(model, model.embeddings.LayerNorm, table.num_embeddings - table.padding_idx - 1)
+
+
+def electra(model: Any) -> Anatomy:
+    """`ElectraModel`: with `embeddings_project` nothing normalises the tokens of the first layer."""
+    limit = model.embeddings.position_embeddings.num_embeddings
+    if hasattr(model, "embeddings_project"):
+        return _anatomy(model, None, limit, notes=(MAPPED,))
+    return _anatomy(model, model.embeddings.LayerNorm, limit)
+
+
+def distilbert(model: Any) -> Anatomy:
+    """`DistilBertModel`."""
+
+    def parts(block: Any) -> Parts:
+        inner = block.attention
+        linears = (inner.q_lin, inner.k_lin, inner.v_lin)
+        return Parts(inner, linears, inner.out_lin, inner.scaling, block.output_layer_norm)
+
+    blocks = model.transformer.layer
+    layers, last = post_norm(blocks, model.embeddings.LayerNorm, model.config.n_heads, parts)
+    limit = model.embeddings.position_embeddings.num_embeddings
+    return Anatomy("distilbert", layers, last, tuple(map(step_of, blocks)), limit=limit)
+
+
+def _anatomy(model: Any, first: Any, limit: int, notes: tuple[str, ...] = ()) -> Anatomy:
+    def parts(block: Any) -> Parts:
+        inner = block.attention.self
+        linears = (inner.query, inner.key, inner.value)
+        return Parts(inner, linears, block.attention.output.dense, inner.scaling, block.output.LayerNorm)
+
+    blocks = model.encoder.layer
+    layers, last = post_norm(blocks, first, model.config.num_attention_heads, parts)
+    return Anatomy(model.config.model_type, layers, last, tuple(map(step_of, blocks)), notes=notes, limit=limit)

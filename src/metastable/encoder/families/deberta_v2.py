@@ -7,12 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm, Projection, Scores, Step, output_by_heads
+from metastable.encoder.anatomy import Anatomy, Projection, Scores, Step
+from metastable.encoder.families.stack import Parts, post_norm
 
 TERMS = {"c2p": "content-to-position scores", "p2c": "position-to-content scores"}
 NOTE = (
-    "Scores have learned terms between a token and a relative position ({}): they are part of the measured scores and "
-    "not of B, whose scale 1/√({}·width) counts them."
+    "Scores have learned terms between a token and a relative position ({}). These terms are part of the measured "
+    "scores and not of B; the scale of B, 1/√({}·width), counts them."
 )
 CONVOLUTION = "A convolution over neighbouring tokens follows the first layer, outside the theory like the MLP."
 
@@ -20,34 +21,23 @@ CONVOLUTION = "A convolution over neighbouring tokens follows the first layer, o
 def deberta_v2(model: Any) -> Anatomy:
     """`DebertaV2Model`: s_ij = (⟨q_i, k_j⟩ + ⟨q_i, K_r(i−j)⟩ + ⟨k_j, Q_r(i−j)⟩)/√(terms·width)."""
     encoder = model.encoder
-    blocks, layers = encoder.layer, []
-    before, heads = model.embeddings.LayerNorm, model.config.num_attention_heads
-    for index, block in enumerate(blocks):
-        inner, dense = block.attention.self, block.attention.output.dense
-        terms = _terms(inner)
-        layers.append(
-            AttentionLayer(
-                index=index,
-                site=before,
-                norm=Norm.of(before),
-                query=Projection.of(inner.query_proj, heads),
-                key=Projection.of(inner.key_proj, heads),
-                value=Projection.of(inner.value_proj, heads),
-                output=output_by_heads(dense.weight, heads),
-                output_bias=dense.bias.detach(),
-                scale=_scale(inner),
-                unfolded=tuple(TERMS[term] for term in terms),
-                scores=_scores(encoder, inner) if terms else None,
-            )
-        )
-        convolved = index == 0 and encoder.conv is not None
-        before = encoder.conv.LayerNorm if convolved else block.output.LayerNorm
+    blocks = encoder.layer
+
+    def parts(block: Any) -> Parts:
+        inner, terms = block.attention.self, _terms(block.attention.self)
+        linears = (inner.query_proj, inner.key_proj, inner.value_proj)
+        convolved = block is blocks[0] and encoder.conv is not None
+        last = encoder.conv.LayerNorm if convolved else block.output.LayerNorm
+        rest = {"unfolded": tuple(TERMS[term] for term in terms), "scores": _scores(encoder, inner) if terms else None}
+        return Parts(inner, linears, block.attention.output.dense, _scale(inner), last, rest)
+
+    layers, last = post_norm(blocks, model.embeddings.LayerNorm, model.config.num_attention_heads, parts)
     terms = _terms(blocks[0].attention.self)
     notes = (NOTE.format(", ".join(terms), _count(blocks[0].attention.self)),) if terms else ()
     return Anatomy(
         "deberta-v2",
-        tuple(layers),
-        before,
+        layers,
+        last,
         tuple(_step(encoder, index, block) for index, block in enumerate(blocks)),
         notes=notes if encoder.conv is None else (*notes, CONVOLUTION),
         limit=model.config.max_position_embeddings,

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm, Projection, Scores, Step, output_by_heads
-from metastable.encoder.families.masking import blocked
+from metastable.encoder.anatomy import Anatomy, AttentionLayer, Projection, Scores, Step
+from metastable.encoder.families.stack import blocked
 
 NOTE = (
-    "Queries and keys are turned by an angle that grows with the position (rotary positions): B is their interaction "
-    "at distance 0, and the measured scores include the turning."
+    "Queries and keys are rotated by an angle that grows with the position (rotary positions). B is their interaction "
+    "at distance 0; the measured scores include the rotation."
 )
-LOCAL = "In local layers a token sees only tokens up to half a window away; layers with a window: {}."
+LOCAL = "In these layers a token sees only tokens up to half a window away: {}."
 
 
 def modernbert(model: Any) -> Anatomy:
@@ -41,23 +41,10 @@ def _layer(model: Any, index: int, block: Any) -> AttentionLayer:
     norm = model.embeddings.norm if first else block.attn_norm
     weights = inner.Wqkv.weight.chunk(3)
     biases = (None,) * 3 if inner.Wqkv.bias is None else inner.Wqkv.bias.chunk(3)
-    query, key, value = (Projection.cut(w, b, heads) for w, b in zip(weights, biases, strict=True))
-    output = inner.Wo.weight.detach()
-    window = block.attention_type == "sliding_attention"
-    return AttentionLayer(
-        index=index,
-        site=norm,
-        norm=Norm.of(norm),
-        query=query,
-        key=key,
-        value=value,
-        output=output_by_heads(output, heads),
-        output_bias=output.new_zeros(len(output)) if inner.Wo.bias is None else inner.Wo.bias.detach(),
-        scale=inner.head_dim**-0.5,
-        pre_norm=not first,
-        unfolded=("rotary positions", "sliding window") if window else ("rotary positions",),
-        scores=_scores(model, block),
-    )
+    projections = [Projection.cut(w, b, heads) for w, b in zip(weights, biases, strict=True)]
+    window = ("sliding window",) if block.attention_type == "sliding_attention" else ()
+    rest = {"pre_norm": not first, "unfolded": ("rotary positions", *window), "scores": _scores(model, block)}
+    return AttentionLayer.of(index, norm, inner, projections, inner.Wo, inner.head_dim**-0.5, **rest)
 
 
 def _scores(model: Any, block: Any) -> Scores:

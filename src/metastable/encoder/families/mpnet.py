@@ -7,44 +7,31 @@ from typing import Any
 
 from torch import Tensor
 
-from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm, Projection, Scores, Step, output_by_heads
-from metastable.encoder.families.masking import additive
+from metastable.encoder.anatomy import Anatomy, Scores, Step
+from metastable.encoder.families.stack import Parts, additive, post_norm
 
 NOTE = (
-    "A learned bias of the distance between two tokens, the same in every layer, is added to the scores of each head: "
-    "it is part of the measured scores and not of B."
+    "Each head adds a learned bias of the distance between two tokens to its scores, the same in every layer. "
+    "The bias is part of the measured scores and not of B."
 )
 
 
 def mpnet(model: Any) -> Anatomy:
     """`MPNetModel`: s_ij = ⟨q_i, k_j⟩/√width + bias[head, bucket(j − i)]."""
-    layers = []
-    before, heads = model.embeddings.LayerNorm, model.config.num_attention_heads
-    for index, block in enumerate(model.encoder.layer):
+
+    def parts(block: Any) -> Parts:
         inner = block.attention.attn
         scale = 1 / math.sqrt(inner.attention_head_size)
-        layers.append(
-            AttentionLayer(
-                index=index,
-                site=before,
-                norm=Norm.of(before),
-                query=Projection.of(inner.q, heads),
-                key=Projection.of(inner.k, heads),
-                value=Projection.of(inner.v, heads),
-                output=output_by_heads(inner.o.weight, heads),
-                output_bias=inner.o.bias.detach(),
-                scale=scale,
-                unfolded=("relative position bias",),
-                scores=_scores(model.encoder, scale),
-            )
-        )
-        before = block.output.LayerNorm
-    table = model.embeddings.position_embeddings
+        rest = {"unfolded": ("relative position bias",), "scores": _scores(model.encoder, scale)}
+        return Parts(inner, (inner.q, inner.k, inner.v), inner.o, scale, block.output.LayerNorm, rest)
+
+    blocks, table = model.encoder.layer, model.embeddings.position_embeddings
+    layers, last = post_norm(blocks, model.embeddings.LayerNorm, model.config.num_attention_heads, parts)
     return Anatomy(
         "mpnet",
-        tuple(layers),
-        before,
-        tuple(_step(model.encoder, block) for block in model.encoder.layer),
+        layers,
+        last,
+        tuple(_step(model.encoder, block) for block in blocks),
         notes=(NOTE,),
         limit=table.num_embeddings - table.padding_idx - 1,
     )
