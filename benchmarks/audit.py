@@ -15,7 +15,7 @@ from measure import ratios, record
 from metastable.encoder.audit import audit
 from metastable.encoder.load import Encoder, load
 from metastable.encoder.measure import measure
-from metastable.encoder.texts import Counts, batches
+from metastable.encoder.texts import TextCounts, batches
 
 BATCH = 32
 
@@ -57,7 +57,7 @@ def main() -> None:
 
     cases = (("audit, 1000 sentences", found[::5], whole), ("measure, 40 texts of 512 tokens", long, alone))
     for name, texts, work in cases:
-        counts = Counts()
+        counts = TextCounts()
         longest = max(int(b.lengths.max()) for b in batches(encoder.tokenizer, texts, encoder.limit, BATCH, counts))
         row = ratios(
             lambda texts=texts, work=work: work(texts),

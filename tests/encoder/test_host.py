@@ -186,3 +186,25 @@ def test_a_half_precision_model_stays_what_it_is(tokenizer):
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
     for one, other in zip(audited(whole, tokenizer), found, strict=True):
         pd.testing.assert_frame_equal(one, other, check_exact=True)
+
+
+def test_the_number_of_threads_stays_after_audits_at_once(model):
+    before, found = torch.get_num_threads(), []
+    try:
+        torch.set_num_threads(2)
+
+        def audits():
+            ms.audit(model, beside_random=False)
+            found.append(torch.get_num_threads())
+
+        threads = [threading.Thread(target=audits) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        later.start()
+        later.join()
+        assert [*found, torch.get_num_threads()] == [2] * 6
+    finally:
+        torch.set_num_threads(before)

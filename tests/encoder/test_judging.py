@@ -7,20 +7,20 @@ import pandas as pd
 import pytest
 
 from metastable.encoder import verdict as judging
-from metastable.encoder.tally import Tally
+from metastable.encoder.exact_sums import ExactSums
 
 
 def tally(means, texts=50, noise=0.001, lengths=16):
     """Texts of one length whose statistic has these means over depths."""
-    found = Tally((len(means),))
+    found = ExactSums((len(means),))
     rng = np.random.default_rng(0)
     values = np.asarray(means) + noise * rng.standard_normal((texts, len(means)))
     found.add(values, np.full(texts, lengths))
     return found
 
 
-class Measured:
-    """As much of `measuring.Measured` as judging reads."""
+class Measurements:
+    """As much of `measuring.Measurements` as judging reads."""
 
     def __init__(self, cosines, noise=0.001, squares=None):
         squares = [max(c, 0.0) ** 2 for c in cosines] if squares is None else squares
@@ -52,9 +52,9 @@ def heads(layers=3, approach=(0.05,) * 3, half_width=0.01, predicted=0.05, appli
 
 
 def phases(cosines, twin=None, noise=0.001, squares=None):
-    beside = None if twin is None else Measured(twin)
+    beside = None if twin is None else Measurements(twin)
     table = heads(len(cosines) - 1, (0.0,) * len(cosines))
-    return [j.phase for j in judging._judgements(table, Measured(cosines, noise, squares), beside)]
+    return [j.phase for j in judging._judgements(table, Measurements(cosines, noise, squares), beside)]
 
 
 def test_two_opposite_points_are_the_theorys_limit_and_not_spread():
@@ -62,7 +62,9 @@ def test_two_opposite_points_are_the_theorys_limit_and_not_spread():
     found = phases([0.0, 0.0, 0.0, 0.0], [0.0] * 4, squares=[0.01, 0.6, 0.98, 0.98])
     assert found == ["spread", "concentrating", "concentrating", "metastable"]
     table = heads(3, (0.0,) * 3)
-    last = judging._judgements(table, Measured([0.0] * 4, squares=[0.01, 0.6, 0.98, 0.98]), Measured([0.0] * 4))[-1]
+    last = judging._judgements(
+        table, Measurements([0.0] * 4, squares=[0.01, 0.6, 0.98, 0.98]), Measurements([0.0] * 4)
+    )[-1]
     assert "about two opposite points" in last.sentence
 
 
@@ -117,7 +119,7 @@ def test_a_prediction_too_small_to_see_is_not_counted():
 
 
 def test_the_twins_count_stands_in_the_headline():
-    measured, twin, table = Measured([0.1, 0.2, 0.3, 0.4]), Measured([0.1] * 4), heads(3, (0.05, 0.0, 0.05))
+    measured, twin, table = Measurements([0.1, 0.2, 0.3, 0.4]), Measurements([0.1] * 4), heads(3, (0.05, 0.0, 0.05))
     layers = judging._judgements(table, measured, twin)
     beside = judging._judgements(heads(3, (0.0, 0.0, 0.05)), twin, None)
     words = judging._headline(table, measured, twin, layers, beside)
@@ -125,9 +127,9 @@ def test_the_twins_count_stands_in_the_headline():
 
 
 def test_an_encoder_like_random_weights_is_said_to_be():
-    same = judging._beside(Measured([0.1, 0.2]), Measured([0.1, 0.2]))
+    same = judging._beside(Measurements([0.1, 0.2]), Measurements([0.1, 0.2]))
     assert same.endswith("cannot be told from one with random weights")
-    assert judging._beside(Measured([0.1, 0.4]), Measured([0.1, 0.2])) == ""
+    assert judging._beside(Measurements([0.1, 0.4]), Measurements([0.1, 0.2])) == ""
 
 
 def test_there_is_no_prediction_without_heads_that_make_one():
@@ -138,7 +140,7 @@ def test_there_is_no_prediction_without_heads_that_make_one():
 
 def test_encoder_and_twin_are_compared_at_one_length():
     """A statistic that falls with n: the twin saw shorter texts, and its number is moved to the encoder's n."""
-    found = Tally((1,))
+    found = ExactSums((1,))
     lengths = np.array([4, 8, 16] * 20)
     found.add((1.0 - 0.1 * np.log2(lengths))[:, None], lengths)
     assert judging.at_length(found, 64.0)[0] == pytest.approx(1.0 - 0.6, abs=1e-6)

@@ -12,13 +12,12 @@ import torch
 from scipy.stats import t as student
 from transformers import AutoModel
 
-from metastable.encoder import measure_heads as measuring_heads
+from metastable.encoder import measure as measuring_heads
 from metastable.encoder.anatomy import Norm
 from metastable.encoder.fold import fold
 from metastable.encoder.hooks import Tokens
 from metastable.encoder.load import load
-from metastable.encoder.measure import Measured, Meter, measure
-from metastable.encoder.measure_heads import HEADS, Prediction
+from metastable.encoder.measure import HEADS, Measurements, Meter, Prediction, measure
 from metastable.encoder.statistics import CLOUD
 from metastable.encoder.texts import Batch, batches
 from metastable.errors import BadInput
@@ -374,7 +373,7 @@ def test_parts_of_a_corpus_merge_in_any_order():
     whole = measure(encoder(), ["", *SENTENCES])
     np.testing.assert_allclose(a.head_table().to_numpy(float), whole.head_table().to_numpy(float), atol=1e-5)
     assert a.lengths == whole.lengths
-    again = Measured.from_dict(json.loads(json.dumps(a.to_dict())))
+    again = Measurements.from_dict(json.loads(json.dumps(a.to_dict())))
     assert again.to_dict() == a.to_dict()
     with pytest.raises(BadInput, match="cannot be merged"):
         a.merge(measure(encoder(), SENTENCES, special="include"))

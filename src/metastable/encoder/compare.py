@@ -1,6 +1,6 @@
 """Two checkpoints of one encoder, before and after training: which heads moved, in weights, spectrum and behaviour.
 
-With B and V folded as in `folding`, a head's changes are relative to checkpoint a:
+With B and V folded as in `fold`, a head's changes are relative to checkpoint a:
 
     interaction_change = ‖B_b − B_a‖_F/‖B_a‖_F,   value_change = ‖V_b − V_a‖_F/‖V_a‖_F,
     offset_change = |a_b − a_a|·√d/β_a,

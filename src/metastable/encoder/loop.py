@@ -25,12 +25,12 @@ from torch import Tensor
 
 from metastable.arrays import whole
 from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm, Step
+from metastable.encoder.exact_sums import ExactSums, Floats
 from metastable.encoder.fold import fold
 from metastable.encoder.hooks import Depth, Passage, read
 from metastable.encoder.measure import SPECIAL, columns_of
 from metastable.encoder.statistics import CLOUD, averaged, cloud
-from metastable.encoder.tally import Floats, Tally
-from metastable.encoder.texts import Batch, Counts, batches
+from metastable.encoder.texts import Batch, TextCounts, batches
 from metastable.errors import BadInput
 from metastable.theory import phases
 
@@ -67,14 +67,14 @@ class Loop:
     """
 
     model: str
-    tallies: dict[str, Tally]
+    tallies: dict[str, ExactSums]
     layer: int
     trained_depth: int | None
     asked: int
     stopped: int | None
     beta: float
     special: str
-    counts: Counts
+    counts: TextCounts
     angle: float = ANGLE
 
     @property
@@ -197,8 +197,8 @@ class Loop:
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Loop:
         kept = ("model", "layer", "trained_depth", "asked", "stopped", "beta", "special", "angle")
-        tallies = {name: Tally.from_dict(tally) for name, tally in saved["tallies"].items()}
-        return cls(tallies=tallies, counts=Counts(**saved["counts"]), **{name: saved[name] for name in kept})
+        tallies = {name: ExactSums.from_dict(tally) for name, tally in saved["tallies"].items()}
+        return cls(tallies=tallies, counts=TextCounts(**saved["counts"]), **{name: saved[name] for name in kept})
 
 
 def _plain(values: list[Any]) -> list[Any]:
@@ -224,8 +224,8 @@ def loop(
     if special not in SPECIAL:
         raise BadInput(f"special is {special!r}; it must be one of {', '.join(SPECIAL)}")
     looper = _Looper(encoder, _chosen(encoder, layer), special)
-    tallies = {name: Tally((steps + 1,)) for name in NAMES}
-    counts, reach = Counts(), steps
+    tallies = {name: ExactSums((steps + 1,)) for name in NAMES}
+    counts, reach = TextCounts(), steps
     for batch in batches(encoder.reads_text(), texts, encoder.limit, batch_size, counts):
         found = looper.follow(batch, reach)
         # What one text could not reach is not followed for the others.

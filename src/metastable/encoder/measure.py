@@ -1,7 +1,11 @@
 """What the layers and heads of an encoder do on texts: every statistic as a mean over texts, with its interval and n.
 
 A text's n is the number of tokens that the model sees, special ones included. The cloud of a text is its ordinary
-tokens (all of them with special="include"); special tokens are always there to be attended to, padding never.
+tokens (all of them with special="include"). Tokens may attend to special tokens, but never to padding.
+
+Everything that a head needs of a token is linear in z: q = Qz + q₀, k = Kz, v = Vz + v₀ (see `fold`), the part of z
+along the head's updates, W_oᵀCz, and the coordinates in its eigenspace E. So one matrix product serves all heads.
+Scores are computed up to a constant for each query, which does not enter any statistic.
 """
 
 from __future__ import annotations
@@ -9,22 +13,41 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from metastable.encoder.anatomy import AttentionLayer
+from metastable.encoder.exact_sums import ExactSums, Floats
+from metastable.encoder.fold import FoldedHead, fold
 from metastable.encoder.hooks import Depth, Passage, Tokens, read
-from metastable.encoder.measure_heads import HEADS, LAYER, HeadLens
-from metastable.encoder.statistics import CLOUD, cloud, mean_cosine_of_any
-from metastable.encoder.tally import Floats, Tally
-from metastable.encoder.texts import Batch, Counts, batches
+from metastable.encoder.statistics import CLOUD, averaged, cloud, mean_cosine, two_atom_distance
+from metastable.encoder.texts import Batch, TextCounts, batches
+from metastable.encoder.weights import SmallTheory, on_one_core
 from metastable.errors import BadInput
+from metastable.theory import Theory
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from metastable.encoder.load import Encoder
 
+HEADS = (
+    *("entropy", "logit_gap", "special_share", "share_in_E", "maximiser_angle", "update_length"),
+    *("distance_before", "distance_after", "approach", "predicted_approach"),
+)
+"""Statistics of a head on a text, by name; see `HeadLens.measure`."""
+
+LAYER = ("update_length", "residual")
+"""Statistics of a layer on a text."""
+
+CHUNK = 2**21
+"""Scores held at once, for one array of them: 8 MB, which a processor's cache still helps with."""
+
+LOWEST = -1e30
 SCORES = 2**24
 """Most scores of one text where a layer can give them only all at once (positions in the scores): 64 MB an array."""
 
@@ -36,28 +59,28 @@ states as the model hands them on, with gains and offsets of the normalisations 
 
 
 @dataclass
-class Measured:
+class Measurements:
     """Statistics of an encoder on texts.
 
     depths : by name (see `statistics.cloud`), tallies over depths 0, …, L, the input of each layer and the output
-    layers : by name (see `measuring_heads.HeadLens.measure`), tallies over layers
+    layers : by name (see `HeadLens.measure`), tallies over layers
     heads : by name (same place), tallies over (layers, heads)
     betas : (L,), the median effective β of each layer's heads, which the energy uses (the output: the last layer's)
-    applicable, dims, random_share : (layers, heads), of the predictions, see `measuring_heads`
+    applicable, dims, random_share : (layers, heads), of the predictions, see `measure.HeadLens`
     lengths : how many texts had n tokens, by n
     special : "exclude" or "include", whether special tokens belong to the cloud
     """
 
-    depths: dict[str, Tally]
-    layers: dict[str, Tally]
-    heads: dict[str, Tally]
+    depths: dict[str, ExactSums]
+    layers: dict[str, ExactSums]
+    heads: dict[str, ExactSums]
     betas: Floats
     applicable: np.ndarray
     dims: np.ndarray
     random_share: Floats
     special: str
     lengths: Counter[int] = field(default_factory=Counter)
-    counts: Counts = field(default_factory=Counts)
+    counts: TextCounts = field(default_factory=TextCounts)
 
     def depth_table(self) -> pd.DataFrame:
         """A row a depth; for each statistic NAME the columns NAME, NAME_low, NAME_high and NAME_slope.
@@ -86,14 +109,14 @@ class Measured:
             columns |= columns_of(name, tally)
         return pd.DataFrame({name: np.ravel(column) for name, column in columns.items()})
 
-    def merge(self, other: Measured) -> Measured:
+    def merge(self, other: Measurements) -> Measurements:
         """The statistics of the texts of both, measured with the same encoder; exact in any order."""
         if self.special != other.special or not np.array_equal(self.betas, other.betas):
             raise BadInput("measurements of different encoders, or with special tokens in and out, cannot be merged")
         groups = ("depths", "layers", "heads")
         merged = {g: {k: v.merge(getattr(other, g)[k]) for k, v in getattr(self, g).items()} for g in groups}
         lengths, counts = self.lengths + other.lengths, self.counts + other.counts
-        return Measured(**{**vars(self), **merged, "lengths": lengths, "counts": counts})
+        return Measurements(**{**vars(self), **merged, "lengths": lengths, "counts": counts})
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, exactly, for JSON."""
@@ -105,8 +128,8 @@ class Measured:
         return {**tallies, **arrays, **rest}
 
     @classmethod
-    def from_dict(cls, saved: dict[str, Any]) -> Measured:
-        groups = {g: {k: Tally.from_dict(v) for k, v in saved[g].items()} for g in ("depths", "layers", "heads")}
+    def from_dict(cls, saved: dict[str, Any]) -> Measurements:
+        groups = {g: {k: ExactSums.from_dict(v) for k, v in saved[g].items()} for g in ("depths", "layers", "heads")}
         return cls(
             **groups,
             betas=np.array(saved["betas"], dtype=np.float64),
@@ -115,11 +138,11 @@ class Measured:
             random_share=np.array(saved["random_share"], dtype=np.float64),
             special=saved["special"],
             lengths=Counter({int(n): count for n, count in saved["lengths"].items()}),
-            counts=Counts(**saved["counts"]),
+            counts=TextCounts(**saved["counts"]),
         )
 
 
-def columns_of(name: str, tally: Tally) -> dict[str, Floats]:
+def columns_of(name: str, tally: ExactSums) -> dict[str, Floats]:
     """The columns of a table that show a statistic: NAME, NAME_low, NAME_high and NAME_slope."""
     low, high = tally.interval()
     return {name: tally.mean(), f"{name}_low": low, f"{name}_high": high, f"{name}_slope": tally.slope()[0]}
@@ -140,13 +163,13 @@ class Meter:
             if layer.scores is not None:
                 self.limit = min(self.limit, int((SCORES / layer.heads) ** 0.5))
 
-    def empty(self) -> Measured:
+    def empty(self) -> Measurements:
         """No texts yet."""
         shape = (len(self.lenses), self.lenses[0].layer.heads)
-        return Measured(
-            depths={name: Tally((len(self.lenses) + 1,)) for name in DEPTHS},
-            layers={name: Tally((len(self.lenses),)) for name in LAYER},
-            heads={name: Tally(shape) for name in HEADS},
+        return Measurements(
+            depths={name: ExactSums((len(self.lenses) + 1,)) for name in DEPTHS},
+            layers={name: ExactSums((len(self.lenses),)) for name in LAYER},
+            heads={name: ExactSums(shape) for name in HEADS},
             betas=self.betas,
             applicable=np.stack([lens.prediction.applicable for lens in self.lenses]),
             dims=np.stack([lens.prediction.dims for lens in self.lenses]),
@@ -166,7 +189,9 @@ class Meter:
         def visit(depth: Depth) -> None:
             tokens = depth.tokens
             found = cloud(tokens.unit, chosen, betas[depth.index])
-            clouds.append({**found, "hidden_cosine": mean_cosine_of_any(tokens.hidden, chosen)})
+            clouds.append(
+                {**found, "hidden_cosine": mean_cosine(torch.nn.functional.normalize(tokens.hidden, dim=-1), chosen)}
+            )
             if before:
                 of_layer, of_heads = self.lenses[depth.index - 1].measure(before[0], tokens, mask, special, chosen)
                 layers.append(of_layer)
@@ -180,7 +205,7 @@ class Meter:
 
     def tally(
         self, texts: Iterable[str], batch_size: int = 32, progress: Callable[[int], None] | None = None
-    ) -> Measured:
+    ) -> Measurements:
         """The sums over texts; `progress` is called after each batch with the number of texts done."""
         measured = self.empty()
         counts = measured.counts
@@ -206,7 +231,7 @@ def measure(
     batch_size: int = 32,
     special: str = "exclude",
     progress: Callable[[int], None] | None = None,
-) -> Measured:
+) -> Measurements:
     """Measure an encoder on texts, in memory that does not grow with their number.
 
     Texts longer than the model's limit are cut and counted. In layers whose scores depend on positions the limit is
@@ -217,7 +242,243 @@ def measure(
     return measured
 
 
-def refuse_nothing(counts: Counts) -> None:
+def refuse_nothing(counts: TextCounts) -> None:
     if counts.texts == 0:
         what = f"all {counts.skipped} texts are blank" if counts.skipped else "there are none"
         raise BadInput(f"no text to measure: {what}; give at least one text with a word in it")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Where the theory sends tokens, for the heads of one layer.
+
+    dims : (heads,), dim E; 0 where attention concentrates tokens nowhere of its own
+    applicable : (heads,) of bool, whether the limit law is two atoms, so that distances to it are measured
+    basis : (d, Σ dims), orthonormal bases of the E side by side; owner : (Σ dims,), the head of each column
+    atoms, co_vectors : (d, number applicable), e and Λ of each applicable head: Πx = ⟨Λ, x⟩e, T(x) = e if ⟨Λ, x⟩ > 0
+    rates : (number applicable,), c, for each layer
+    """
+
+    dims: np.ndarray
+    applicable: np.ndarray
+    basis: Tensor
+    owner: Tensor
+    atoms: Tensor
+    co_vectors: Tensor
+    rates: Tensor
+
+    @classmethod
+    def of(cls, theories: list[Theory]) -> Prediction:
+        bases, owners, atoms, co_vectors, rates = [], [], [], [], []
+        dims, applicable = np.zeros(len(theories), dtype=np.int64), np.zeros(len(theories), dtype=bool)
+        for head, theory in enumerate(theories):
+            # A rotating pair has no limit point, but a plane that tokens are drawn to.
+            if theory.no_limit and not theory.attention.rotates:
+                continue
+            dims[head] = theory.dim
+            bases.append(theory.basis)
+            owners += [head] * theory.dim
+            applicable[head] = not theory.no_limit and theory.dim == 1
+            if applicable[head]:
+                e, across = theory.basis[:, 0], theory.co_basis[:, 0]
+                atoms.append(e)
+                co_vectors.append(across / (across @ e))
+                rates.append(theory.rate)
+        empty = theories[0].head.query.new_zeros(theories[0].head.dim, 0)
+        return cls(
+            dims=dims,
+            applicable=applicable,
+            basis=torch.cat([empty, *bases], dim=1),
+            owner=torch.tensor(owners, dtype=torch.long),
+            atoms=torch.stack(atoms, dim=1) if atoms else empty,
+            co_vectors=torch.stack(co_vectors, dim=1) if atoms else empty,
+            rates=torch.tensor(rates, dtype=torch.float64),
+        )
+
+
+def _folded(layer: AttentionLayer) -> tuple[list[FoldedHead], Prediction]:
+    folded = [fold(layer, head) for head in range(layer.heads)]
+    return folded, Prediction.of([SmallTheory(head.theory_head()[0], head) for head in folded])
+
+
+class HeadLens:
+    """One layer's heads, folded and with their predictions, ready to measure batches; float32, where the layer is."""
+
+    def __init__(self, layer: AttentionLayer) -> None:
+        folded, self.prediction = on_one_core(partial(_folded, layer))
+        self.layer = layer
+        self._speeds = self.prediction.rates * folded[0].residual
+        self.beta = float(np.median([head.beta for head in folded]))
+        self._like = layer.output.new_zeros((), dtype=torch.float32)
+        self._prepare(folded)
+
+    def _prepare(self, folded: list[FoldedHead]) -> None:
+        heads, width = len(folded), self.layer.width
+        outputs = torch.stack([f.output for f in folded])
+        centred = outputs - outputs.mean(dim=1, keepdim=True)
+        query, key, value = (torch.stack([getattr(f, name) for f in folded]) for name in ("query", "key", "value"))
+        # The score scale is put into the queries.
+        blocks = [query * self.layer.scale, key, value, centred.transpose(1, 2)]
+        self._shapes = [block.shape[:2] for block in blocks]
+        predicted = torch.cat([self.prediction.basis, self.prediction.co_vectors], dim=1).T
+        rows = torch.cat([block.reshape(-1, width) for block in blocks] + [predicted])
+        offset = rows.new_zeros(len(rows))
+        offset[: heads * query.shape[1]] = self.layer.scale * torch.cat([f.query_offset for f in folded])
+        place = heads * (query.shape[1] + key.shape[1])
+        offset[place : place + heads * value.shape[1]] = torch.cat([f.value_offset for f in folded])
+        self._rows, self._offset = rows.to(self._like), offset.to(self._like)
+        self._key_gram = (key @ key.transpose(1, 2)).to(self._like)
+        self._output_gram = (centred.transpose(1, 2) @ centred).to(self._like)
+        self._output = outputs.transpose(0, 1).reshape(width, -1).to(self._like)
+        self._output_bias = self.layer.output_bias.to(self._like)
+        self._key_offset = torch.stack([f.key_offset for f in folded]).to(self._like)
+        self._atoms = self.prediction.atoms.to(self._like)
+        self._owner = self.prediction.owner.to(self._like.device)
+
+    @property
+    def random_share(self) -> np.ndarray:
+        """dim E over the dimension of the space that tokens live in: the share in a random subspace; NaN without E."""
+        room = self.layer.width - (self.layer.norm is not None)
+        return np.where(self.prediction.dims > 0, self.prediction.dims / room, np.nan)
+
+    def measure(
+        self, tokens: Tokens, after: Tokens, mask: Tensor, special: Tensor, chosen: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Statistics of the layer (texts,) and of its heads (texts, heads), averaged over the chosen tokens i.
+
+        Of the layer: update_length = |P_z C u_i|/|C r_i|, u the whole attention update with its bias, r what it is
+        added to, C taking off the mean over features: the time that the layer spends. residual = ρ, the root mean
+        square of C r.
+
+        Of a head, n being the number of keys that the query sees, special ones included:
+        entropy : −Σ_j a_ij log a_ij / log n
+        logit_gap : (max_j s_ij − mean_j s_ij)/log n
+        special_share : Σ a_ij over special tokens j
+        share_in_E : |P_E x̂_i|²; compare `random_share`
+        maximiser_angle : degrees between Bᵀz_i + a and the nearest token's x̂_j
+        update_length : |P_z C u_i|/|C r_i| of this head alone
+        distance_before, distance_after : W₂ (chordal) of the text's chosen tokens, before the layer and at the next
+            depth, to the law T_# of those before it; NaN where that law is not two atoms
+        approach : distance_before − distance_after
+        predicted_approach : the same with the tokens that this head alone at zero temperature would make of those
+            before it, x' ∝ Πx̂ + e^{−c}(x̂ − Πx̂), c at the text's own ρ: the slowest the theory allows
+        """
+        texts, n, _ = tokens.z.shape
+        heads = self.layer.heads
+        flat = torch.nn.functional.linear(tokens.z, self._rows, self._offset)
+        sizes = [h * w for h, w in self._shapes]
+        *parts, inside, side = flat.split([*sizes, self.prediction.basis.shape[1], self._atoms.shape[1]], dim=-1)
+        q, k, v, along = (
+            p.unflatten(-1, s).transpose(1, 2).contiguous() for p, s in zip(parts, self._shapes, strict=True)
+        )
+        found, mean_value = self._attention(q, k, v, tokens.length, mask, special)
+        found = {name: averaged(value, chosen) for name, value in found.items()}
+
+        squares = (inside / tokens.length.unsqueeze(-1)).square().transpose(1, 2)
+        share = squares.new_zeros(texts, heads, n).index_add_(1, self._owner, squares)
+        without = torch.from_numpy(self.prediction.dims == 0).to(share.device)
+        found["share_in_E"] = torch.where(without, torch.nan, averaged(share, chosen))
+
+        stream = self._residual(tokens)
+        length = torch.where(chosen, stream, 1.0)
+        found["update_length"] = averaged(self._own_update(mean_value, along, tokens, length), chosen)
+        whole = averaged(self._whole_update(mean_value, tokens, length), chosen)
+        residual = (averaged(stream.double().square(), chosen) / self.layer.width).sqrt()
+
+        self._distances(found, side / tokens.length.unsqueeze(-1), tokens, after, residual, chosen)
+        return {"update_length": whole, "residual": residual}, found
+
+    def _distances(
+        self, found: dict[str, Tensor], side: Tensor, tokens: Tokens, after: Tokens, residual: Tensor, chosen: Tensor
+    ) -> None:
+        """Add the distances to the predicted law: side (texts, n, applicable) is ⟨Λ, x̂⟩."""
+        up = ((side > 0) & chosen.unsqueeze(-1)).sum(dim=1)
+        along = tokens.unit @ self._atoms
+        shrink = torch.exp(-self._speeds.to(along.device) / residual.unsqueeze(1)).to(along).unsqueeze(1)
+        # x' = a e + q r with r = x̂ − a e: its part along e, and its length.
+        rest = along - side
+        square = (1 - 2 * side * along + side.square()).clamp_min(0)
+        length = (side.square() + 2 * side * shrink * rest + shrink.square() * square).clamp_min(1e-30).sqrt()
+        clouds = {"before": along, "after": after.unit @ self._atoms, "predicted": (side + shrink * rest) / length}
+        distances = {name: two_atom_distance(cloud.transpose(1, 2), up, chosen) for name, cloud in clouds.items()}
+        distances["approach"] = distances["before"] - distances["after"]
+        distances["predicted_approach"] = distances["before"] - distances.pop("predicted")
+        applicable = torch.from_numpy(self.prediction.applicable).to(side.device)
+        for name, distance in distances.items():
+            full = distance.new_full((len(side), len(applicable)), torch.nan)
+            full[:, applicable] = distance
+            found[name if name.endswith("approach") else f"distance_{name}"] = full
+
+    def _attention(
+        self, q: Tensor, k: Tensor, v: Tensor, length: Tensor, mask: Tensor, special: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """What needs all pairs of tokens, in pieces of at most `CHUNK` scores where the layer allows it."""
+        texts, heads, n, _ = q.shape
+        step = max(1, CHUNK // (heads * n * n))
+        rows = n if step > 1 or self.layer.scores is not None else max(1, CHUNK // (heads * n))
+        pieces = []
+        for t in range(0, texts, step):
+            T = slice(t, t + step)
+            across = [
+                self._rows_of(q[T, :, r : r + rows], k[T], v[T], length[T], mask[T], special[T])
+                for r in range(0, n, rows)
+            ]
+            pieces.append([torch.cat(column, dim=2) for column in zip(*across, strict=True)])
+        entropy, gap, share, angle, moved = (torch.cat(column) for column in zip(*pieces, strict=True))
+        return {"entropy": entropy, "logit_gap": gap, "special_share": share, "maximiser_angle": angle}, moved
+
+    def _rows_of(
+        self, q: Tensor, k: Tensor, v: Tensor, length: Tensor, mask: Tensor, special: Tensor
+    ) -> tuple[Tensor, ...]:
+        """For some queries: entropy, gap, special share, angle, each (texts, heads, rows), and Σ_j a_ij v_j.
+
+        Every pass over the scores counts here; an added number hides a key four times faster than a choice does.
+        """
+        plain = q @ k.transpose(-1, -2)
+        scores, unseen, keys = self._seen(plain, q, k, mask)
+        mean = scores.sum(dim=-1) / keys
+        shown = scores + unseen
+        nearest = (shown if scores is plain else plain + unseen) * length.reciprocal()[:, None, None, :]
+        aim = (q * (q @ self._key_gram)).sum(dim=-1).clamp_min(1e-30).sqrt()
+        angle = torch.rad2deg(torch.acos((nearest.amax(dim=-1) / aim).clamp(-1, 1)))
+        top = shown.amax(dim=-1)
+        shown -= top.unsqueeze(-1)
+        attention = shown.softmax(dim=-1)
+        # log a_ij = (s_ij − top) + log max_j a_ij; unseen keys have a_ij = 0 and a finite score.
+        entropy = -torch.linalg.vecdot(attention, shown) - attention.amax(dim=-1).log()
+        columns = special.any(dim=0).nonzero().squeeze(-1)
+        share = (attention[..., columns] * special[:, None, None, columns]).sum(dim=-1)
+        log_n = torch.where(keys > 1, keys.to(scores), torch.nan).log()
+        return entropy / log_n, (top - mean) / log_n, share, angle, attention @ v
+
+    def _seen(self, plain: Tensor, q: Tensor, k: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores with 0 for unseen keys, what hides these when added, and the number of seen keys of each query."""
+        if self.layer.scores is None:
+            # z is 0 where there is padding, and so are its keys and scores.
+            hidden = plain.new_zeros(()).where(mask, LOWEST)
+            return plain, hidden[:, None, None, :], mask.sum(dim=-1)[:, None, None]
+        scores = self.layer.scores(q / self.layer.scale, k + self._key_offset.unsqueeze(1))
+        seen = mask[:, None, None, :] & scores.isfinite()
+        return torch.where(seen, scores, 0.0), scores.new_zeros(()).where(seen, LOWEST), seen.sum(dim=-1)
+
+    def _residual(self, tokens: Tokens) -> Tensor:
+        """|C r| for each token, (texts, n)."""
+        if self.layer.pre_norm or self.layer.norm is None:
+            return tokens.stream
+        x = self.layer.norm.gain.to(self._like) * tokens.z + self.layer.norm.offset.to(self._like)
+        return torch.linalg.vector_norm(x - x.mean(dim=-1, keepdim=True), dim=-1)
+
+    def _own_update(self, mean_value: Tensor, along: Tensor, tokens: Tokens, stream: Tensor) -> Tensor:
+        """|P_z C W_o m|/|C r| for each head's m = Σ_j a_ij v_j, (texts, heads, n), without vectors of length d.
+
+        |C W_o m|² = mᵀ(W_oᵀ C W_o)m and ⟨C W_o m, z⟩ = ⟨m, W_oᵀ C z⟩.
+        """
+        square = (mean_value * (mean_value @ self._output_gram)).sum(dim=-1)
+        radial = (mean_value * along).sum(dim=-1) / tokens.length.unsqueeze(1)
+        return (square - radial.square()).clamp_min(0).sqrt() / stream.unsqueeze(1)
+
+    def _whole_update(self, mean_value: Tensor, tokens: Tokens, stream: Tensor) -> Tensor:
+        update = torch.nn.functional.linear(mean_value.transpose(1, 2).flatten(2), self._output, self._output_bias)
+        update = update - update.mean(dim=-1, keepdim=True)
+        radial = (update * tokens.unit).sum(dim=-1, keepdim=True)
+        return torch.linalg.vector_norm(update - radial * tokens.unit, dim=-1) / stream

@@ -1,11 +1,12 @@
-"""Numbers of one cloud of tokens a text: how near to each other they are, and how far from a two-atom law.
+"""Statistics of clouds of tokens, one cloud a text, and a random sample of rows in bounded memory.
 
-Clouds are padded: unit (texts, n, d) holds unit vectors x̂, and chosen (texts, n) says which of them belong to the
-cloud. Every result is a number for each text, and padding does not enter it.
+Clouds are padded: unit (texts, n, d) holds unit vectors x̂, and chosen (texts, n) marks those that belong to the cloud.
+Every result is one number for each text, and padding does not enter it.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,14 +44,6 @@ def mean_cosine(unit: Tensor, chosen: Tensor) -> Tensor:
     own = x.square().sum(dim=(1, 2), dtype=torch.float64)
     pairs = m * (m - 1)
     return torch.where(pairs > 0, (total - own) / pairs, torch.nan)
-
-
-def mean_cosine_of_any(x: Tensor, chosen: Tensor) -> Tensor:
-    """`mean_cosine` of vectors of any length, in two passes over them."""
-    scale = torch.where(chosen, torch.linalg.vector_norm(x, dim=-1).clamp_min(1e-30).reciprocal(), 0.0)
-    total = (scale.unsqueeze(1) @ x).squeeze(1).double().square().sum(dim=1)
-    m = chosen.sum(dim=1).double()
-    return torch.where(m > 1, (total - m) / (m * (m - 1)), torch.nan)
 
 
 def _mean_square_cosine(gram: Tensor, m: Tensor) -> Tensor:
@@ -99,3 +92,36 @@ def averaged(values: Tensor, chosen: Tensor) -> Tensor:
     """The mean of values (texts, n) or (texts, heads, n) over the chosen tokens of each text, in float64."""
     weight = chosen if values.ndim == 2 else chosen.unsqueeze(1)
     return torch.where(weight, values, 0.0).sum(dim=-1, dtype=torch.float64) / weight.sum(dim=-1)
+
+
+class Sample:
+    """At most `most` rows (d,) of those given, every set of that size equally likely: a reservoir.
+
+    The i-th row draws a random place below i and replaces the row at that place if the place is below `most` (Vitter,
+    "Random sampling with a reservoir", ACM Transactions on Mathematical Software 11, 1985). The same rows in the same
+    order give the same sample.
+    """
+
+    def __init__(self, most: int, width: int, seed: int = 0) -> None:
+        self.most, self.seen = most, 0
+        self._kept = np.empty((0, width), dtype=np.float32)
+        self._chance = np.random.default_rng(seed)
+
+    def add(self, rows: Tensor) -> None:
+        """rows : (any number, d)"""
+        new = rows.detach().float().cpu().numpy()
+        free = min(self.most - len(self._kept), len(new))
+        if free > 0:
+            self._kept = np.concatenate([self._kept, new[:free]])
+            self.seen += free
+            new = new[free:]
+        places = self._chance.integers(0, np.arange(self.seen + 1, self.seen + 1 + len(new)))
+        self.seen += len(new)
+        taken = places < self.most
+        # Where two rows take one place, numpy keeps the later one, as if they had come one by one.
+        self._kept[places[taken]] = new[taken]
+
+    @property
+    def rows(self) -> Tensor:
+        """(at most `most`, d), a copy."""
+        return torch.tensor(self._kept)

@@ -175,7 +175,7 @@ def unusable(text: str) -> str | None:
 
 
 @dataclass
-class Counts:
+class TextCounts:
     """What became of the texts: measured, skipped (no token in them besides special ones), cut to the limit."""
 
     texts: int = 0
@@ -184,8 +184,8 @@ class Counts:
     cut: int = 0
     skipped: int = 0
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+    def __add__(self, other: TextCounts) -> TextCounts:
+        return TextCounts(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class _Tokens:
 
 
 def batches(
-    tokenizer: Any, texts: Iterable[str], limit: int, size: int, counts: Counts | None = None
+    tokenizer: Any, texts: Iterable[str], limit: int, size: int, counts: TextCounts | None = None
 ) -> Iterator[Batch]:
     """Batches of at most `size` texts, each cut to `limit` tokens. Which text comes with which depends on nothing else.
 
@@ -227,7 +227,7 @@ def batches(
     """
     if size < 1:
         raise BadInput(f"the batch size is {size}; it must be at least 1")
-    counts = Counts() if counts is None else counts
+    counts = TextCounts() if counts is None else counts
     for window in windows(texts):
         yield from _sorted_batches(tokenizer, window, limit, size, counts)
 
@@ -256,7 +256,7 @@ def windows(texts: Iterable[str]) -> Iterator[list[tuple[int, str]]]:
 
 
 def _sorted_batches(
-    tokenizer: Any, window: list[tuple[int, str]], limit: int, size: int, counts: Counts
+    tokenizer: Any, window: list[tuple[int, str]], limit: int, size: int, counts: TextCounts
 ) -> Iterator[Batch]:
     found = _tokenized(tokenizer, [(number, text) for number, text in window if not blank(text)], limit, counts)
     counts.skipped += len(window) - len(found)
@@ -272,7 +272,7 @@ def _sorted_batches(
         yield _padded(tokenizer, part)
 
 
-def _tokenized(tokenizer: Any, window: list[tuple[int, str]], limit: int, counts: Counts) -> list[_Tokens]:
+def _tokenized(tokenizer: Any, window: list[tuple[int, str]], limit: int, counts: TextCounts) -> list[_Tokens]:
     special_ids = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     found = []
     for (number, text), row in zip(window, _rows(tokenizer, [text for _, text in window], limit), strict=True):

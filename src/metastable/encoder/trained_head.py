@@ -1,7 +1,7 @@
 """One trained head in the laboratory: MODEL:layer:head folded, started from the encoder's own tokens or everywhere.
 
 The head acts alone and for as long as one likes: dx̂/dt = P_x̂ V Σ_j a_ij x̂_j, a_ij = softmax_j β⟨B̂ᵀx̂_i + â, x̂_j⟩, with
-B̂, â, β and V as in `folding`, and **one unit of time is one layer**. The other heads, the constant part of the layer's
+B̂, â, β and V as in `fold`, and **one unit of time is one layer**. The other heads, the constant part of the layer's
 update (its biases), the MLP and the positions in the scores are left out. All tokens of the cloud see one another,
 whichever text they came from.
 """
@@ -23,10 +23,12 @@ from metastable.encoder.hooks import Depth, Passage, Tokens, read
 from metastable.encoder.load import Encoder, load
 from metastable.encoder.loop import layer_of
 from metastable.encoder.measure import SPECIAL
+from metastable.encoder.statistics import Sample
 from metastable.encoder.texts import Batch, batches
 from metastable.errors import BadInput
 from metastable.head import Head
 from metastable.problem import Problem
+from metastable.run.observables import mean_cosine
 from metastable.run.run import Run
 from metastable.run.simulation import simulate
 
@@ -55,7 +57,7 @@ def parse_address(text: str) -> tuple[str, int, int]:
 
 
 def head_of(encoder: Encoder, layer: int, head: int, residual: float | None = None) -> tuple[Head, float]:
-    """One head on unit tokens, ‖B‖₂ = 1, one layer a unit of time, and its β (see `folding`).
+    """One head on unit tokens, ‖B‖₂ = 1, one layer a unit of time, and its β (see `fold`).
 
     residual : ρ, the root mean square of what updates are added to, where it was measured. Without it the weights give
         ρ of a post-norm layer, and it counts as 1 in a pre-norm one.
@@ -90,7 +92,8 @@ def tokens_of(
     found, private = layer_of(encoder, layer), encoder.private()
     if special not in SPECIAL:
         raise BadInput(f"special is {special!r}; it must be one of {', '.join(SPECIAL)}")
-    kept = _Sample(whole(most, "most", 2, "at least 2 tokens make a cloud"), seed)
+    most = whole(most, "most", 2, "at least 2 tokens make a cloud")
+    kept = Sample(most, found.width, whole(seed, "seed", 0, "it must be a whole number, 0 or more"))
     count, squares = 0, 0.0
     for batch in batches(encoder.reads_text(), texts, encoder.limit, BATCH):
         count += len(batch.numbers)
@@ -104,25 +107,6 @@ def tokens_of(
     if found.pre_norm:
         law["residual"] = math.sqrt(squares / (kept.seen * found.width))
     return Cloud(kept.rows.double(), law=law)
-
-
-class _Sample:
-    """A uniform sample without replacement from rows that pass by: those with the least random keys, in order."""
-
-    def __init__(self, most: int, seed: int) -> None:
-        self.most, self.seen = most, 0
-        self.rows, self._keys = torch.empty(0), torch.empty(0, dtype=torch.float64)
-        self._generator = torch.Generator().manual_seed(whole(seed, "seed", 0, "it must be a whole number, 0 or more"))
-
-    def add(self, rows: Tensor) -> None:
-        self.seen += len(rows)
-        keys = torch.rand(len(rows), generator=self._generator, dtype=torch.float64)
-        rows = rows.cpu()
-        self.rows = torch.cat([self.rows, rows]) if len(self.rows) else rows
-        self._keys = torch.cat([self._keys, keys])
-        if len(self.rows) > self.most:
-            keep = self._keys.topk(self.most, largest=False).indices.sort().values
-            self.rows, self._keys = self.rows[keep], self._keys[keep]
 
 
 def _read(encoder: Encoder, batch: Batch, layer: int, special: str) -> tuple[Tokens, Tensor]:
@@ -245,7 +229,7 @@ def sentence(run: Run) -> str:
         )
         told = f"by W2 to the limit law, {'; '.join(found.sentences)}"
         parts.append(f"run: {stayed if found.course == 'still' and found.concentrated is None else told}")
-    first, last = (_mean_cosine(run.frames[i]) for i in (0, -1))
+    first, last = (mean_cosine(run.at(i)) for i in (0, -1))
     moved = float(torch.linalg.vector_norm(run.frames[-1] - run.frames[0], dim=1).mean())
     parts.append(f"mean token cosine {first:.3f} → {last:.3f}, tokens moved by {moved:.3g} on average")
     parts.append(_shares(run))
@@ -272,8 +256,3 @@ def _shares(run: Run) -> str:
 
 def _dated(run: Run) -> bool:
     return 0 < run.theory().rate < math.inf and 1 < run.beta < math.inf
-
-
-def _mean_cosine(x: Tensor) -> float:
-    n = len(x)
-    return (float(x.double().sum(dim=0).square().sum()) - n) / (n * (n - 1)) if n > 1 else math.nan

@@ -11,7 +11,7 @@ at the encoder's typical n.
 - *spread*: none of these.
 
 **Predictions** are those of the heads whose limit law is two points ±e: one layer of such a head alone, at zero
-temperature, would bring a text's tokens nearer to that law by `predicted_approach` (see `measuring_heads`). A head
+temperature, would bring a text's tokens nearer to that law by `predicted_approach` (see `measure.HeadLens`). A head
 meets it if the tokens came nearer by at least HALF of that, and misses it if not, where the interval over texts tells.
 Heads that predict less than LEAST are not counted. A layer *met* the prediction if more of its heads met than missed
 it, *missed* it if not; it is *undecided* where the texts do not tell, *not applicable* where no head predicts two
@@ -32,8 +32,8 @@ from metastable.encoder.columns import TEXT
 from metastable.encoder.weights import COLUMNS, LINEAR, Weights, unusual
 
 if TYPE_CHECKING:
-    from metastable.encoder.measure import Measured
-    from metastable.encoder.tally import Tally
+    from metastable.encoder.exact_sums import ExactSums
+    from metastable.encoder.measure import Measurements
 
 ONE_POINT, STILL, CLOSE, HALF, LEAST = 0.05, 0.05, 0.6, 0.5, 0.005
 PHASES = ("spread", "concentrating", "metastable", "terminal")
@@ -52,7 +52,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AuditVerdict:
     """What the audit found, in words. `unusual`: see `weights.unusual`, with a sentence for each row."""
 
     headline: str
@@ -64,17 +64,17 @@ class Verdict:
 def judge(
     weights: Weights,
     heads: pd.DataFrame,
-    measured: Measured | None,
-    twin: Measured | None,
+    measured: Measurements | None,
+    twin: Measurements | None,
     beside: tuple[Judgement, ...] = (),
-) -> Verdict:
+) -> AuditVerdict:
     """The verdict: `heads` is the joined table of weights and behaviour, `beside` the twin's own judgements."""
     layers = () if measured is None else _judgements(heads, measured, twin)
     sentences = [_depth_needed(weights.heads, measured)]
     if measured is not None:
         sentences = [_counts(weights.heads), *sentences, _parting(heads, measured), _beside(measured, twin)]
         sentences += [judgement.sentence for judgement in layers]
-    return Verdict(
+    return AuditVerdict(
         headline=_headline(weights.heads, measured, twin, layers, beside),
         layers=layers,
         sentences=tuple(s for s in sentences if s),
@@ -82,20 +82,20 @@ def judge(
     )
 
 
-def typical_length(measured: Measured) -> float:
+def typical_length(measured: Measurements) -> float:
     """The geometric mean of n over texts: where encoder and twin are compared."""
     counts = np.array(list(measured.lengths.values()), dtype=float)
     logs = np.log(np.array(list(measured.lengths), dtype=float))
     return float(np.exp((counts * logs).sum() / counts.sum()))
 
 
-def at_length(tally: Tally, n: float) -> np.ndarray:
+def at_length(tally: ExactSums, n: float) -> np.ndarray:
     """The mean at n tokens, or the plain mean where all texts have one length."""
     found, mean = tally.at(n)[0], tally.mean()
     return np.where(np.isfinite(found), found, mean)
 
 
-def _judgements(heads: pd.DataFrame, measured: Measured, twin: Measured | None) -> tuple[Judgement, ...]:
+def _judgements(heads: pd.DataFrame, measured: Measurements, twin: Measurements | None) -> tuple[Judgement, ...]:
     cosine = measured.depths["mean_cosine"]
     mean, (low, high) = cosine.mean(), cosine.interval()
     spread, least, most = _spread(measured)
@@ -118,7 +118,7 @@ def _judgements(heads: pd.DataFrame, measured: Measured, twin: Measured | None) 
     return tuple(found)
 
 
-def _spread(measured: Measured) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _spread(measured: Measurements) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(s, its lower and upper end) at each depth."""
     sides = []
     for name in ("mean_cosine", "mean_square_cosine"):
@@ -170,7 +170,7 @@ def _counts(heads: pd.DataFrame) -> str:
     return words + f"around in a plane for ever, {nowhere} draw them nowhere of their own"
 
 
-def _depth_needed(heads: pd.DataFrame, measured: Measured | None) -> str:
+def _depth_needed(heads: pd.DataFrame, measured: Measurements | None) -> str:
     needed = heads["layers_to_concentrate"].to_numpy(dtype=float)
     needed = needed[np.isfinite(needed)]
     depth = heads["layer"].nunique()
@@ -186,7 +186,7 @@ def _depth_needed(heads: pd.DataFrame, measured: Measured | None) -> str:
     return words
 
 
-def _parting(heads: pd.DataFrame, measured: Measured) -> str:
+def _parting(heads: pd.DataFrame, measured: Measurements) -> str:
     angle = float(np.nanmedian(heads["maximiser_angle"].to_numpy(dtype=float)))
     ratio = heads["share_in_E"].to_numpy(dtype=float) / heads["random_share"].to_numpy(dtype=float)
     known = ratio[np.isfinite(ratio)]
@@ -202,8 +202,8 @@ def _parting(heads: pd.DataFrame, measured: Measured) -> str:
 
 def _headline(
     heads: pd.DataFrame,
-    measured: Measured | None,
-    twin: Measured | None,
+    measured: Measurements | None,
+    twin: Measurements | None,
     layers: tuple[Judgement, ...],
     beside: tuple[Judgement, ...],
 ) -> str:
@@ -246,7 +246,7 @@ def _course(phases: list[str]) -> str:
     return f"tokens come together on the way (depths {nearer[0]} to {nearer[-1]}) but do not stay together"
 
 
-def _beside(measured: Measured, twin: Measured | None) -> str:
+def _beside(measured: Measurements, twin: Measurements | None) -> str:
     """Whether the tokens of the trained encoder can be told from those of random weights at all."""
     if twin is None:
         return ""
@@ -260,7 +260,7 @@ def _beside(measured: Measured, twin: Measured | None) -> str:
     return ""
 
 
-def _unusual(heads: pd.DataFrame, measured: Measured | None) -> pd.DataFrame:
+def _unusual(heads: pd.DataFrame, measured: Measurements | None) -> pd.DataFrame:
     behaviour = () if measured is None else BEHAVIOUR
     found = unusual(heads, (*LINEAR, *behaviour))
 

@@ -1,6 +1,6 @@
 """What the weights alone say about each head, without a text: tables of heads and of layers, and the unusual heads.
 
-Each head is folded (see `folding`) to unit tokens, ‖B‖₂ = 1 and one layer per unit of time. Everything then follows
+Each head is folded (see `fold`) to unit tokens, ‖B‖₂ = 1 and one layer per unit of time. Everything then follows
 from two k×k matrices, with V = O·V_h: Q O V_h Kᵀ has the nonzero eigenvalues of M = V Bᵀ and V_h O those of V. Each is
 decomposed once, and no d×d matrix is formed.
 """
@@ -8,11 +8,11 @@ decomposed once, and no d×d matrix is formed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -26,6 +26,8 @@ from metastable.errors import BadInput
 from metastable.head import Head
 from metastable.theory import Theory
 from metastable.theory.spectrum import SAME, Spectrum, _Group
+
+T = TypeVar("T")
 
 CHECKS = {
     "B invertible": "check_interaction",
@@ -123,18 +125,21 @@ def weigh(anatomy: Anatomy, residuals: Sequence[float] | None = None) -> Weights
     """The table of heads and their spectra, from one pass. `residuals`: measured ρ for each layer, see `fold`."""
     if residuals is not None and len(residuals) != len(anatomy.layers):
         raise BadInput(f"{len(residuals)} residuals for {len(anatomy.layers)} layers; give one for each layer")
+    return on_one_core(partial(_weigh, anatomy, residuals or [None] * len(anatomy.layers)))
+
+
+def _weigh(anatomy: Anatomy, residuals: Sequence[float | None]) -> Weights:
     rows, found = [], {}
-    with one_thread():
-        for number, layer in enumerate(anatomy.layers):
-            _check(layer)
-            for index in range(layer.heads):
-                folded = fold(layer, index, None if residuals is None else float(residuals[number]))
-                if not (math.isfinite(folded.residual) and folded.residual > 0):
-                    raise BadInput(f"layer {layer.index}: the residual has size {folded.residual}; it must be positive")
-                head, beta = folded.theory_head()
-                theory = SmallTheory(head, folded)
-                rows.append(_row(folded, theory, beta))
-                found[layer.index, index] = theory.attention.small_eigenvalues, theory.terminal.small_eigenvalues
+    for layer, residual in zip(anatomy.layers, residuals, strict=True):
+        _check(layer)
+        for index in range(layer.heads):
+            folded = fold(layer, index, residual)
+            if not (math.isfinite(folded.residual) and folded.residual > 0):
+                raise BadInput(f"layer {layer.index}: the residual has size {folded.residual}; it must be positive")
+            head, beta = folded.theory_head()
+            theory = SmallTheory(head, folded)
+            rows.append(_row(folded, theory, beta))
+            found[layer.index, index] = theory.attention.small_eigenvalues, theory.terminal.small_eigenvalues
     return Weights(pd.DataFrame(rows, columns=list(COLUMNS)), found)
 
 
@@ -303,15 +308,18 @@ def _triangular(tall: Tensor) -> Tensor:
     return torch.linalg.qr(tall, mode="r").R if int(failed) else factor.T
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """k×k problems are too small to share: with two threads, on a busy machine, they take ten times as long."""
+def on_one_core(function: Callable[[], T]) -> T:
+    """function(), computed by a thread of its own that uses one core.
+
+    The k×k problems of heads are too small to share: on a busy machine two threads take ten times as long as one. The
+    number of threads is a setting of each thread, and torch also keeps it for threads that start later. The second call
+    of set_num_threads restores that one, so the threads of the host keep their setting.
+    """
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        pool.submit(torch.set_num_threads, 1).result()
         torch.set_num_threads(before)
+        return pool.submit(function).result()
 
 
 def _check(layer: AttentionLayer) -> None:

@@ -16,9 +16,9 @@ from metastable.figures import look
 
 if TYPE_CHECKING:
     from metastable.encoder.audit import Audit
+    from metastable.encoder.exact_sums import ExactSums
     from metastable.encoder.loop import Loop
-    from metastable.encoder.measure import Measured
-    from metastable.encoder.tally import Tally
+    from metastable.encoder.measure import Measurements
 
 PANELS = ("mean_cosine", "hidden_cosine", "effective_rank", "dispersion", "energy", "update_length")
 """What is drawn of depths unless asked otherwise."""
@@ -83,7 +83,7 @@ def loop_curves(loop: Loop) -> go.Figure:
     return figure
 
 
-def lengths(measured: Measured) -> go.Figure:
+def lengths(measured: Measurements) -> go.Figure:
     """How many texts had n tokens, special ones included."""
     n = np.array(sorted(measured.lengths))
     counts = np.array([measured.lengths[int(i)] for i in n])
@@ -182,9 +182,9 @@ def _details(table: pd.DataFrame, column: str) -> list[str]:
     return lines
 
 
-def _by_length(figure: go.Figure, measured: Measured, column: str, place: dict[str, int], legend: bool) -> None:
+def _by_length(figure: go.Figure, measured: Measurements, column: str, place: dict[str, int], legend: bool) -> None:
     """A thin line for each class of lengths, the longest texts darkest."""
-    tally: Tally | None = measured.depths.get(column) or measured.layers.get(column)
+    tally: ExactSums | None = measured.depths.get(column) or measured.layers.get(column)
     if tally is None:
         return
     parts = tally.by_length()

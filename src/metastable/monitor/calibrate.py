@@ -14,7 +14,7 @@ from torch import Tensor
 
 from metastable.encoder.hooks import Open, Passage, Reader, Watch
 from metastable.encoder.load import Encoder
-from metastable.encoder.texts import Counts, batches
+from metastable.encoder.texts import TextCounts, batches
 from metastable.errors import BadInput
 from metastable.monitor.conformal import Calibration
 from metastable.monitor.detectors import DETECTORS
@@ -39,7 +39,7 @@ class Learning:
         tokenizer = encoder.reads_text()
         self.special = special_of(tokenizer)
         self._done = 0
-        self._counts: dict[str, Counts] = {}
+        self._counts: dict[str, TextCounts] = {}
         self._lengths: Counter[int] = Counter()
 
     def detectors(self) -> dict[str, dict[str, np.ndarray]]:
@@ -109,7 +109,7 @@ class Learning:
         enough(known, self._left_out())
 
     def _pass(self, part: str, depths: Collection[int], open: Open) -> None:
-        counts = Counts()
+        counts = TextCounts()
         with Reader(self.encoder.model, self.encoder.anatomy, self.special, depths, open):
             found = batches(self.encoder.tokenizer, self.split.read(part), self.encoder.limit, self.batch_size, counts)
             for batch in found:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metastable.encoder.load import Encoder, load
-from metastable.encoder.measure import Measured, Meter, refuse_nothing
+from metastable.encoder.measure import Measurements, Meter, refuse_nothing
 from metastable.encoder.texts import Line, windows
 from metastable.errors import BadInput
 from metastable.monitor.baseline import Baseline
@@ -165,7 +165,7 @@ class Audit:
         batch_size: int = 32,
         special: str = "exclude",
         progress: Callable[[int], None] | None = None,
-    ) -> Measured:
+    ) -> Measurements:
         measuring = Measuring(Source.of(encoder, self.allow_pickle), batch_size, special)
         with Partial(self.kept, self._identity(measuring), Meter(encoder, special).empty()) as sums:
             if sums.done:

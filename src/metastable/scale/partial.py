@@ -15,17 +15,17 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from metastable.encoder.measure import Measured
+from metastable.encoder.measure import Measurements
 from metastable.scale.journal import Journal, disk_trouble, locked, scan
 
 FOLD = 32
 USUAL = 2**17
 """Bytes of a record, at a guess: only for telling how many are damaged."""
 SUMS = ("depths", "layers", "heads", "lengths", "counts")
-"""What of `Measured` depends on the texts."""
+"""What of `Measurements` depends on the texts."""
 
 
-def packed(measured: Measured) -> bytes:
+def packed(measured: Measurements) -> bytes:
     """The sums, exactly, in as few bytes as will do."""
     found = measured.to_dict()
     return zlib.compress(json.dumps({name: found[name] for name in SUMS}).encode(), level=1)
@@ -39,7 +39,7 @@ class Partial:
     empty : the sums of no text
     """
 
-    def __init__(self, folder: Path, identity: bytes | None, empty: Measured) -> None:
+    def __init__(self, folder: Path, identity: bytes | None, empty: Measurements) -> None:
         self.folder, self.identity, self.measured = folder, identity, empty
         self.done: set[int] = set()
         self._blank = empty.to_dict()
@@ -93,7 +93,7 @@ class Partial:
 
     def _take(self, numbers: set[int], blob: bytes) -> None:
         found: dict[str, Any] = json.loads(zlib.decompress(blob))
-        self.measured = self.measured.merge(Measured.from_dict(self._blank | found))
+        self.measured = self.measured.merge(Measurements.from_dict(self._blank | found))
         self.done |= numbers
 
     def _fold(self) -> None:

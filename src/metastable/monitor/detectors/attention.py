@@ -8,7 +8,7 @@ from torch import Tensor
 
 from metastable.encoder.anatomy import Anatomy
 from metastable.encoder.hooks import Depth, Passage, Tokens
-from metastable.encoder.measure_heads import HeadLens
+from metastable.encoder.measure import HeadLens
 
 
 class Heads:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from metastable.encoder.hooks import Depth, Passage, Watch, lenses
 from metastable.encoder.load import Encoder
+from metastable.encoder.statistics import Sample
 from metastable.monitor.detectors.base import Reading
 from metastable.monitor.detectors.fitting import (
     TYPICAL,
@@ -17,7 +18,6 @@ from metastable.monitor.detectors.fitting import (
     token_columns,
     typical,
 )
-from metastable.monitor.detectors.sample import Sample
 from metastable.monitor.moments import Moments, blended, regression, whitening
 
 RANK = 64

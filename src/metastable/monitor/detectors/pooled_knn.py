@@ -7,10 +7,10 @@ from torch import Tensor
 
 from metastable.encoder.hooks import Depth, Passage, Watch
 from metastable.encoder.load import Encoder
+from metastable.encoder.statistics import Sample
 from metastable.monitor.detectors.base import Column, Reading, Values
 from metastable.monitor.detectors.fitting import Fitted, Gathering, need_some
 from metastable.monitor.detectors.pooling import mean_over
-from metastable.monitor.detectors.sample import Sample
 
 NEAREST = 10
 """Neighbours whose distances are averaged."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from metastable.encoder.hooks import Depth, Passage, Watch, lenses
 from metastable.encoder.load import Encoder
+from metastable.encoder.statistics import Sample
 from metastable.monitor.detectors.base import Reading
 from metastable.monitor.detectors.fitting import (
     TYPICAL,
@@ -19,7 +20,6 @@ from metastable.monitor.detectors.fitting import (
     token_columns,
     typical,
 )
-from metastable.monitor.detectors.sample import Sample
 from metastable.monitor.moments import Moments, blended, whitening
 
 

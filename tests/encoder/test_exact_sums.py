@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from metastable.encoder.tally import Tally
+from metastable.encoder.exact_sums import ExactSums
 from metastable.errors import BadInput
 
 RNG = np.random.default_rng(0)
@@ -18,7 +18,7 @@ VALUES = RNG.normal(size=(200, 3, 2)) + 0.3 * np.log2(LENGTHS)[:, None, None]
 
 
 def tally(values=VALUES, lengths=LENGTHS):
-    made = Tally(np.shape(values)[1:])
+    made = ExactSums(np.shape(values)[1:])
     made.add(values, lengths)
     return made
 
@@ -64,7 +64,7 @@ def test_merging_is_exact_in_any_order(scale):
     whole = tally(scale * VALUES)
     for seed in range(3):
         order = np.random.default_rng(seed).permutation(len(parts))
-        merged = reduce(Tally.merge, [parts[i] for i in order])
+        merged = reduce(ExactSums.merge, [parts[i] for i in order])
         assert merged == whole
         assert merged.mean().tobytes() == whole.mean().tobytes()
         assert merged.slope()[1].tobytes() == whole.slope()[1].tobytes()
@@ -106,7 +106,7 @@ def test_values_that_are_not_numbers_are_not_counted():
 
 
 def test_too_few_texts_give_no_number_rather_than_a_wrong_one():
-    empty, one, two = Tally((2,)), tally(np.ones((1, 2)), [4]), tally(np.eye(2), [4, 8])
+    empty, one, two = ExactSums((2,)), tally(np.ones((1, 2)), [4]), tally(np.eye(2), [4, 8])
     assert np.isnan(empty.mean()).all()
     assert np.isnan(one.interval()[0]).all()
     assert (one.mean() == 1).all()
@@ -131,22 +131,22 @@ def test_bins_are_powers_of_two_and_add_up():
         inside = (low <= LENGTHS) & (2 * low > LENGTHS)
         assert (part.count() == inside.sum()).all()
         np.testing.assert_allclose(part.mean(), VALUES[inside].mean(axis=0), atol=1e-8)
-    assert reduce(Tally.merge, parts.values()) == made
+    assert reduce(ExactSums.merge, parts.values()) == made
 
 
 def test_saved_and_loaded_through_json():
     made = tally(1e12 * VALUES)
-    assert Tally.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    assert ExactSums.from_dict(json.loads(json.dumps(made.to_dict()))) == made
     with pytest.raises(BadInput, match=r"2\^-20"):
-        Tally.from_dict(made.to_dict() | {"bits": 20})
+        ExactSums.from_dict(made.to_dict() | {"bits": 20})
 
 
 def test_bad_input_is_refused():
     with pytest.raises(BadInput, match="a row for each text"):
-        Tally((2,)).add(np.ones((3, 4)), [1, 2, 3])
+        ExactSums((2,)).add(np.ones((3, 4)), [1, 2, 3])
     with pytest.raises(BadInput, match="at least 1"):
-        Tally(()).add([1.0], [0])
+        ExactSums(()).add([1.0], [0])
     with pytest.raises(BadInput, match="cannot be merged"):
-        Tally((2,)).merge(Tally((3,)))
+        ExactSums((2,)).merge(ExactSums((3,)))
     with pytest.raises(BadInput, match="at least 1 token"):
         tally().at(0)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from scipy.stats import chisquare
 
-from metastable.monitor.detectors.sample import Sample
+from metastable.encoder.statistics import Sample
 
 
 def kept(seed, sizes, most):

@@ -25,12 +25,12 @@ _HALF = 15
 _COUNT, _V, _VV, _X, _XX, _XV = range(6)
 
 
-class Tally:
+class ExactSums:
     """Sums of a statistic of shape `shape` over texts. NaN and infinite values are not counted, entry by entry.
 
     Examples
     --------
-    >>> tally = Tally(())
+    >>> tally = ExactSums(())
     >>> tally.add([1.0, 2.0, 3.0], lengths=[4, 8, 16])
     >>> float(tally.mean()), float(tally.slope()[0])
     (2.0, 1.0)
@@ -55,11 +55,11 @@ class Tally:
     def _put(self, b: int, sums: Exact) -> None:
         self._bins[b] = self._bins[b] + sums if b in self._bins else sums
 
-    def merge(self, other: Tally) -> Tally:
+    def merge(self, other: ExactSums) -> ExactSums:
         """The tally of the texts of both. Exact, so it does not matter who merges what and when."""
         if self.shape != other.shape:
             raise BadInput(f"tallies of shapes {self.shape} and {other.shape} cannot be merged; they must agree")
-        both = Tally(self.shape)
+        both = ExactSums(self.shape)
         for tally in (self, other):
             for b, sums in tally._bins.items():
                 both._put(b, sums)
@@ -120,11 +120,11 @@ class Tally:
         variance = middle / np.maximum(self.count(), 1) + np.where(one_length, 0.0, (error * away) ** 2)
         return self.mean() + np.where(one_length, 0.0, slope * away), np.sqrt(variance)
 
-    def by_length(self) -> dict[int, Tally]:
+    def by_length(self) -> dict[int, ExactSums]:
         """The tally of each bin of lengths, by its least length 1, 2, 4, 8, …: texts with 2^b ≤ n < 2^{b+1}."""
         parts = {}
         for b in sorted(self._bins):
-            parts[2**b] = Tally(self.shape)
+            parts[2**b] = ExactSums(self.shape)
             parts[2**b]._put(b, self._bins[b])
         return parts
 
@@ -134,7 +134,7 @@ class Tally:
         return {"shape": list(self.shape), "bits": BITS, "bins": bins}
 
     @classmethod
-    def from_dict(cls, saved: dict[str, Any]) -> Tally:
+    def from_dict(cls, saved: dict[str, Any]) -> ExactSums:
         if saved.get("bits") != BITS:
             raise BadInput(f"the tally was saved in units of 2^-{saved.get('bits')}, expected 2^-{BITS}; measure again")
         tally = cls(tuple(saved["shape"]))
@@ -143,7 +143,7 @@ class Tally:
         return tally
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tally) and self.to_dict() == other.to_dict()
+        return isinstance(other, ExactSums) and self.to_dict() == other.to_dict()
 
     __hash__ = None  # type: ignore[assignment]
 
