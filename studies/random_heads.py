@@ -12,7 +12,7 @@ import torch
 from heads import RESULTS, circle_head, numbers, random_parameters, write
 
 from metastable.flow.meanfield import circle
-from metastable.flow.meanfield.flow import Sizes, follow
+from metastable.flow.meanfield.flow import CellSizes, follow
 from metastable.progress import Progress
 from metastable.theory import phases
 from metastable.transport import two_atoms
@@ -31,7 +31,7 @@ def once(parameters, beta, until):
     longest = 0.3 * beta**-0.5
     times = list(np.linspace(0, until, 161))
     cells = circle.start(head, lambda x: np.zeros(len(x)), longest)
-    found = follow(head, cells, beta, times, Sizes(longest, 0.5 * longest, 3e-4 * longest), Progress(until, False))
+    found = follow(head, cells, beta, times, CellSizes(longest, 0.5 * longest, 3e-4 * longest), Progress(until, False))
     e = head.theory().basis[:, 0].numpy()
     curve = [two_atoms(x, np.exp(w), np.stack([e, -e]), [0.5, 0.5]).value for x, w in found.frames]
     seen = phases.detect(times, curve)

@@ -49,7 +49,7 @@ def progress_of(part):
 
 
 @pytest.mark.parametrize(
-    ("method", "t_eval", "interval"), [("dopri5", 3, 0.0), pytest.param("rk4", 13, 20.0, marks=pytest.mark.slow)]
+    ("method", "save", "interval"), [("dopri5", 3, 0.0), pytest.param("rk4", 13, 20.0, marks=pytest.mark.slow)]
 )
 def test_killed_again_and_again_it_ends_bit_for_bit_the_same(tmp_path, method, save, interval):
     whole, broken = tmp_path / "whole.zarr", tmp_path / "broken.zarr"
@@ -215,7 +215,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path, monkeypatch, dama
 def test_two_processes_do_not_share_a_checkpoint(tmp_path, monkeypatch):
     from metastable.run.checkpoint import Checkpoint
 
-    with Checkpoint(tmp_path / "run.zarr", {}), pytest.raises(ms.BadInput, match="another process is computing"):
+    with Checkpoint(tmp_path / "run.zarr", {}), pytest.raises(ms.BadInput, match="another process"):
         ms.simulate(HEAD, ms.uniform(20, d=2), **options(tmp_path))
 
 

@@ -196,3 +196,22 @@ class TestObservables:
 def test_unknown_figure_is_refused(run):
     with pytest.raises(ms.BadInput, match="figure is 'pie'"):
         run.figure("pie")
+
+
+def test_the_dataset_has_labels_and_the_distance(run):
+    data = run.to_xarray()
+    assert data["frames"].sel(token=3, coordinate=1, time=0.0).item() == float(run.frames[0, 3, 1])
+    assert np.array_equal(data["distance"], run.distance())
+    assert np.array_equal(data["distance_upper"], run.distance()["upper"])
+    rotating = ms.Head.from_interaction(torch.eye(2), [[0.0, -1.0], [1.0, 0.0]])
+    assert "distance" not in ms.simulate(rotating, ms.uniform(5, d=2), 1.0, 0.1, t_eval=2).to_xarray()
+
+
+def test_a_second_call_is_free(run, monkeypatch):
+    """Report and figure both ask for the noise floor and for the observables."""
+    floor, seen = run.noise_floor(), run.observables(sample=100)
+    monkeypatch.setattr("metastable.transport.noise_floor", None)
+    monkeypatch.setattr("metastable.run.run.observe", None)
+    assert run.noise_floor() == floor
+    assert run.observables(sample=100).equals(seen)
+    assert run.theory() is run.head.theory()

@@ -107,12 +107,14 @@ def test_field_error_is_measured_at_every_step():
     """At t = 0 on the uniform law of the circle, |𝒱_β − 𝒱_∞| = (1 − I₁/I₀(κ))·|P_x V û|."""
     from scipy import special
 
+    from metastable.flow.fields import zero_temperature
+
     cloud = ms.equally_spaced(300)
     run = ms.simulate(HEAD, cloud, beta=20.0, until=0.1, t_eval=2)
     u = HEAD.directions(cloud.points)
     kappa = 20.0 * u.norm(dim=1)
     shrink = 1 - torch.from_numpy(special.ive(1, kappa.numpy()) / special.ive(0, kappa.numpy()))
-    zero = ms.fields.zero_temperature(HEAD, cloud.points)
+    zero = zero_temperature(HEAD, cloud.points)
     expected = float(((shrink.unsqueeze(1) * zero) ** 2).sum(dim=1).mean().sqrt())
     assert float(run.field_errors[0, 1]) == pytest.approx(expected, rel=1e-9)
     assert len(run.field_errors) == run.configuration["steps"] + 1
@@ -251,3 +253,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 4 * 2**30
+
+
+def test_a_run_says_what_it_took():
+    took = ms.simulate(HEAD, CLOUD, beta=5.0, until=0.1, t_eval=2).configuration
+    assert took["seconds"] > 0
+    assert took["cpu_seconds"] > 0

@@ -22,9 +22,9 @@ from .monitor.baseline import Baseline as Baseline
 from .monitor.monitor import Monitor as Monitor
 from .monitor.records import Record as Record
 from .problem import Problem as Problem
+from .run.mean_field import MeanFieldPhases as MeanFieldPhases
+from .run.mean_field import MeanFieldRun as MeanFieldRun
 from .run.mean_field import mean_field as mean_field
-from .run.mean_field_run import MeanFieldPhases as MeanFieldPhases
-from .run.mean_field_run import MeanFieldRun as MeanFieldRun
 from .run.run import Run as Run
 from .run.simulation import simulate as simulate
 from .scale.sweep import sweep as sweep

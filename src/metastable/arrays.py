@@ -72,7 +72,9 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     small = a.shape[0] * a.shape[1] * b.shape[1] <= SERIAL_MULTIPLICATIONS
     if not small or a.device.type != "cpu" or a.requires_grad or b.requires_grad:
         return a @ b
-    return torch.from_numpy(a.numpy() @ b.numpy())
+    # As in torch, numbers that are not finite pass through without a warning.
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(a.numpy() @ b.numpy())
 
 
 def exp_(a: Tensor) -> Tensor:
@@ -83,7 +85,8 @@ def exp_(a: Tensor) -> Tensor:
     if a.numel() > SERIAL_ELEMENTS or a.device.type != "cpu":
         return a.exp_()
     array = a.numpy()
-    np.exp(array, out=array)
+    with np.errstate(all="ignore"):
+        np.exp(array, out=array)
     return a
 
 

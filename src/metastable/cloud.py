@@ -77,9 +77,14 @@ class Cloud:
 
     def moved_to(self, points: Tensor) -> Cloud:
         """The same weights at other points, (N, d), which must have norm 1 already."""
-        other = object.__new__(Cloud)
-        other.points, other.log_weights, other.law = points, self.log_weights, self.law
-        return other
+        return Cloud.exactly(points, self.log_weights, self.law)
+
+    @staticmethod
+    def exactly(points: Tensor, log_weights: Tensor, law: dict[str, Any]) -> Cloud:
+        """Points of norm 1 and weights of sum 1 as they are: scaling them again could change the last bit."""
+        cloud = object.__new__(Cloud)
+        cloud.points, cloud.log_weights, cloud.law = points, log_weights, law
+        return cloud
 
     def subset(self, n: int, seed: int = 0) -> Cloud:
         """At most `n` of the tokens, drawn without replacement, with their weights rescaled to sum 1."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import numpy as np
 import pandas as pd
@@ -73,18 +74,16 @@ def test_the_hidden_cosine_is_that_of_the_hidden_states(minilm):
 
 
 def test_a_full_disk_leaves_no_half_written_file_and_the_folder_can_be_used_again(minilm, tmp_path, monkeypatch):
-    from metastable.run import storage as store
-
-    real = store.os.fsync
+    real = os.fsync
 
     def full(handle):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store.os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ms.BadInput, match="No space"):
         minilm.save(tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
-    monkeypatch.setattr(store.os, "fsync", real)
+    monkeypatch.setattr(os, "fsync", real)
     assert len(minilm.save(tmp_path / "out")) == 4
 
 

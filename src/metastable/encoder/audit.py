@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from metastable import files
 from metastable.arrays import whole
 from metastable.encoder import compare as comparing
 from metastable.encoder import verdict as judging
@@ -100,7 +101,7 @@ class Audit:
     def to_json(self, path: str | Path) -> Path:
         """Write everything as JSON; `Audit.load` reads it."""
         target = Path(path)
-        store.write_text(target, json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False))
+        files.write_text(target, json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False))
         return target
 
     def to_dict(self) -> dict[str, Any]:
@@ -174,7 +175,7 @@ class Audit:
         out = Path(folder)
         out.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
-            store.write_text(out / name, content)
+            files.write_text(out / name, content)
         return {name.partition(".")[0]: out / name for name in contents}
 
 

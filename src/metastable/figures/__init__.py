@@ -6,6 +6,7 @@ Figures compute nothing: they ask the run. `caption(figure)` is the text that be
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -17,9 +18,8 @@ from metastable.figures.observables import observables
 from metastable.figures.phase_diagram import phase_diagram
 from metastable.figures.spectrum import spectrum
 from metastable.figures.sphere import sphere
-from metastable.run.run import Run
 
-OF_A_RUN: dict[str, Callable[[Run], go.Figure]] = {
+OF_A_RUN: dict[str, Callable[[Any], go.Figure]] = {
     "distance": distance,
     "sphere": sphere,
     "spectrum": lambda run: spectrum(run.theory()),

@@ -15,7 +15,7 @@ from plotly.subplots import make_subplots
 from metastable.errors import BadInput, SimulationStopped
 from metastable.figures import look
 from metastable.figures.observables import add_panel
-from metastable.run.run import Run
+from metastable.run.run import BaseRun, Run
 from metastable.theory.phases import Phases
 from metastable.transport import NoiseFloor
 
@@ -70,7 +70,7 @@ class DistanceCurves:
         return float(self.certificate["time"][above[0]]) if len(above) else None
 
 
-def distance_curves(run: Run) -> DistanceCurves:
+def distance_curves(run: BaseRun) -> DistanceCurves:
     """Everything that a run can say about its distance to the limit law."""
     found = DistanceCurves(placed=run.cloud.law["law"] in PLACED)
     if run.theory().no_limit:
@@ -78,6 +78,10 @@ def distance_curves(run: Run) -> DistanceCurves:
         return found
     found.distance = run.distance()
     found.phases = run.phases()
+    if not isinstance(run, Run):
+        found.missing.append("A mean-field run is no sample and has no tokens to follow: it has no noise floor.")
+        found.missing.append("The Laplace term, the Lyapunov term and the bound follow tokens and are left out.")
+        return found
     try:
         found.floor = run.noise_floor()
     except BadInput as reason:
@@ -94,7 +98,7 @@ def distance_curves(run: Run) -> DistanceCurves:
     return found
 
 
-def distance(run: Run, curves: DistanceCurves | None = None) -> go.Figure:
+def distance(run: BaseRun, curves: DistanceCurves | None = None) -> go.Figure:
     """W₂ from the tokens to the limit law, on a logarithmic axis, with its two terms, the bound and the phases.
 
     For a head without a limit law the figure says so and shows mean cosine and effective rank instead.
@@ -266,7 +270,7 @@ def _caption(c: DistanceCurves) -> str:
     return " ".join([*sentences, *c.missing])
 
 
-def _without_limit(run: Run) -> go.Figure:
+def _without_limit(run: BaseRun) -> go.Figure:
     """Mean cosine and effective rank, under the reason why there is no limit law."""
     seen = run.observables()
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08)

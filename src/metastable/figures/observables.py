@@ -8,7 +8,7 @@ import xarray as xr
 from plotly.subplots import make_subplots
 
 from metastable.figures import look
-from metastable.run.run import Run
+from metastable.run.run import BaseRun
 
 PANELS = {
     "mean_cosine": ("mean cosine", look.BLUE),
@@ -18,7 +18,7 @@ PANELS = {
 }
 
 
-def observables(run: Run) -> go.Figure:
+def observables(run: BaseRun) -> go.Figure:
     """Small multiples of mean cosine, effective rank, number of clusters and log energy."""
     seen = run.observables()
     titles = [name for name, _ in PANELS.values()]
@@ -39,7 +39,7 @@ def observables(run: Run) -> go.Figure:
     return figure
 
 
-def add_panel(figure: go.Figure, run: Run, seen: xr.Dataset, key: str, row: int, col: int) -> None:
+def add_panel(figure: go.Figure, run: BaseRun, seen: xr.Dataset, key: str, row: int, col: int) -> None:
     """Draw one of PANELS over time into a cell of a figure."""
     name, colour = PANELS[key]
     cell = {"row": row, "col": col}

@@ -58,6 +58,10 @@ def rk4(f: Field, x: Tensor, k1: Tensor, h: float) -> Tensor:
     return unit(x + (h / 6) * (k1 + 2 * k2 + 2 * k3 + k4))
 
 
+FIXED = {"euler": euler, "heun": heun, "rk4": rk4}
+"""The methods of fixed step, by name."""
+
+
 def dopri5(f: Field, x: Tensor, k1: Tensor, h: float, counts: Tensor | None = None) -> tuple[Tensor, Tensor, float]:
     """One step of the Dormand–Prince pair 5(4) from x with k₁ = f(x).
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from metastable import files
 from metastable.arrays import whole
 from metastable.encoder.load import Encoder, load
 from metastable.errors import BadInput
@@ -185,7 +186,7 @@ class Baseline:
             "sha256": hashlib.sha256(data).hexdigest(),
         }
         content["checksum"] = checksum(content)
-        store.write_text(folder / FILES[0], json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        files.write_text(folder / FILES[0], json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Baseline:

@@ -26,11 +26,11 @@ try:
 except ImportError:  # not a Unix
     fcntl = None  # type: ignore[assignment]
 
+from metastable import files
 from metastable.encoder.texts import Line
 from metastable.errors import BadInput
 from metastable.monitor.alarm import Alarm
 from metastable.monitor.records import Record
-from metastable.run import storage as store
 
 SCHEMA = "metastable.watch/1"
 
@@ -347,7 +347,7 @@ class Kept:
     def _write_summary(self, found: dict[str, Any]) -> None:
         content = {"schema": SCHEMA, "made": self.facts, **found}
         try:
-            store.write_text(self.summary, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+            files.write_text(self.summary, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
         except OSError as error:
             raise _unwritable(self.summary, error) from error
 

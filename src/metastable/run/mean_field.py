@@ -3,29 +3,170 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+import xarray as xr
+from torch import Tensor
 
 from metastable.arrays import positive, real
+from metastable.cloud import Cloud
 from metastable.errors import BadInput
 from metastable.flow.meanfield import circle
 from metastable.flow.meanfield.cells import Cells
-from metastable.flow.meanfield.flow import Followed, Sizes, follow
+from metastable.flow.meanfield.flow import CellSizes, follow
 from metastable.flow.meanfield.laws import LogDensity, log_density
 from metastable.flow.meanfield.sphere import triangles
 from metastable.head import Head
 from metastable.progress import Progress
-from metastable.run.mean_field_frames import Frames
-from metastable.run.mean_field_run import MeanFieldRun, restored
-from metastable.run.simulation import saved_times
+from metastable.run import storage
+from metastable.run.run import BaseRun
+from metastable.run.simulation import Stopwatch, saved_times
+from metastable.theory import phases
 
 
-class Kind(NamedTuple):
+@dataclass(frozen=True)
+class Frames:
+    """Weighted points at several times. Short frames are filled up with copies of their first point at weight 0.
+
+    points : (T, N, d)
+    log_weights : (T, N), −inf where filled up
+    """
+
+    points: Tensor
+    log_weights: Tensor
+
+    @classmethod
+    def of(cls, found: Sequence[tuple[np.ndarray, np.ndarray]]) -> Frames:
+        most, d = max(len(x) for x, _ in found), found[0][0].shape[1]
+        points = torch.empty(len(found), most, d, dtype=torch.float64)
+        log_weights = torch.full((len(found), most), -math.inf, dtype=torch.float64)
+        for i, (x, w) in enumerate(found):
+            points[i, : len(x)], points[i, len(x) :] = torch.from_numpy(x), torch.from_numpy(x[0])
+            log_weights[i, : len(x)] = torch.from_numpy(w)
+        return cls(points, log_weights)
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def cloud(self, index: int, law: dict[str, Any]) -> Cloud:
+        """The frame as a cloud, without the filling."""
+        seen = self.log_weights[index] > -math.inf
+        return Cloud.exactly(self.points[index][seen], self.log_weights[index][seen], law)
+
+    def clouds(self, law: dict[str, Any]) -> Iterator[Cloud]:
+        return (self.cloud(i, law) for i in range(len(self)))
+
+    def moments(self) -> np.ndarray:
+        """Mean and second moments of every frame, (T, d + d²)."""
+        w, x = self.log_weights.exp(), self.points
+        first, second = torch.einsum("tn,tnd->td", w, x), torch.einsum("tn,tnc,tnd->tcd", w, x, x)
+        return torch.cat([first, second.flatten(1)], dim=1).numpy()
+
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class MeanFieldPhases(phases.Phases):
+    """Phases of the finest run; each time has an interval, ± its change from the run with cells twice as long.
+
+    An interval is None where one of the two runs did not see the event.
+    """
+
+    concentrated_interval: Interval | None = None
+    terminal_interval: Interval | None = None
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        found = list(super().sentences)
+        for name, interval in (("concentrated", self.concentrated_interval), ("terminal", self.terminal_interval)):
+            if interval is not None:
+                found.append(f"{name} between t = {interval[0]:.6g} and {interval[1]:.6g} (discretisation)")
+        return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MeanFieldRun(BaseRun):
+    """A solution of ∂_t μ + div(μ 𝒱_β[μ]) = 0, made by `mean_field`: cells that move with the flow and keep their mass.
+
+    Attributes
+    ----------
+    cloud : the quadrature of the starting law by the starting cells; its `law` says which law
+    frames : (T, N, d) quadrature points of the cells at the saved times. They are no tokens: row n of one frame has
+        nothing to do with row n of another
+    log_weights : (T, N), −inf where a frame has fewer than N points
+    coarse : the same run with cells twice as long. Its difference from this run is the error that is printed
+    converged : whether the change of the distance was at most `tol` (see `mean_field`)
+    """
+
+    log_weights: Tensor
+    coarse: Frames
+
+    without_figures: ClassVar[tuple[str, ...]] = ("sphere",)
+
+    @property
+    def fine(self) -> Frames:
+        return Frames(self.frames, self.log_weights)
+
+    @property
+    def converged(self) -> bool:
+        return self.discretisation <= float(self.configuration["tol"])
+
+    @property
+    def discretisation(self) -> float:
+        """The largest change over the saved times when the cells were halved: of W₂ to ν, or of the moments.
+
+        Of the moments (mean and second moments, Euclidean) when ν is not two atoms, so that no exact W₂ exists.
+        """
+        return float(self.configuration["discretisation"])
+
+    def at(self, index: int) -> Cloud:
+        return self.fine.cloud(index, self.cloud.law)
+
+    def to_dataset(self) -> xr.Dataset:
+        return storage.mean_field_dataset(self)
+
+    def _distance(self, p: float, target: str | Cloud, cost: str) -> xr.DataArray:
+        """W_p as for a `Run`. `lower` and `upper` are widened by the discretisation error.
+
+        That error, at each time, is the largest change between the two finest runs at the saved times next to it;
+        the attribute `discretisation` is the largest over all times.
+        """
+        curve = super()._distance(p, target, cost)
+        coarse = self._distances(self.coarse.clouds(self.cloud.law), p, target, cost)
+        change = np.abs(np.array([d.value for d in coarse]) - curve.values)
+        padded = np.pad(change, 1, mode="edge")
+        error = np.maximum(np.maximum(padded[:-2], padded[2:]), change)
+        sides = {"lower": np.maximum(curve["lower"].values - error, 0), "upper": curve["upper"].values + error}
+        return curve.assign_coords({side: ("time", values) for side, values in sides.items()}).assign_attrs(
+            discretisation=float(error.max())
+        )
+
+    def phases(self, factor: float = 1.5) -> MeanFieldPhases:
+        """Concentration, plateaus and terminal onset of the W₂ curve, times with intervals of discretisation."""
+        fine = super().phases(factor)
+        other = self._distances(self.coarse.clouds(self.cloud.law), 2, "limit", "chordal")
+        coarse = phases.detect(self.times.numpy(), [d.value for d in other], factor=factor)
+        return MeanFieldPhases(
+            **vars(fine),
+            concentrated_interval=_around(fine.concentrated, coarse.concentrated),
+            terminal_interval=_around(fine.terminal, coarse.terminal),
+        )
+
+    def __repr__(self) -> str:
+        error = f"{self.discretisation:.2g}" + ("" if self.converged else ", not converged")
+        return (
+            f"MeanFieldRun({self.cloud.law['law']}, d={self.cloud.dim}, beta={self.beta:g}, "
+            f"{len(self.times)} frames to t={self.horizon:g}, discretisation {error})"
+        )
+
+
+class CellKind(NamedTuple):
     """How the cells of one dimension are made and how they are refined.
 
     coarsest : length of the longest cells of the first level, in β^{−1/2}
@@ -39,7 +180,7 @@ class Kind(NamedTuple):
     merged: float
 
 
-KINDS = {2: Kind(circle.start, 0.6, 6, 0.5), 3: Kind(triangles.start, 2.0, 3, 0.3)}
+KINDS = {2: CellKind(circle.start, 0.6, 6, 0.5), 3: CellKind(triangles.start, 2.0, 3, 0.3)}
 """By dimension: intervals, and triangles, which are good to second order inside and may be longer."""
 STEP = 3e-4
 """Largest error of a time step, in lengths of the longest cells: refinement covers the time stepping too."""
@@ -103,11 +244,11 @@ def refined(
     beta, until, tol = _checked(head, beta, until, tol)
     density, record = log_density(law, head.dim)
     times = saved_times(t_eval if t_eval is not None else 201, until)
-    head, began = head.to(torch.float64, "cpu"), time.perf_counter()
+    head, stopwatch = head.to(torch.float64, "cpu"), Stopwatch()
     run: MeanFieldRun | None = None
     for level in range(KINDS[head.dim].levels):
         run = _level(KINDS[head.dim].coarsest / 2**level, head, density, record, beta, times, tol, run, progress)
-        run.configuration["seconds"] = time.perf_counter() - began
+        run.configuration.update(stopwatch.read())
         if run.converged:
             return run
     assert run is not None
@@ -128,18 +269,21 @@ def _level(
     """The run with cells up to hβ^{−1/2}, and its change from the coarser one."""
     longest = h * beta**-0.5
     kind = KINDS[head.dim]
-    sizes = Sizes(longest, kind.merged * longest, STEP * longest)
+    sizes = CellSizes(longest, kind.merged * longest, STEP * longest)
     with Progress(times[-1], progress) as bar:
         found = follow(head, kind.start(head, density, longest), beta, times, sizes, bar)
     fine = Frames.of(found.frames)
-    run = restored(
-        head,
-        law,
-        beta,
-        torch.tensor(times, dtype=torch.float64),
-        (fine.points, fine.log_weights),
-        (fine.points, fine.log_weights) if coarser is None else (coarser.frames, coarser.log_weights),
-        _configuration(beta, times, tol, h, found),
+    configuration = {"beta": beta, "method": "cells", "tol": tol, "times": list(times), "cell": h}
+    configuration |= {name: getattr(found, name) for name in ("steps", "rejected", "evaluations", "most_cells")}
+    run = MeanFieldRun(
+        head=head,
+        cloud=fine.cloud(0, law),
+        beta=beta,
+        times=torch.tensor(times, dtype=torch.float64),
+        frames=fine.points,
+        log_weights=fine.log_weights,
+        coarse=fine if coarser is None else coarser.fine,
+        configuration={**configuration, "engine": "cells"},
     )
     run.configuration["discretisation"] = math.inf if coarser is None else _change(run)
     return run
@@ -157,13 +301,14 @@ def _checked(head: Head, beta: float, until: float, tol: float) -> tuple[float, 
     return positive(beta, "beta"), positive(until, "until"), tol
 
 
-def _configuration(beta: float, times: tuple[float, ...], tol: float, h: float, found: Followed) -> dict[str, Any]:
-    cost = {name: getattr(found, name) for name in ("steps", "rejected", "evaluations", "most_cells")}
-    return {"beta": beta, "method": "cells", "tol": tol, "times": list(times), "cell": h, **cost, "engine": "cells"}
-
-
 def _change(run: MeanFieldRun) -> float:
     """The largest change against the coarser run over the saved times."""
     if run.theory().no_limit or run.theory().dim > 1:
         return float(np.linalg.norm(run.fine.moments() - run.coarse.moments(), axis=1).max())
     return float(run.distance().attrs["discretisation"])
+
+
+def _around(fine: float | None, coarse: float | None) -> Interval | None:
+    if fine is None or coarse is None:
+        return None
+    return fine - abs(fine - coarse), fine + abs(fine - coarse)

@@ -1,12 +1,14 @@
-"""A run: what a simulation returns, what it can say about itself, and how it is kept."""
+"""Runs: what a simulation returns, and the distances, phases, figures and reports that it makes of itself."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ from metastable.cloud import Cloud
 from metastable.errors import BadInput, choice
 from metastable.flow.exact import zero_temperature_flow
 from metastable.head import Head
-from metastable.run import storage as store
+from metastable.run import storage
 from metastable.run.certificate import gronwall
 from metastable.run.observables import observe
 from metastable.theory import Theory, phases
@@ -27,20 +29,16 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 
-@dataclass(frozen=True)
-class Run:
-    """Frames of a token cloud under a head, with everything needed to repeat and to judge them.
+@dataclass(frozen=True, kw_only=True)
+class BaseRun:
+    """What runs of tokens and runs of the mean field have in common.
 
     Attributes
     ----------
     head, cloud, beta : the head, the starting cloud and the inverse temperature
     times : (T,) saved times, from 0 to the horizon
-    frames : (T, N, d) positions at those times; the weights are those of `cloud`
-    field_errors : (S, 2) rows (t, ε): at each accepted step the root mean square over tokens (by weight) of
-        |𝒱_β[μ_t](x) − 𝒱_∞(x)|
-    configuration : how the run was made (method, tolerance, engine, …)
-    merged : for a run with `merge`, (T, 3) rows at the saved times: live tokens, bound of the error, largest so far
-    jumps : for a run with `merge`, (J, 2) rows (t, e): how far each merge moved the law, in geodesic W₂
+    frames : (T, N, d) positions at those times
+    configuration : how the run was made (method, tolerance, engine, …) and what it took (seconds, cpu_seconds)
     """
 
     head: Head
@@ -48,10 +46,18 @@ class Run:
     beta: float
     times: Tensor
     frames: Tensor
-    field_errors: Tensor
     configuration: dict[str, Any] = field(default_factory=dict)
-    merged: Tensor | None = None
-    jumps: Tensor | None = None
+
+    without_figures: ClassVar[tuple[str, ...]] = ()
+    """The kinds of figures that this kind of run does not have."""
+
+    @abstractmethod
+    def at(self, index: int) -> Cloud:
+        """The cloud at the saved time with this index."""
+
+    @abstractmethod
+    def to_dataset(self) -> xr.Dataset:
+        """The arrays that `save` writes."""
 
     @property
     def initial(self) -> Cloud:
@@ -66,9 +72,8 @@ class Run:
     def horizon(self) -> float:
         return float(self.times[-1])
 
-    def at(self, index: int) -> Cloud:
-        """The cloud at the saved time with this index."""
-        return self.cloud.moved_to(self.frames[index])
+    def _clouds(self) -> Iterator[Cloud]:
+        return (self.at(i) for i in range(len(self.times)))
 
     def theory(self) -> Theory:
         """What the theory predicts for the head of this run: the same as `run.head.theory()`."""
@@ -85,16 +90,11 @@ class Run:
         pushed[lost] = self.theory().basis[:, 0].to(pushed)
         return self.cloud.moved_to(pushed)
 
-    @cached_property
-    def zero_temperature_frames(self) -> Tensor:
-        """The same starting tokens under the exact zero-temperature flow, at the saved times: (T, N, d)."""
-        return zero_temperature_flow(self.head, self.cloud, self.times.to(torch.float64))
-
     def _curve(self, name: str, values: Any, **attrs: Any) -> xr.DataArray:
         curve = xr.DataArray(np.asarray(values, dtype=float), coords={"time": self.times.cpu().numpy()}, dims="time")
         return curve.rename(name).assign_attrs(beta=self.beta, **attrs)
 
-    def _distances(self, name: str, found: list[transport.Distance]) -> xr.DataArray:
+    def _distance_curve(self, name: str, found: list[transport.Distance]) -> xr.DataArray:
         first = found[0]
         methods = sorted({d.method for d in found})
         curve = self._curve(name, [d.value for d in found], p=first.p, cost=first.cost, method="; ".join(methods))
@@ -107,60 +107,158 @@ class Run:
         target : "limit", the law ν = T_# μ₀ (exact for dim E = 1 at any N, see `transport`); "terminal", the
             push-forward of μ_t itself to V's dominant eigenspace; or any Cloud.
         """
-        name, steps = f"W{p:g}", range(len(self.times))
-        if isinstance(target, Cloud):
-            return self._distances(name, [transport.wasserstein(self.at(i), target, p, cost=cost) for i in steps])
         if isinstance(target, str) and (p, target, cost) == (2, "limit", "chordal"):
             return self._limit_distance.copy()
-        if target == "limit":
-            return self._distances(name, self._to_limit(self.frames, p, cost))
-        if target != "terminal":
-            raise BadInput(f"target is {target!r}; it must be 'limit', 'terminal' or a Cloud")
-        end = self.theory().terminal
-        found = [transport.to_limit(self.at(i), end.limit(self.frames[i]), end.basis, p, cost) for i in steps]
-        return self._distances(name, found)
+        return self._distance(p, target, cost)
 
     @cached_property
     def _limit_distance(self) -> xr.DataArray:
         """W₂ to the limit law, which phases, summary and report all ask for."""
-        return self._distances("W2", self._to_limit(self.frames, 2, "chordal"))
+        return self._distance(2, "limit", "chordal")
 
-    def _to_limit(self, frames: Tensor, p: float, cost: str) -> list[transport.Distance]:
+    def _distance(self, p: float, target: str | Cloud, cost: str) -> xr.DataArray:
+        return self._distance_curve(f"W{p:g}", self._distances(self._clouds(), p, target, cost))
+
+    def _distances(self, clouds: Iterable[Cloud], p: float, target: str | Cloud, cost: str) -> list[transport.Distance]:
+        if isinstance(target, Cloud):
+            return [transport.wasserstein(cloud, target, p, cost=cost) for cloud in clouds]
+        if target == "limit":
+            return self._to_limit(clouds, p, cost)
+        if target != "terminal":
+            raise BadInput(f"target is {target!r}; it must be 'limit', 'terminal' or a Cloud")
+        end = self.theory().terminal
+        return [transport.to_limit(cloud, end.limit(cloud.points), end.basis, p, cost) for cloud in clouds]
+
+    def _to_limit(self, clouds: Iterable[Cloud], p: float, cost: str) -> list[transport.Distance]:
         pushed, basis, weights = self.limit.points, self.theory().basis, self.cloud.weights
         if self.theory().dim > 1:
-            return [transport.to_limit(self.cloud.moved_to(x), pushed, basis, p, cost) for x in frames]
+            return [self._to_wide_limit(cloud, p, cost) for cloud in clouds]
         up = pushed @ basis[:, 0].to(pushed) > 0
         # Both masses as sums of the weights themselves: 1 − mass would differ in the last digits and split a token.
         masses = [float(weights[side].double().sum()) for side in (up, ~up)]
         atoms = torch.stack([basis[:, 0], -basis[:, 0]])
-        return [transport.two_atoms(x, weights, atoms, masses, p, cost) for x in frames]
+        return [transport.two_atoms(cloud.points, cloud.weights, atoms, masses, p, cost) for cloud in clouds]
+
+    def _to_wide_limit(self, cloud: Cloud, p: float, cost: str) -> transport.Distance:
+        """W_p to a limit law in a space of two dimensions or more."""
+        return transport.wasserstein(cloud, self.limit, p, cost=cost)
+
+    def phases(self, factor: float = 1.5) -> phases.Phases:
+        """Concentration, plateaus and terminal onset, read off the W₂ curve to the limit law."""
+        return phases.detect(self.times.cpu().numpy(), self._limit_distance.values, factor=factor)
+
+    @cached_property
+    def _kept(self) -> dict[Any, Any]:
+        """Results that are expensive and asked for more than once."""
+        return {}
+
+    def observables(self, sample: int = 1000, seed: int = 0) -> xr.Dataset:
+        """Log-energy, mean cosine, effective rank and cluster count at every saved time (see `observables`)."""
+        key = ("observables", sample, seed)
+        if key not in self._kept:
+            rows = [observe(self.head, cloud, self.beta, sample, seed) for cloud in self._clouds()]
+            columns = {name: self._curve(name, [row[name] for row in rows]) for name in rows[0]}
+            attrs = {"beta": self.beta, "sample": min(sample, len(self.cloud)), "seed": seed}
+            self._kept[key] = xr.Dataset(columns, attrs=attrs)
+        return self._kept[key].copy(deep=True)
+
+    def to_xarray(self) -> xr.Dataset:
+        """The run as a labelled Dataset, with the W₂ distance to the limit law where there is one."""
+        data = self.to_dataset()
+        data = data.assign_coords({name: np.arange(data.sizes[name]) for name in data["frames"].dims[1:]})
+        if self.theory().no_limit:
+            return data
+        found = self._limit_distance
+        return data.assign(
+            distance=found.drop_vars(["lower", "upper"]),
+            distance_lower=found["lower"].drop_vars(["lower", "upper"]),
+            distance_upper=found["upper"].drop_vars(["lower", "upper"]),
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write `path` (a folder, *.zarr) and the same name with .json beside it, both completely or not at all."""
+        return storage.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a run that `save`, `checkpoint=` or the command line wrote."""
+        from metastable.run.mean_field import MeanFieldRun
+
+        found = storage.load(path)
+        kind: type[BaseRun] = MeanFieldRun if "coarse" in found else Run
+        if not issubclass(kind, cls):
+            raise BadInput(f"{storage.run_path(path)} holds a {kind.__name__}; read it with ms.{kind.__name__}.load")
+        return kind(**found)
+
+    def figure(self, kind: str = "distance") -> go.Figure:
+        """A Plotly figure: "distance" (with everything that explains it), "sphere", "spectrum" or "observables"."""
+        from metastable import figures
+
+        known = [name for name in figures.OF_A_RUN if name not in self.without_figures]
+        return figures.OF_A_RUN[choice(kind, "figure", known)](self)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Run(BaseRun):
+    """Frames of a token cloud under a head, with everything needed to repeat and to judge them.
+
+    The weights of the tokens are those of `cloud` in every frame.
+
+    Attributes
+    ----------
+    field_errors : (S, 2) rows (t, ε): at each accepted step the root mean square over tokens (by weight) of
+        |𝒱_β[μ_t](x) − 𝒱_∞(x)|
+    merged : for a run with `merge`, (T, 3) rows at the saved times: live tokens, bound of the error, largest so far
+    jumps : for a run with `merge`, (J, 2) rows (t, e): how far each merge moved the law, in geodesic W₂
+    """
+
+    field_errors: Tensor
+    merged: Tensor | None = None
+    jumps: Tensor | None = None
+
+    def at(self, index: int) -> Cloud:
+        return self.cloud.moved_to(self.frames[index])
+
+    def to_dataset(self) -> xr.Dataset:
+        return storage.dataset(self)
+
+    def _to_wide_limit(self, cloud: Cloud, p: float, cost: str) -> transport.Distance:
+        return transport.to_limit(cloud, self.limit, self.theory().basis, p, cost)
+
+    @cached_property
+    def zero_temperature_frames(self) -> Tensor:
+        """The same starting tokens under the exact zero-temperature flow, at the saved times: (T, N, d)."""
+        return zero_temperature_flow(self.head, self.cloud, self.times.to(torch.float64))
 
     def laplace_term(self, p: float = 2, cost: str = "chordal") -> xr.DataArray:
         """W_p(μ_t^β, μ_t^∞), bounded above by following the same tokens under both flows."""
-        exact = self.zero_temperature_frames
-        pairs = (transport.coupling(self.at(i), self.cloud.moved_to(exact[i]), p, cost) for i in range(len(exact)))
-        return self._distances("Laplace term", list(pairs))
+        exact = (self.cloud.moved_to(x) for x in self.zero_temperature_frames)
+        pairs = zip(self._clouds(), exact, strict=True)
+        return self._distance_curve("Laplace term", [transport.coupling(a, b, p, cost) for a, b in pairs])
 
     def lyapunov_term(self, p: float = 2, cost: str = "chordal") -> xr.DataArray:
         """W_p(μ_t^∞, ν): how far the zero-temperature law itself still is from its limit."""
-        frames = self.zero_temperature_frames
-        return self._distances("Lyapunov term", self._to_limit(frames, p, cost))
+        exact = (self.cloud.moved_to(x) for x in self.zero_temperature_frames)
+        return self._distance_curve("Lyapunov term", self._to_limit(exact, p, cost))
 
     def certificate(self) -> xr.DataArray:
         """∫₀ᵗ ε(s) e^{L(t−s)} ds, an upper bound of the geodesic (so of the chordal) W₂(μ_t^β, μ_t^∞).
 
         ε was measured on the run at every step and L is the head's one-sided Lipschitz constant; nothing is
-        fitted. Between steps the larger of the two ends of ε is taken, and merges add the way that they moved the law.
-        The attribute `vacuous_after` is the time
-        from which the bound exceeds π, the diameter of the sphere, and says nothing more; None if it never does.
+        fitted. Between steps the larger of the two ends of ε is taken, and every merge adds the distance by which it
+        moved the law. The attribute `vacuous_after` is the first time at which the bound exceeds π, the diameter of
+        the sphere, and says nothing more; None if it never does.
         """
         if self.head.offset is not None:
             raise BadInput("the certificate needs linear scores, but this head has an offset")
         L = self.theory().lipschitz
         values = gronwall(self.field_errors, L, self.times, self.jumps)
-        above = np.flatnonzero(~(values < math.pi))
-        vacuous = float(self.times[above[0]]) if len(above) else None
+        vacuous = self._first_time(~(values < math.pi))
         return self._curve("certificate", values, lipschitz=L, vacuous_after=vacuous, p=2, cost="geodesic")
+
+    def _first_time(self, where: np.ndarray) -> float | None:
+        found = np.flatnonzero(where)
+        return float(self.times[found[0]]) if len(found) else None
 
     def merge_error(self) -> xr.DataArray:
         """A bound of W₂(μ_t, μ_t without merging) at every saved time, for a run with `merge` (see `merging`).
@@ -173,9 +271,7 @@ class Run:
         if self.merged is None:
             raise BadInput("this run was made without merging; give merge= to simulate")
         live, values, largest = self.merged.cpu().numpy().T
-        above = np.flatnonzero(~np.isfinite(values))
-        vacuous = float(self.times[above[0]]) if len(above) else None
-        delta = self.configuration.get("merge")
+        vacuous, delta = self._first_time(~np.isfinite(values)), self.configuration.get("merge")
         curve = self._curve("merge error", values, delta=delta, vacuous_after=vacuous, p=2, cost="chordal")
         return curve.assign_coords(live=("time", live.astype(int)), largest=("time", largest))
 
@@ -198,41 +294,11 @@ class Run:
         The distance of a cloud to the limit of its own tokens carries the same masses on both sides and can be
         smaller than this.
         """
-        return transport.noise_floor(self.limit, p=p, cost=cost, seed=seed)
-
-    def phases(self, factor: float = 1.5) -> phases.Phases:
-        """Concentration, plateaus and terminal onset, read off the W₂ curve to the limit law."""
-        return phases.detect(self.times.cpu().numpy(), self._limit_distance.values, factor=factor)
-
-    def observables(self, sample: int = 1000, seed: int = 0) -> xr.Dataset:
-        """Log-energy, mean cosine, effective rank and cluster count at every saved time (see `observables`)."""
-        rows = [observe(self.head, self.at(i), self.beta, sample, seed) for i in range(len(self.times))]
-        columns = {name: self._curve(name, [row[name] for row in rows]) for name in rows[0]}
-        return xr.Dataset(columns, attrs={"beta": self.beta, "sample": min(sample, len(self.cloud)), "seed": seed})
-
-    def to_xarray(self) -> xr.Dataset:
-        """Frames, weights and the per-step field errors as a labelled Dataset."""
-        return store.dataset(self)
-
-    def save(self, path: str | Path) -> Path:
-        """Write `path` (a folder, *.zarr) and the same name with .json beside it, both whole or not at all."""
-        return store.save(self, path)
-
-    @staticmethod
-    def load(path: str | Path) -> Run:
-        """Read a run that `save`, `checkpoint=` or the command line wrote."""
-        found = store.load(path)
-        if "fine" in found:
-            from metastable.run.mean_field_run import restored
-
-            return restored(**found)
-        return Run(**found)
-
-    def figure(self, kind: str = "distance") -> go.Figure:
-        """A Plotly figure: "distance" (with terms, bound, noise floor and phases), "sphere" or "spectrum"."""
-        from metastable import figures
-
-        return figures.OF_A_RUN[choice(kind, "figure", figures.OF_A_RUN)](self)
+        key = ("noise floor", p, cost, seed)
+        if key not in self._kept:
+            self._kept[key] = transport.noise_floor(self.limit, p=p, cost=cost, seed=seed)
+        floor: transport.NoiseFloor = self._kept[key]
+        return floor
 
     def report(self, path: str | Path) -> Path:
         """Write one HTML file with the figures, the phases and the verdicts; it needs no network."""

@@ -15,24 +15,39 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metastable import files
 from metastable.arrays import positive, whole
 from metastable.attention import choose
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, SimulationStopped, choice
 from metastable.flow.fields import TokenField, check_beta, zero_temperature
 from metastable.flow.merging import Merging
-from metastable.flow.steppers import dopri5, euler, first_step, heun, next_step, rk4
+from metastable.flow.solve import Motion
+from metastable.flow.steppers import FIXED, first_step
 from metastable.head import Head
 from metastable.progress import Watcher, watching
-from metastable.run import storage as store
+from metastable.run import storage
 from metastable.run.checkpoint import Checkpoint, discard, refuse_another
 from metastable.run.run import Run
 
-FIXED = {"euler": euler, "heun": heun, "rk4": rk4}
 METHODS = ("auto", "dopri5", *FIXED)
 FRAME_BYTES = 256 * 2**20
+"""Frames take at most this many bytes, unless `t_eval` asks for more."""
 CHECKPOINT_SECONDS = 20.0
+"""Between two saved times the state is written this often."""
 MANY = 100_000
+"""Tokens above which the default tolerance is 1e-4."""
+
+
+class Stopwatch:
+    """Seconds of the clock and of the processor since it was made, as a run's configuration has them."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter(), time.process_time()
+
+    def read(self) -> dict[str, float]:
+        wall, cpu = self._began
+        return {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
 
 
 def simulate(
@@ -81,9 +96,9 @@ def simulate(
     head = head.to(cloud.dtype, cloud.points.device)
     if checkpoint is None:
         return _Solver(head, cloud, plan).run(watching(plan.times[-1], progress))
-    target = store.run_path(checkpoint)
-    identity = {**plan.configuration(), "digest": store.digest(head, cloud)}
-    finished = _finished(target, identity, overwrite) if store.recover(target) else None
+    target = storage.run_path(checkpoint)
+    identity = {**plan.configuration(), "digest": storage.digest(head, cloud)}
+    finished = _finished(target, identity, overwrite) if files.recover(target) else None
     if finished is not None:
         return finished
     with Checkpoint(target, identity, replace=overwrite) as kept:
@@ -181,7 +196,7 @@ def _finished(target: Path, identity: dict[str, Any], overwrite: bool) -> Run | 
     try:
         run = Run.load(target)
         found = {key: run.configuration.get(key) for key in identity}
-        refuse_another(target, {**found, "digest": store.digest(run.head, run.cloud)}, identity)
+        refuse_another(target, {**found, "digest": storage.digest(run.head, run.cloud)}, identity)
     except BadInput:
         if overwrite:
             return None
@@ -193,17 +208,10 @@ def _finished(target: Path, identity: dict[str, Any], overwrite: bool) -> Run | 
 
 
 @dataclass
-class _State:
-    """All that the next step depends on."""
+class _State(Motion):
+    """All that the next step depends on, and what is noted along the way."""
 
-    t: float
-    x: Tensor
-    k: Tensor
-    h: float
-    saved: int = 1
-    steps: int = 0
-    rejected: int = 0
-    evaluations: int = 1
+    saved: int = 0
     errors: list[tuple[float, float]] = field(default_factory=list)
     merged: list[tuple[float, ...]] = field(default_factory=list)
 
@@ -230,10 +238,9 @@ class _Solver:
         return self.moving(x)
 
     def run(self, watcher: Watcher) -> Run:
-        began = time.perf_counter()
+        stopwatch = Stopwatch()
         self.stage = getattr(watcher, "stage", None)
         state = self._resume() or self._begin()
-        self.evaluations = state.evaluations
         with watcher:
             for t, frame in zip(self.plan.times, self.frames, strict=False):
                 watcher.frame(t, frame)
@@ -253,7 +260,7 @@ class _Solver:
             field_errors=torch.tensor(state.errors, dtype=torch.float64),
             merged=torch.tensor(state.merged, dtype=torch.float64) if self.merging else None,
             jumps=torch.tensor(self.merging.jumps, dtype=torch.float64).reshape(-1, 2) if self.merging else None,
-            configuration={**self.plan.configuration(), **stats, "seconds": time.perf_counter() - began},
+            configuration={**self.plan.configuration(), **stats, **stopwatch.read()},
         )
 
     def _begin(self) -> _State:
@@ -261,7 +268,7 @@ class _Solver:
         k = self.field(x)
         self._check_finite(k, 0.0)
         h = first_step(k, self.plan.tol) if self.plan.method == "dopri5" else self.plan.step
-        state = _State(t=0.0, x=x, k=k, h=h, saved=0)
+        state = _State(t=0.0, x=x, k=k, h=h)
         self._note_error(state)
         self._save_frame(state)
         return state
@@ -272,47 +279,24 @@ class _Solver:
         while state.t < target:
             # A resumed run starts without the tree of earlier evaluations; so does every step.
             self.moving.forget()
-            if self.plan.method == "dopri5":
-                self._adaptive_step(state, target)
-            else:
-                self._fixed_step(state, target)
+            self._step(state, target)
             watcher.at(state.t)
             if self.kept and state.t < target and time.perf_counter() - last > CHECKPOINT_SECONDS:
                 self._save_state(state)
                 last = time.perf_counter()
 
-    def _adaptive_step(self, state: _State, target: float) -> None:
-        remaining = target - state.t
-        h = remaining if state.h >= remaining * (1 - 1e-9) else state.h
-        if h < 1e-12 * max(1.0, self.plan.times[-1]) and h < remaining:
-            raise SimulationStopped(
-                f"at t = {state.t:.6g} no step is small enough for tol = {self.plan.tol:g}; "
-                'raise tol or use a fixed step (method="rk4")'
-            )
-        counts = None if self.merging is None else self.merging.counts
-        new, k, error = dopri5(self.field, state.x, state.k, h, counts)
-        self._check_finite(k, state.t + h)
-        proposed = next_step(h, error, self.plan.tol)
-        if error > self.plan.tol:
-            state.h, state.rejected = proposed, state.rejected + 1
-            return
-        # A step cut short to hit a saved time says little about the step that the tolerance allows.
-        state.h = max(state.h, proposed) if h < state.h else proposed
-        self._accept(state, new, k, target if h == remaining else state.t + h)
-
-    def _fixed_step(self, state: _State, target: float) -> None:
-        start = self.plan.times[state.saved - 1]
-        count = max(1, math.ceil((target - start) / self.plan.step * (1 - 1e-12)))
-        done = round((state.t - start) / (target - start) * count)
-        h = (target - start) / count
-        new = FIXED[self.plan.method](self.field, state.x, state.k, h)
-        k = self.field(new)
-        self._check_finite(k, state.t + h)
-        self._accept(state, new, k, target if done + 1 >= count else start + (done + 1) * h)
-
-    def _accept(self, state: _State, x: Tensor, k: Tensor, t: float) -> None:
-        state.x, state.k, state.t = x, k, t
-        state.steps += 1
+    def _step(self, state: _State, target: float) -> None:
+        plan = self.plan
+        if plan.method == "dopri5":
+            counts = None if self.merging is None else self.merging.counts
+            trial = state.attempt(self.field, target, plan.times[-1], plan.tol, counts)
+            self._check_finite(trial.k, trial.t)
+            if not state.judge(trial, plan.tol):
+                return
+        else:
+            trial = state.equal_step(self.field, plan.method, plan.times[state.saved - 1], target, plan.step)
+            self._check_finite(trial.k, trial.t)
+            state.take(trial)
         if self.merging:
             self._merge(state, self.merging)
         self._note_error(state)
@@ -364,7 +348,7 @@ class _Solver:
         if found is None:
             return None
         stored, frames = found
-        saved, steps, rejected, evaluations = (int(n) for n in stored["counts"])
+        saved, steps, rejected, self.evaluations = (int(n) for n in stored["counts"])
         device = self.cloud.points.device
         self.frames = [torch.from_numpy(frame).to(device) for frame in frames]
         self.checksums = [int(value) for value in stored["checksums"]]
@@ -375,4 +359,4 @@ class _Solver:
         if self.merging:
             self.merging.unpack(stored, x, t)
             self._prepare(self.plan.asked if self.merging.jumps else self.plan.engine)
-        return _State(t, x, k, h, saved, steps, rejected, evaluations, errors, merged)
+        return _State(t, x, k, h, steps, rejected, saved, errors, merged)

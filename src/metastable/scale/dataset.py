@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import xarray as xr
 
+from metastable import files
 from metastable.errors import BadInput
 from metastable.head import Head
 from metastable.problem import build_head
@@ -200,7 +201,7 @@ def write(plan: Plan, journal: Journal, places: Places) -> None:
         os.rename(temporary, target)
         shutil.rmtree(old, ignore_errors=True)
         record = {"identity": plan.identity.hex(), "journal": _sha256(places.journal), "files": sums}
-        store.write_text(places.manifest, json.dumps(record, indent=1) + "\n")
+        files.write_text(places.manifest, json.dumps(record, indent=1) + "\n")
     except OSError as error:
         raise disk_trouble(target, error) from error
     finally:

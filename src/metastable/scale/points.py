@@ -18,7 +18,7 @@ from metastable.head import Head
 from metastable.run import storage as store
 from metastable.run.mean_field import mean_field
 from metastable.run.observables import observe
-from metastable.run.run import Run
+from metastable.run.run import BaseRun
 from metastable.run.simulation import saved_times, simulate
 from metastable.scale.cluster import same_versions
 from metastable.scale.plan import FRAMES, Plan
@@ -92,7 +92,7 @@ def measure(plan: Plan, index: int) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _solved(head: Head, cloud: Cloud, times: list[float], arguments: dict[str, Any]) -> Run:
+def _solved(head: Head, cloud: Cloud, times: list[float], arguments: dict[str, Any]) -> BaseRun:
     if not arguments.pop("mean_field", False):
         return simulate(head, cloud, t_eval=times, progress=False, **arguments)
     with warnings.catch_warnings():
@@ -110,7 +110,7 @@ def _along(plan: Plan, values: Sequence[float] | np.ndarray) -> np.ndarray:
     return row
 
 
-def _phases(plan: Plan, run: Run) -> np.ndarray:
+def _phases(plan: Plan, run: BaseRun) -> np.ndarray:
     found = run.phases()
     numbers = {
         "concentrated": math.nan if found.concentrated is None else found.concentrated,

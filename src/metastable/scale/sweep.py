@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import xarray as xr
 
+from metastable import files
 from metastable import problem as configuration
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, SchedulerLost
 from metastable.head import Head
 from metastable.progress import _Bar
-from metastable.run import storage as store
 from metastable.run.checkpoint import refuse_another
 from metastable.scale import dataset
 from metastable.scale.cluster import connected, threads_of
@@ -143,7 +143,7 @@ def _settle(plan: Plan, places: Places, overwrite: bool) -> None:
         _refuse_another(plan, places, known)
     try:
         places.tidy()
-        store.write_text(places.description, text)
+        files.write_text(places.description, text)
     except OSError as error:
         raise BadInput(f"cannot write in {places.folder}: {error.strerror}; choose another place") from error
 

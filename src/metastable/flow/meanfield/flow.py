@@ -9,7 +9,7 @@ order β, would dictate the time step for ever, long after it is empty.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from metastable.attention import attend
 from metastable.cloud import Cloud
-from metastable.errors import SimulationStopped
 from metastable.flow.meanfield.cells import Cells
 from metastable.flow.meanfield.kernel import softmax_means
-from metastable.flow.steppers import dopri5, first_step, next_step
+from metastable.flow.solve import Motion
+from metastable.flow.steppers import first_step
 from metastable.head import Head
 from metastable.progress import Progress
 
@@ -30,8 +30,7 @@ SMALLEST = 1e-3
 """Steps are not made smaller than this to keep cells from folding over."""
 
 
-@dataclass(frozen=True)
-class Sizes:
+class CellSizes(NamedTuple):
     """When cells are split and merged, and the largest error of one time step (RMS over vertices)."""
 
     longest: float
@@ -39,15 +38,14 @@ class Sizes:
     step_tol: float
 
 
-@dataclass
-class Followed:
-    """Clouds at the asked times, as (points, log-weights), and what they cost."""
+class Followed(NamedTuple):
+    """Quadratures at the times asked for, as (points, log-weights), and what they cost."""
 
     frames: list[tuple[np.ndarray, np.ndarray]]
-    steps: int = 0
-    rejected: int = 0
-    evaluations: int = 0
-    most_cells: int = 0
+    steps: int
+    rejected: int
+    evaluations: int
+    most_cells: int
 
 
 class Field:
@@ -74,39 +72,31 @@ class Field:
         return torch.from_numpy(means)
 
 
-def follow(head: Head, cells: Cells, beta: float, times: Sequence[float], sizes: Sizes, progress: Progress) -> Followed:
+def follow(
+    head: Head, cells: Cells, beta: float, times: Sequence[float], sizes: CellSizes, progress: Progress
+) -> Followed:
     """The cells' quadrature at each of `times` (increasing, from 0)."""
-    found = Followed([cells.quadrature()], most_cells=len(cells.log_masses))
+    frames, most = [cells.quadrature()], len(cells.log_masses)
     field = Field(head, beta, cells.copy(), 0.1 * sizes.step_tol)
-    x = torch.from_numpy(cells.points)
-    k = field(x)
-    t, h = 0.0, first_step(k, sizes.step_tol)
+    x, k = _again(field)
+    motion = Motion(0.0, x, k, first_step(k, sizes.step_tol))
     for target in times[1:]:
-        while t < target:
-            step = target - t if h >= (target - t) * (1 - 1e-9) else h
+        while motion.t < target:
             before = field.cells.copy()
-            new, ahead, error = dopri5(field, x, k, step)
-            proposed = next_step(step, error, sizes.step_tol)
-            over = step > SMALLEST and field.cells.folded > before.folded
-            if over or not error <= sizes.step_tol:
-                if not proposed > 1e-12 * times[-1]:
-                    raise SimulationStopped(f"at t = {t:.6g} no step is small enough (beta = {beta:g}); raise tol")
-                field.cells, h = before, min(proposed, 0.5 * step) if over else proposed
-                found.rejected += 1
+            trial = motion.attempt(field, target, times[-1], sizes.step_tol)
+            folds = trial.h > SMALLEST and field.cells.folded > before.folded
+            if not motion.judge(trial, sizes.step_tol, too_long=folds):
+                field.cells = before
                 continue
-            # A step cut short to hit a saved time says little about the step that the tolerance allows.
-            h = max(h, proposed) if step < h else proposed
-            t = target if step == target - t else t + step
-            x, k = (new, ahead) if not _adapt(field, sizes) else _again(field)
-            found.steps += 1
-            found.most_cells = max(found.most_cells, len(field.cells.log_masses))
-            progress.at(t)
-        found.frames.append(field.cells.quadrature())
-    found.evaluations = field.evaluations
-    return found
+            if _adapt(field, sizes):
+                motion.x, motion.k = _again(field)
+            most = max(most, len(field.cells.log_masses))
+            progress.at(motion.t)
+        frames.append(field.cells.quadrature())
+    return Followed(frames, motion.steps, motion.rejected, field.evaluations, most)
 
 
-def _adapt(field: Field, sizes: Sizes) -> bool:
+def _adapt(field: Field, sizes: CellSizes) -> bool:
     # Merging first: what it joins stays shorter than what is split.
     merged = field.cells.coarsen(sizes.shortest, field.faintest)
     return field.cells.refine(sizes.longest, field.faintest) or merged
