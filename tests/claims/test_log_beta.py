@@ -47,7 +47,7 @@ def test_fails_when_the_clock_slows_like_a_power_of_beta(monkeypatch: pytest.Mon
         return found._replace(times=found.times * (beta / 200) ** 0.7)
 
     monkeypatch.setattr(log_beta, "warm_curve", slow)
-    assert "what log β leaves" in failed(small())
+    assert "residual of log β" in failed(small())
 
 
 def test_fails_for_a_limit_that_is_turned(monkeypatch: pytest.MonkeyPatch) -> None:

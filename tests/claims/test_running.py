@@ -31,21 +31,30 @@ def counted(monkeypatch):
     """A claim that counts how often it is checked and can be told what to find."""
     calls: list[object] = []
 
-    def check(head, tell, high):
+    def check(head, tell, high=2.0):
         calls.append(head)
         tell(1.0)
-        if high is None:
-            raise ZeroDivisionError("no gap")
         found = Finding("t ≤ 1", "found")
         found.within("one", 1.0, 0.5, high)
         found.row("some rows", {"x": 1.0, "y": math.inf, "z": "a,b"})
         found.picture("P", "C", Panel("x", "y", log_y=True)).add("s", [1.0, 2.0], [1.0, 2.0])
         return found
 
-    claim = replace(
-        two_tokens.check, experiment=check, quick={"high": 2.0}, full={"high": 0.7}, obstacle=lambda h: None
-    )
+    claim = replace(two_tokens.check, experiment=check, full={"high": 0.7}, obstacle=lambda head: None)
     monkeypatch.setattr(two_tokens, "check", claim)
+    return calls
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """A claim whose experiment ends with an error, and how often it was checked."""
+    calls: list[object] = []
+
+    def check(head, tell):
+        calls.append(head)
+        raise ZeroDivisionError("no gap")
+
+    monkeypatch.setattr(two_tokens, "check", replace(two_tokens.check, experiment=check))
     return calls
 
 
@@ -86,17 +95,15 @@ def test_a_damaged_finding_is_made_again(counted, tmp_path, damage):
     assert len(counted) == 2
 
 
-def test_an_error_is_named_and_not_kept(counted, tmp_path, monkeypatch):
-    monkeypatch.setattr(two_tokens, "check", replace(two_tokens.check, quick={"high": None}))
+def test_an_error_is_named_and_not_kept(broken, tmp_path):
     found = run(tmp_path).found["two-tokens"]
     assert found.outcome == claims.INCONCLUSIVE
     assert "ZeroDivisionError: no gap" in found.sentence
     run(tmp_path)
-    assert len(counted) == 2
+    assert len(broken) == 2
 
 
-def test_an_error_ends_the_command_with_one(counted, tmp_path, monkeypatch):
-    monkeypatch.setattr(two_tokens, "check", replace(two_tokens.check, quick={"high": None}))
+def test_an_error_ends_the_command_with_one(broken, tmp_path):
     result = CliRunner().invoke(app, ["claims", "two-tokens", "--out", str(tmp_path)])
     assert result.exit_code == 1
     assert "ZeroDivisionError" in result.stdout

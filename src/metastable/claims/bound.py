@@ -125,13 +125,6 @@ def try_first_term(found: Finding, curves: list[Curve], cold: np.ndarray, name: 
     title="The bound",
     statement="W₂(μ_t, ν) ≤ A(√(log(β+1)/β)·e^{Ct} + e^{−ct}) with one A, C and c for all β and t "
     "(stated by the paper).",
-    quick={
-        "betas": (10.0, 18.0, 32.0, 56.0, 100.0, 180.0, 320.0),
-        "until": 10.0,
-        "frames": 41,
-        "tol": 0.02,
-        "heads": 1,
-    },
     full={
         "betas": (10.0, 17.0, 30.0, 55.0, 100.0, 170.0, 300.0, 550.0, 1000.0),
         "until": 60.0,
@@ -142,7 +135,14 @@ def try_first_term(found: Finding, curves: list[Curve], cold: np.ndarray, name: 
     obstacle=without_curves,
 )
 def check(
-    head: Head | None, tell: Tell, *, betas: tuple[float, ...], until: float, frames: int, tol: float, heads: int
+    head: Head | None,
+    tell: Tell,
+    *,
+    betas: tuple[float, ...] = (10.0, 18.0, 32.0, 56.0, 100.0, 180.0, 320.0),
+    until: float = 10.0,
+    frames: int = 41,
+    tol: float = 0.02,
+    heads: int = 1,
 ) -> Finding:
     """Fit the bound on every second β and try it on the others, for each head.
 

@@ -93,13 +93,6 @@ def counted(beta: float, n: int, seed: int) -> int:
     statement="On the circle with B = V = I a wave cos kθ on the uniform law grows at the rate k²I_k(β)/(βI₀(β)) "
     "[derived here], fastest at k* ≈ √(2β), and tokens form of the order of √β clusters (Bruno et al., arXiv "
     "2410.23228; Geshkovski et al., arXiv 2410.06833).",
-    quick={
-        "waves": (4.0, 16.0, 64.0),
-        "spaced": 256,
-        "betas": (12.5, 25.0, 50.0, 100.0, 200.0),
-        "tokens": 500,
-        "seeds": 3,
-    },
     full={
         "waves": (4.0, 16.0, 64.0, 256.0),
         "spaced": 1024,
@@ -114,11 +107,11 @@ def check(
     head: Head | None,
     tell: Tell,
     *,
-    waves: tuple[float, ...],
-    spaced: int,
-    betas: tuple[float, ...],
-    tokens: int,
-    seeds: int,
+    waves: tuple[float, ...] = (4.0, 16.0, 64.0),
+    spaced: int = 256,
+    betas: tuple[float, ...] = (12.5, 25.0, 50.0, 100.0, 200.0),
+    tokens: int = 500,
+    seeds: int = 3,
 ) -> Finding:
     """Compare growth rates with γ_k, then numbers of clusters with √β.
 

@@ -55,7 +55,6 @@ def simulated(n: int, start: float, beta: float, times: np.ndarray) -> np.ndarra
     title="Equiangular tokens",
     statement="For B = V = I and n tokens with the common cosine ρ, "
     "dρ/dt = 2 e^{βρ}(1 − ρ)((n − 1)ρ + 1)/(e^β + (n − 1)e^{βρ}) (Geshkovski et al., arXiv 2312.10794).",
-    quick={"cases": CASES, "until": 12.0, "frames": 49},
     full={
         "cases": (*CASES, (32, 0.0, 0.0), (64, 0.3, 20.0), (128, 0.0, 12.0), (128, 0.1, 5.0)),
         "until": 30.0,
@@ -65,7 +64,12 @@ def simulated(n: int, start: float, beta: float, times: np.ndarray) -> np.ndarra
     peer=True,
 )
 def check(
-    head: Head | None, tell: Tell, *, cases: tuple[tuple[int, float, float], ...], until: float, frames: int
+    head: Head | None,
+    tell: Tell,
+    *,
+    cases: tuple[tuple[int, float, float], ...] = CASES,
+    until: float = 12.0,
+    frames: int = 49,
 ) -> Finding:
     """Compare all cosines with the equation at `frames` times up to `until`, for each case (n, ρ(0), β)."""
     found = Finding(f"t ≤ {until:g}, n = {', '.join(str(n) for n, _, _ in cases)}")

@@ -33,8 +33,9 @@ class Claim:
     ----------
     name : the word on the command line
     title, statement : for the report; the statement has the formula and its source ([paper], [derived], a reference)
-    experiment : (head or None, tell, **sizes) → Finding. Without a head, it uses heads of its own
-    quick, full : the two sets of sizes
+    experiment : (head or None, tell, **sizes) → Finding. Without a head, it uses heads of its own. The default sizes
+        are the quick ones
+    full : the large sizes
     obstacle : why a given head cannot be tested, or None if it can
     peer : whether the statement is from another paper
     """
@@ -43,7 +44,6 @@ class Claim:
     title: str
     statement: str
     experiment: Callable[..., Finding]
-    quick: dict[str, Any]
     full: dict[str, Any]
     obstacle: Callable[[Head], str | None] = lambda head: None
     peer: bool = False
@@ -56,7 +56,7 @@ class Claim:
             if reason := self.obstacle(head):
                 return not_tried(self.name, reason)
             head = head.to(torch.float64)
-        return self.experiment(head, tell, **{**(self.full if full else self.quick), **sizes})
+        return self.experiment(head, tell, **{**(self.full if full else {}), **sizes})
 
 
 def claim(**attributes: Any) -> Callable[[Callable[..., Finding]], Claim]:

@@ -238,11 +238,17 @@ def own_heads() -> list[Head]:
     title="Laplace principle",
     statement="For a law bounded below, |m_β[μ](x) − Bᵀx/|Bᵀx|| ≤ C √(log(β+1)/β) for all x [paper]. The true rate is "
     "1/β for a smooth density, β^{−1/2} at a jump, and that of the bound itself for a law with an atom [derived].",
-    quick={"betas": tuple(float(10**e) for e in np.linspace(1, 5, 9)), "angles": 10, "offsets": 17},
     full={"betas": tuple(float(10**e) for e in np.linspace(1, 5, 17)), "angles": 64, "offsets": 97},
     obstacle=_obstacle,
 )
-def check(head: Head | None, tell: Tell, *, betas: tuple[float, ...], angles: int, offsets: int) -> Finding:
+def check(
+    head: Head | None,
+    tell: Tell,
+    *,
+    betas: tuple[float, ...] = tuple(float(10**e) for e in np.linspace(1, 5, 9)),
+    angles: int = 10,
+    offsets: int = 17,
+) -> Finding:
     """Measure the supremum of |m_β − û| against β for every law that the dimension allows.
 
     betas : of the claim's own heads. For a given head they are divided by the least |Bᵀx|

@@ -151,11 +151,12 @@ def _obstacle(head: Head) -> str | None:
     statement="At zero temperature the law of the tokens tends to the push-forward of its start under T(x) = Πx/|Πx|, "
     "Π being the spectral projector of M = V Bᵀ onto its dominant eigenspace E [paper]; W₂ decays at the rate r of the "
     "late tokens [derived].",
-    quick={"cases": QUICK, "tokens": 1500, "frames": 15},
     full={"cases": FULL, "tokens": 8000, "frames": 29},
     obstacle=_obstacle,
 )
-def check(head: Head | None, tell: Tell, *, cases: tuple[Case, ...], tokens: int, frames: int) -> Finding:
+def check(
+    head: Head | None, tell: Tell, *, cases: tuple[Case, ...] = QUICK, tokens: int = 1500, frames: int = 15
+) -> Finding:
     """Follow every start to rt = 7 and compare it, token by token and as a law, with its image under T.
 
     cases : the claim's own heads and starts; a given head has all three starts

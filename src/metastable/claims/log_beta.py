@@ -117,10 +117,10 @@ def judge(found: Finding, fitted: list[Timed], cold: float, rate: float, name: s
     left = {law: rms for law, (_, rms) in laws(betas, near).items()}
     rival = min((law for law in left if law != "log β"), key=lambda law: left[law])
     ratio = left["log β"] / max(left[rival], 1e-300)
-    note = ", ".join(f"{law} leaves {rms:.3g}" for law, rms in left.items())
-    title = f"what log β leaves of the time of least distance, over what the next best law ({rival}) leaves, {name}"
+    note = "residuals " + ", ".join(f"{law} {rms:.3g}" for law, rms in left.items())
+    title = f"time of least distance: residual of log β over that of the next best law ({rival}), {name}"
     if max(left["log β"], left[rival]) < RESOLVED:
-        found.undecided(title, f"{note}: too little to tell them apart", ratio)
+        found.undecided(title, f"{note}: too small to tell the laws apart", ratio)
     else:
         found.overlapping(title, (ratio, ratio / CLEARLY, ratio * CLEARLY), 0.0, 1.0, note)
     slope, power = line(np.log(betas), near), line(np.log(betas), np.log([one.least for one in fitted]))
@@ -133,7 +133,7 @@ def judge(found: Finding, fitted: list[Timed], cold: float, rate: float, name: s
         found.undecided(title, "the fixed distance was not reached at every β")
     else:
         found.overlapping(title, _scaled(line(np.log(betas), fixed), rate), -FLAT, FLAT)
-        title = f"time to the fixed distance, at β = {betas[-1]:.4g}, over that of zero temperature, {name}"
+        title = f"time to the fixed distance, at β = {betas[-1]:.4g}, over that at zero temperature, {name}"
         found.within(title, fixed[-1] / cold, 1 - SETTLED, 1 + SETTLED)
     return slope, power
 
@@ -151,17 +151,23 @@ def _obstacle(head: Head) -> str | None:
 
 @claim(
     name="log-beta",
-    title="Concentration takes log β",
+    title="Concentration takes a time of order log β",
     statement="The distance to ν is least after a time of order log β (stated by the paper), with slope p/c when the "
     "least distance falls like β^{−p} and the zero-temperature law converges at rate c (derived here). It holds once "
     "there is a plateau, from about βD = 11.5 on: hotter clusters leave before they have come to rest, and the time of "
     "least distance is then that of their departure. The time to a fixed distance does not grow with β: it tends to "
-    "that of zero temperature.",
-    quick={"depths": (4.0, 12.0, 20.0, 33.0, 55.0), "frames": 33, "heads": 1},
+    "that at zero temperature.",
     full={"depths": (2.0, 4.0, 8.0, 12.0, 24.0, 48.0, 96.0, 192.0, 384.0), "frames": 121, "heads": 3},
     obstacle=_obstacle,
 )
-def check(head: Head | None, tell: Tell, *, depths: tuple[float, ...], frames: int, heads: int) -> Finding:
+def check(
+    head: Head | None,
+    tell: Tell,
+    *,
+    depths: tuple[float, ...] = (4.0, 12.0, 20.0, 33.0, 55.0),
+    frames: int = 33,
+    heads: int = 1,
+) -> Finding:
     """Measure times and least distances against β, for each head.
 
     depths : βD of each β

@@ -221,11 +221,18 @@ def interval(samples: list[Sample], p: int, power: float) -> Interval:
     statement="At zero temperature a token converges at c = g/|Bᵀe|, and the law's distance to its limit is of the "
     "order e^{−ct} [paper]; with its late tokens, W_p decays like t^q e^{−rt} with r = min(c, κ·dim E/p), which is c/2 "
     "for W₂ and dim E = 1 where |Bᵀx| is constant [derived].",
-    quick={"cases": CASES, "tokens": 2000, "seeds": 3, "points": 11},
     full={"cases": CASES, "tokens": 60_000, "seeds": 8, "points": 21},
     obstacle=without_limit,
 )
-def check(head: Head | None, tell: Tell, *, cases: tuple[Case, ...], tokens: int, seeds: int, points: int) -> Finding:
+def check(
+    head: Head | None,
+    tell: Tell,
+    *,
+    cases: tuple[Case, ...] = CASES,
+    tokens: int = 2000,
+    seeds: int = 3,
+    points: int = 11,
+) -> Finding:
     """Measure the rates of W₁, W₂ and the median token, for every head.
 
     cases : the claim's own heads

@@ -76,15 +76,6 @@ def exponent(tokens: np.ndarray, errors: np.ndarray) -> Interval:
     title="Mean field",
     statement="At fixed β the distance curve of N independent tokens comes to that of the mean-field equation like "
     "N^{−1/2}, and that of equally spaced ones at least like N^{−1} (derived here).",
-    quick={
-        "beta": 20.0,
-        "until": 2.0,
-        "frames": 7,
-        "tokens": (64, 128, 256, 512, 1024),
-        "seeds": 100,
-        "turns": 4,
-        "tol": 2e-5,
-    },
     full={
         "beta": 20.0,
         "until": 3.0,
@@ -100,13 +91,13 @@ def check(
     head: Head | None,
     tell: Tell,
     *,
-    beta: float,
-    until: float,
-    frames: int,
-    tokens: tuple[int, ...],
-    seeds: int,
-    turns: int,
-    tol: float,
+    beta: float = 20.0,
+    until: float = 2.0,
+    frames: int = 7,
+    tokens: tuple[int, ...] = (64, 128, 256, 512, 1024),
+    seeds: int = 100,
+    turns: int = 4,
+    tol: float = 2e-5,
 ) -> Finding:
     """Measure errors against N for independent, equally spaced and graded tokens.
 

@@ -177,15 +177,6 @@ def _obstacle(head: Head, depths: tuple[float, ...]) -> str | None:
     title="Metastability",
     statement="On the circle the plateau of the mean field ends at (βD − (3/2) log β + O(1))/κ, linear in β and far "
     "beyond the log β of the bound, and N equal tokens leave after a multiple of log N [both derived here].",
-    quick={
-        "depths": (12.0, 18.0, 21.0, 24.0, 28.0),
-        "cell": 0.6,
-        "frames": 61,
-        "heads": 5,
-        "head_depths": (20.0, 28.0),
-        "tokens": (200, 330, 540, 900, 1500, 2400, 4000, 6500),
-        "staircase": None,
-    },
     full={
         "depths": (12.0, 18.0, 24.0, 30.0, 36.0, 48.0, 60.0),
         "cell": 0.3,
@@ -200,13 +191,13 @@ def check(
     head: Head | None,
     tell: Tell,
     *,
-    depths: tuple[float, ...],
-    cell: float,
-    frames: int,
-    heads: int,
-    head_depths: tuple[float, float],
-    tokens: tuple[int, ...],
-    staircase: tuple[float, float] | None,
+    depths: tuple[float, ...] = (12.0, 18.0, 21.0, 24.0, 28.0),
+    cell: float = 0.6,
+    frames: int = 61,
+    heads: int = 5,
+    head_depths: tuple[float, float] = (20.0, 28.0),
+    tokens: tuple[int, ...] = (200, 330, 540, 900, 1500, 2400, 4000, 6500),
+    staircase: tuple[float, float] | None = None,
 ) -> Finding:
     """Measure departures of one head at several β, of random heads at two β each, and of equal tokens at one β.
 
@@ -283,9 +274,9 @@ def _judge_length(found: Finding, stays: list[Stay], q: Numbers) -> str:
     found.overlapping(title, fit.interval, 1 - SLOPE, 1 + SLOPE)
     betas, departures = np.array([one.beta for one in seen]), np.array([one.departure for one in seen])
     ratio = line(betas, departures).rms / max(line(np.log(betas), departures).rms, 1e-12)
-    found.within("rest of a line in β over rest of a line in log β", ratio, high=LOGARITHM)
+    found.within("residual of a line in β over residual of a line in log β", ratio, high=LOGARITHM)
     fall = max(later.least / one.least for one, later in pairwise(seen))
-    found.within("height of the plateau over that at the β before, largest", fall, high=1.0)
+    found.within("height of the plateau over that at the β before, largest ratio", fall, high=1.0)
     return f"{fit.slope:.3f} ({fit.low:.3f} to {fit.high:.3f})"
 
 

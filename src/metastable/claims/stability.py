@@ -122,15 +122,6 @@ def _obstacle(head: Head) -> str | None:
     title="Stability",
     statement="W₂(μ_t^β, μ_t^∞) ≤ ∫₀ᵗ ε(s) e^{L(t−s)} ds with the measured field error ε and the one-sided Lipschitz "
     "constant L of the zero-temperature field, on every run (derived here from the stability estimate of the paper).",
-    quick={
-        "tokens": 120,
-        "dims": (2, 3, 8),
-        "seeds": 1,
-        "betas": (10.0, 300.0),
-        "laws": ("uniform", "where tokens part", "graded"),
-        "until": 3.0,
-        "frames": 15,
-    },
     full={
         "tokens": 1000,
         "dims": (2, 3, 8, 16),
@@ -146,13 +137,13 @@ def check(
     head: Head | None,
     tell: Tell,
     *,
-    tokens: int,
-    dims: tuple[int, ...],
-    seeds: int,
-    betas: tuple[float, ...],
-    laws: tuple[str, ...],
-    until: float,
-    frames: int,
+    tokens: int = 120,
+    dims: tuple[int, ...] = (2, 3, 8),
+    seeds: int = 1,
+    betas: tuple[float, ...] = (10.0, 300.0),
+    laws: tuple[str, ...] = ("uniform", "where tokens part", "graded"),
+    until: float = 3.0,
+    frames: int = 15,
 ) -> Finding:
     """Compare D with the certificate, for every head, law and β.
 

@@ -49,12 +49,18 @@ def simulated(beta: float, times: np.ndarray) -> np.ndarray:
     title="Two tokens",
     statement="For B = V = I two tokens at the angle φ obey dφ/dt = −2 sin φ · e^{β cos φ}/(e^{β} + e^{β cos φ}) "
     "(Geshkovski et al., arXiv 2312.10794).",
-    quick={"betas": (0.0, 1.0, 5.0, 20.0), "until": 8.0, "frames": 33},
     full={"betas": (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 100.0), "until": 20.0, "frames": 101},
     obstacle=only_identity,
     peer=True,
 )
-def check(head: Head | None, tell: Tell, *, betas: tuple[float, ...], until: float, frames: int) -> Finding:
+def check(
+    head: Head | None,
+    tell: Tell,
+    *,
+    betas: tuple[float, ...] = (0.0, 1.0, 5.0, 20.0),
+    until: float = 8.0,
+    frames: int = 33,
+) -> Finding:
     """Compare the angle with its equation at `frames` times up to `until`, for each β."""
     found = Finding(f"t ≤ {until:g}, β = {', '.join(f'{b:g}' for b in betas)}")
     picture = found.picture(
