@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from columns import ALL_DEPTHS, SUBSPACES, inside
+from detectors import member
 from measures import aupr, auroc, fpr_at, interval, weights
 
-from metastable.monitor.conformal import Surprise, combine
+from metastable.monitor.conformal import Calibration, Surprise, combine
 from metastable.monitor.detectors.base import Detector
-from metastable.monitor.scoring import SETTINGS, Scale, Scorer, Setting, Table
+from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, Setting
 
 SHARES = {"adjust": 0.25, "calibrate": 0.35, "test": 0.40}
 """Of the documents that no detector was fitted on."""
@@ -64,9 +65,9 @@ def dealt(documents: list[str], seed: int) -> dict[str, np.ndarray]:
     return {part: np.flatnonzero(parts == part) for part in SHARES}
 
 
-def of_one_length(table: Table) -> Table:
+def of_one_length(table: ColumnTable) -> ColumnTable:
     """The same numbers as if all texts had ten tokens: then nothing is adjusted for length."""
-    return Table(table.columns, np.full_like(table.lengths, 10))
+    return ColumnTable(table.columns, np.full_like(table.lengths, 10))
 
 
 @dataclass(frozen=True)
@@ -82,36 +83,43 @@ class Method:
 
     @classmethod
     def of(
-        cls, setting: Setting, detectors: Mapping[str, Detector], adjust: Table, adjusted: bool, seed: int
+        cls, setting: Setting, detectors: Mapping[str, Detector], adjust: ColumnTable, adjusted: bool, seed: int
     ) -> Method:
         own = adjust if adjusted else of_one_length(adjust)
-        scale = Scale.of(setting, detectors, own)
+        scale = Scale.of(setting, detectors, own, member)
         drawn = np.random.default_rng(seed).integers(len(adjust), size=(DRAWS, BATCH))
         return cls(scale, Surprise(_batch_numbers(scale, own, drawn)), adjusted)
 
-    def texts(self, table: Table) -> np.ndarray:
+    def texts(self, table: ColumnTable) -> np.ndarray:
         """(texts,)"""
         return self.scale(table if self.adjusted else of_one_length(table)).total
 
-    def batches(self, table: Table, drawn: np.ndarray) -> np.ndarray:
+    def batches(self, table: ColumnTable, drawn: np.ndarray) -> np.ndarray:
         """(draws,), of the texts drawn (draws, 8)."""
         own = table if self.adjusted else of_one_length(table)
         return combine(self.of_batches(_batch_numbers(self.scale, own, drawn)))
 
 
-def _batch_numbers(scale: Scale, table: Table, drawn: np.ndarray) -> np.ndarray:
+def _batch_numbers(scale: Scale, table: ColumnTable, drawn: np.ndarray) -> np.ndarray:
     """(draws, members): adjusted columns are averaged over a batch first, and then made one number a detector."""
     found = []
-    for member in scale.members:
-        z = member.first(table.columns[member.name][:, member.places], table.lengths)[drawn].mean(axis=1)
-        found.append(z.mean(axis=1) if member.vector is None else member.vector(z))
+    for own in scale.members:
+        z = own.first(table.columns[own.name][:, own.places], table.lengths)[drawn].mean(axis=1)
+        found.append(own.number(z))
     return np.stack(found, axis=1)
+
+
+def scorer(setting: Setting, detectors: Mapping[str, Detector], adjust: ColumnTable, calibrate: ColumnTable) -> Scorer:
+    """Fitted on two tables of clean texts that have no text in common, nor any with the detectors' own."""
+    scale = Scale.of(setting, detectors, adjust, member)
+    scores = scale(calibrate)
+    return Scorer(scale, Calibration(scores.total), Calibration(scores.worst_depth))
 
 
 class Bench:
     """All methods of one seed."""
 
-    def __init__(self, clean: Table, documents: list[str], detectors: Mapping[str, Detector], seed: int) -> None:
+    def __init__(self, clean: ColumnTable, documents: list[str], detectors: Mapping[str, Detector], seed: int) -> None:
         self.seed = seed
         self.parts = {part: clean[places] for part, places in dealt(documents, seed).items()}
         adjust = self.parts["adjust"]
@@ -124,11 +132,11 @@ class Bench:
         for name in UNADJUSTED:
             self.methods[unadjusted(name)] = Method.of(settings[name], detectors, adjust, False, seed)
         self.scorers = {
-            name: Scorer.of(setting, detectors, adjust, self.parts["calibrate"]) for name, setting in SETTINGS.items()
+            name: scorer(setting, detectors, adjust, self.parts["calibrate"]) for name, setting in SETTINGS.items()
         }
         self._of_clean = {name: method.texts(self.parts["test"]) for name, method in self.methods.items()}
 
-    def judge(self, table: Table) -> dict[str, dict[str, float]]:
+    def judge(self, table: ColumnTable) -> dict[str, dict[str, float]]:
         """Every method's numbers on one shift, in percent."""
         clean = self.parts["test"]
         weight, usable = weights(clean.lengths, table.lengths)
@@ -151,18 +159,18 @@ class Bench:
             found[name] = {key: 100 * value for key, value in numbers.items()}
         return found
 
-    def covered(self, table: Table) -> float:
+    def covered(self, table: ColumnTable) -> float:
         """The percentage of shifted texts that have clean ones of their length."""
         return 100 * float(weights(self.parts["test"].lengths, table.lengths)[1].mean())
 
-    def caught(self, table: Table, alpha: float = 0.01) -> dict[str, dict[str, float]]:
+    def caught(self, table: ColumnTable, alpha: float = 0.01) -> dict[str, dict[str, float]]:
         """By setting: the percentage of texts with a p-value of at most α, and where it began, as the library says.
 
         first : by depth, the percentage of texts for which it is the first with a corrected p-value ≤ α
         """
         found: dict[str, dict[str, float]] = {}
         for name, scorer in self.scorers.items():
-            judged = scorer.judge(table, [""] * len(scorer.scale.members))
+            judged = scorer.assess(table, [""] * len(scorer.scale.members))
             small = judged.p_by_depth <= alpha
             first = np.where(small.any(axis=1), small.argmax(axis=1), -1)
             found[name] = {

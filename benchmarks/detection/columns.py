@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import shifts
 import torch
+from detectors import DETECTORS
 from packages import CACHE
 from torch import Tensor
 
@@ -24,14 +25,12 @@ from metastable.encoder.hooks import Open, Passage, Reader, Watch
 from metastable.encoder.load import Encoder
 from metastable.encoder.measure import Meter
 from metastable.encoder.texts import batches
-from metastable.monitor.calibrate import special_of
-from metastable.monitor.detectors import DETECTORS
-from metastable.monitor.detectors.base import Detector
-from metastable.monitor.detectors.fitting import Gathering, chosen_units
+from metastable.monitor import passes
+from metastable.monitor.baseline import special_of
+from metastable.monitor.detectors.base import Detector, Gathering, chosen_units
 from metastable.monitor.detectors.token_mahalanobis import TokenMahalanobis
-from metastable.monitor.judge import Readings, Together
 from metastable.monitor.moments import Moments
-from metastable.monitor.scoring import Table
+from metastable.monitor.scoring import ColumnTable
 
 FIT = 2000
 """Texts that detectors are fitted on, at least, as whole documents; half of the clean texts where these are few."""
@@ -94,11 +93,11 @@ class Columns:
                 found[name] = _named(TokenMahalanobis(self.encoder, range(layers)), name)
         return found
 
-    def clean(self) -> Table:
+    def clean(self) -> ColumnTable:
         """The clean texts that nothing was fitted on."""
         return self.table([self.texts[place] for place in self.rest])
 
-    def table(self, texts: Sequence[str]) -> Table:
+    def table(self, texts: Sequence[str]) -> ColumnTable:
         """The columns of texts, in their order."""
         given = [self.encoder.fingerprint, self.domain, str(self.ablations), code(), *texts]
         path = CACHE / f"columns-{hashlib.sha256(json.dumps(given).encode()).hexdigest()[:16]}.npz"
@@ -108,20 +107,19 @@ class Columns:
             np.savez(partial, allow_pickle=False, **{"lengths": found.lengths, **found.columns})
             partial.rename(path)
         with np.load(path) as saved:
-            return Table({name: saved[name] for name in saved.files if name != "lengths"}, saved["lengths"])
+            return ColumnTable({name: saved[name] for name in saved.files if name != "lengths"}, saved["lengths"])
 
-    def _read(self, texts: Sequence[str]) -> Table:
+    def _read(self, texts: Sequence[str]) -> ColumnTable:
         detectors = self._detectors()
-        depths = {name: detector.depths for name, detector in detectors.items()}
-        tables: list[Table] = []
+        tables: list[ColumnTable] = []
 
         def open(passage: Passage) -> Watch:
-            return Readings(detectors, depths, passage, lambda table, tokens: tables.append(table))
+            return passes.reading(detectors, passage, lambda table, tokens: tables.append(table))
 
-        places = run(self.encoder, texts, {d for own in depths.values() for d in own}, open)
+        places = run(self.encoder, texts, {d for own in detectors.values() for d in own.depths}, open)
         if len(places) != len(texts):
             raise SystemExit(f"{len(texts) - len(places)} texts of {self.domain} have no token of their own")
-        return Table.joined(tables)[np.argsort(places)]
+        return ColumnTable.joined(tables)[np.argsort(places)]
 
     def _detectors(self) -> dict[str, Detector]:
         if self._fitted is None:
@@ -146,7 +144,7 @@ def _learn(encoder: Encoder, texts: Sequence[str], detectors: list[Detector]) ->
         learners = [detector for detector in detectors if stage < detector.stages]
 
         def open(passage: Passage, stage: int = stage, learners: list[Detector] = learners) -> Watch:
-            return Together([(detector.depths, detector.learn(stage, passage)) for detector in learners])
+            return passes.learning(learners, stage, passage)
 
         run(encoder, texts, {depth for detector in learners for depth in detector.depths}, open)
         for detector in learners:
@@ -181,8 +179,10 @@ def subspaces(encoder: Encoder, texts: Sequence[str]) -> dict[str, dict[int, Ten
 @cache
 def code() -> str:
     """SHA-256 of all that columns are made by, as syntax: comments, docstrings and line breaks do not matter."""
-    folder = Path(metastable.monitor.__file__).parent
-    files = [folder / "moments.py", folder / "reading.py", *sorted((folder / "detectors").glob("*.py"))]
+    room = Path(metastable.monitor.__file__).parent
+    hooks = room.parent / "encoder" / "hooks.py"
+    own = Path(__file__).with_name("detectors.py")
+    files = [room / "moments.py", hooks, own, *sorted((room / "detectors").glob("*.py"))]
     return hashlib.sha256("".join(_syntax(file.read_text(encoding="utf-8")) for file in files).encode()).hexdigest()
 
 

@@ -27,7 +27,7 @@ from packages import PACKAGES
 from streams import CLEAN, Deal, changed_streams, clean_streams
 
 from metastable.encoder.load import Encoder, load, twin
-from metastable.monitor.scoring import Table
+from metastable.monitor.scoring import ColumnTable
 
 RESULTS = Path(__file__).parents[1] / "results" / "detection.json"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "detection.md"
@@ -49,7 +49,7 @@ def averaged(found: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str
     return result
 
 
-def judged(benches: list[Bench], table: Table) -> dict[str, Any]:
+def judged(benches: list[Bench], table: ColumnTable) -> dict[str, Any]:
     """All numbers of one shift."""
     return {
         "texts": len(table),
@@ -66,7 +66,7 @@ def domain_record(encoder: Encoder, domain: str, seeds: int) -> dict[str, Any]:
     say(f"{domain}: {len(clean)} clean texts")
     benches = [Bench(clean, columns.documents, columns.blank(), seed) for seed in range(seeds)]
     groups: dict[str, dict[str, Any]] = {}
-    tables: dict[str, Table] = {}
+    tables: dict[str, ColumnTable] = {}
     for group, names in shifts.groups(domain).items():
         groups[group] = {}
         for name in names:

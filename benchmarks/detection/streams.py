@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from bench import dealt
+from alarms import ChangeAlarm, WindowedKS, WindowedMMD
+from bench import dealt, scorer
 
-from metastable.monitor.alarm import Alarm, ChangeAlarm
+from metastable.monitor.alarm import Alarm
 from metastable.monitor.detectors.base import Detector
-from metastable.monitor.scoring import SETTINGS, Scorer, Table
-from metastable.monitor.windows import WindowedKS, WindowedMMD
+from metastable.monitor.scoring import SETTINGS, ColumnTable, Scorer
 
 ALPHA, WINDOW = 0.01, 50
 CLEAN, LONGEST = 50, 2000
@@ -35,10 +35,10 @@ METHODS = ("alarm", "change alarm", "KS", "MMD")
 class Deal:
     """One new deal of the clean documents: a scorer of each setting, and other clean texts in random order."""
 
-    def __init__(self, clean: Table, documents: list[str], detectors: Mapping[str, Detector], seed: int) -> None:
+    def __init__(self, clean: ColumnTable, documents: list[str], detectors: Mapping[str, Detector], seed: int) -> None:
         parts = {part: clean[places] for part, places in dealt(documents, 1000 + seed).items()}
         self.seed, self.calibrate = seed, parts["calibrate"]
-        self.scorers = {n: Scorer.of(s, detectors, parts["adjust"], parts["calibrate"]) for n, s in SETTINGS.items()}
+        self.scorers = {n: scorer(s, detectors, parts["adjust"], parts["calibrate"]) for n, s in SETTINGS.items()}
         self.clean = parts["test"][np.random.default_rng(seed).permutation(len(parts["test"]))]
 
     def watch(self, setting: str, horizon: int, mmd: bool) -> Watch:
@@ -48,14 +48,14 @@ class Deal:
 class Watch:
     """All methods on one stream of at most `horizon` texts; MMD only with a seed for its permutations."""
 
-    def __init__(self, scorer: Scorer, calibrate: Table, horizon: int, seed: int | None) -> None:
+    def __init__(self, scorer: Scorer, calibrate: ColumnTable, horizon: int, seed: int | None) -> None:
         self.scorer, self.count = scorer, 0
         self.raised: dict[str, int | None] = dict.fromkeys(METHODS[: 3 if seed is None else 4])
         self._alarm, self._change = Alarm(scorer.texts, ALPHA), ChangeAlarm(scorer.texts)
         self._ks = WindowedKS(scorer.calibration.scores, WINDOW, horizon, ALPHA)
         self._mmd = None if seed is None else WindowedMMD(self._features(calibrate), WINDOW, horizon, ALPHA, seed)
 
-    def take(self, texts: Table) -> None:
+    def take(self, texts: ColumnTable) -> None:
         """The next texts of the stream; MMD, which is slow, takes no more once it has raised its alarm."""
         scores = self.scorer.scale(texts).total
         p = self.scorer.calibration.p_values(scores)
@@ -74,7 +74,7 @@ class Watch:
                     self._mmd.update(features[first : first + WINDOW])
             self.raised["MMD"] = self._mmd.raised_at
 
-    def _features(self, table: Table) -> np.ndarray:
+    def _features(self, table: ColumnTable) -> np.ndarray:
         """The adjusted columns of the setting's detectors, (texts, columns)."""
         members = self.scorer.scale.members
         return np.concatenate([m.first(table.columns[m.name][:, m.places], table.lengths) for m in members], axis=1)
@@ -100,7 +100,7 @@ def clean_streams(deals: list[Deal]) -> dict[str, Any]:
     return found
 
 
-def changed_streams(deals: list[Deal], shifted: Mapping[str, Table]) -> dict[str, Any]:
+def changed_streams(deals: list[Deal], shifted: Mapping[str, ColumnTable]) -> dict[str, Any]:
     """By setting, shift and method: the median delay after the change, how many were missed and raised before it."""
     found: dict[str, Any] = {setting: {name: [] for name in shifted} for setting in SETTINGS}
     start = min(BEFORE, *(len(deal.clean) // WINDOW * WINDOW for deal in deals))

@@ -20,7 +20,7 @@ from .flow.fields import velocity as velocity
 from .head import Head as Head
 from .monitor.baseline import Baseline as Baseline
 from .monitor.monitor import Monitor as Monitor
-from .monitor.records import Record as Record
+from .monitor.record import Record as Record
 from .problem import Problem as Problem
 from .run.mean_field import MeanFieldPhases as MeanFieldPhases
 from .run.mean_field import MeanFieldRun as MeanFieldRun

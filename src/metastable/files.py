@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Self
+from weakref import WeakSet
 
 from filelock import FileLock, Timeout
 
@@ -184,6 +185,39 @@ def sha256(*parts: Any) -> str:
     return hashlib.sha256(to_json(list(parts), indent=None).encode()).hexdigest()
 
 
+class Mutex:
+    """A reentrant lock between threads. In a forked child, locks that other threads of the parent held are free."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _MUTEXES.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self._lock.release()
+
+    def renew(self) -> None:
+        """In a forked child: replace the lock if another thread of the parent held it."""
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+        else:
+            self._lock = threading.RLock()
+
+
+_MUTEXES: WeakSet[Mutex] = WeakSet()
+
+
+def _renew_mutexes() -> None:
+    for mutex in list(_MUTEXES):
+        mutex.renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_mutexes)
+
+
 class Lines:
     """A file that grows by whole lines. Writes go to the system at once, and threads may share it.
 
@@ -197,7 +231,7 @@ class Lines:
     def __init__(self, path: str | os.PathLike[str], sync: bool = False) -> None:
         self.path, self.sync = Path(path), sync
         self._file: int | None = None
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
 
     def append(self, *rows: Any) -> None:
         """Append each row as JSON on a line of its own: all of them, or none and a BadInput."""
@@ -218,7 +252,8 @@ class Lines:
                 if self.sync:
                     os.fsync(self._file)
             except OSError:
-                os.ftruncate(self._file, before)
+                with contextlib.suppress(OSError):  # a device cannot be truncated
+                    os.ftruncate(self._file, before)
                 raise
 
     def read(self) -> Iterator[bytes]:

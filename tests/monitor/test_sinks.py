@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
 from metastable.errors import BadInput
 from metastable.monitor.alarm import Alarm
-from metastable.monitor.records import Record, Token
+from metastable.monitor.record import Record, Word
 from metastable.monitor.sinks import BUCKETS, JsonLines, Prometheus
 
 prometheus_client = pytest.importorskip("prometheus_client", reason="the optional sink needs prometheus-client")
@@ -26,7 +24,7 @@ STRANGE = Record(
     p_marginal=0.002,
     score=9.5,
     first_layer=2,
-    tokens=(Token("Xylophon", 4.5), Token("‘ß’", 3.0)),
+    tokens=(Word("Xylophon", 4.5), Word("‘ß’", 3.0)),
     detector="place-surprise",
     n=12,
     because="some of its words do not fit",
@@ -151,62 +149,40 @@ def test_threads_do_not_mix_their_lines(tmp_path):
     assert {p: found.count(p) for p in set(found)} == {0.1: 200, 0.2: 200, 0.3: 200, 0.4: 200}
 
 
-WRITER = """
-import sys
-from metastable.monitor.records import Record
-from metastable.monitor.sinks import JsonLines
-
-sink = JsonLines(sys.argv[1])
-print("ready", flush=True)
-for k in range(1, 10**9):
-    sink.write(Record("scored", p_value=1.0, p_marginal=1.0, score=float(k), because="x" * 2000))
-"""
-
-
-def test_a_killed_process_leaves_whole_lines(tmp_path):
-    path = tmp_path / "records.jsonl"
-    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE) as child:
-        child.stdout.readline()
-        while not path.exists() or path.stat().st_size < 100_000:
-            time.sleep(0.01)
-        child.send_signal(signal.SIGKILL)
-    found = [line["score"] for line in lines(path)]
-    assert found == [float(k) for k in range(1, len(found) + 1)]
-
-
-def limited():
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-
-
 FILLER = """
 import sys
-from metastable.monitor.records import Record
-from metastable.monitor.sinks import JsonLines
+from metastable.errors import BadInput
+from metastable.files import Lines
 
-sink = JsonLines(sys.argv[1])
-errors = 0
+lines, errors = Lines(sys.argv[1]), 0
 for k in range(20):
     try:
-        sink.write(Record("scored", p_value=1.0, p_marginal=1.0, score=float(k)))
-    except OSError:
+        lines.append({"score": k, "text": "x" * 80})
+    except BadInput:
         errors += 1
 print(errors)
 """
 
 
 def test_a_full_disk_is_an_error_and_leaves_whole_lines(tmp_path):
+    """The writer of `JsonLines`, in a process that may not write more."""
     path = tmp_path / "records.jsonl"
-    command = [sys.executable, "-c", FILLER, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FILLER, str(path)],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
+        check=True,
+    )
     found = [line["score"] for line in lines(path)]
     assert 0 < len(found) < 20
-    assert found == [float(k) for k in range(len(found))]
+    assert found == list(range(len(found)))
     assert int(done.stdout) == 20 - len(found)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
 def test_a_device_without_room(tmp_path):
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(BadInput, match="No space left"):
         JsonLines("/dev/full").write(ordinary(0.5))
 
 

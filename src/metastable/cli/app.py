@@ -10,13 +10,14 @@ from typing import Annotated
 
 import typer
 
-from metastable.cli import monitor as cli_monitor
 from metastable.cli.audit import audit
+from metastable.cli.calibrate import calibrate
 from metastable.cli.claims import claims
 from metastable.cli.compare import compare
 from metastable.cli.lab import lab
 from metastable.cli.simulate import simulate
 from metastable.cli.sweep import sweep
+from metastable.cli.watch import watch
 
 app = typer.Typer(
     name="metastable",
@@ -43,7 +44,10 @@ app.command(epilog="Example:  metastable audit ./my-encoder --texts sentences.tx
     audit
 )
 app.command(epilog="Example:  metastable compare ./before ./after --texts sentences.txt --out moved")(compare)
-cli_monitor.register(app)
+app.command(epilog="Example:  metastable calibrate ./my-encoder --texts clean.txt --out baseline")(calibrate)
+app.command(epilog="Example:  tail -F texts.log | metastable watch ./my-encoder --baseline baseline --out watched")(
+    watch
+)
 app.command(epilog="Example:  metastable lab --port 8051 --no-browser")(lab)
 app.command(epilog="Example:  metastable sweep phase_diagram.toml --workers 4 --out diagram")(sweep)
 

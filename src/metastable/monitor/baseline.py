@@ -1,7 +1,7 @@
-"""What an encoder does on clean texts: fitted detectors, scales, calibration; learned from a stream of texts, saved.
+"""A baseline: what is normal for one encoder, learned from clean texts and saved.
 
-A saved baseline is a folder of `baseline.json` (what it is) and `baseline.safetensors` (all arrays), the one with the
-checksum of the other and one of itself.
+A saved baseline is a folder of `baseline.json` (description) and `baseline.safetensors` (all arrays). The description
+has a checksum of itself and of the arrays.
 """
 
 from __future__ import annotations
@@ -10,41 +10,48 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from metastable import files
 from metastable.arrays import whole
+from metastable.encoder.hooks import Open, Reader
 from metastable.encoder.load import Encoder, load
+from metastable.encoder.texts import TextCounts, batches
 from metastable.errors import BadInput
-from metastable.monitor.alarm import Alarm
-from metastable.monitor.calibrate import Learning, special_of
+from metastable.files import recover, replacing, write, write_json
+from metastable.monitor import passes
+from metastable.monitor.conformal import Calibration
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.detectors.base import Detector
 from metastable.monitor.identity import checksum, configuration, tokenization
-from metastable.monitor.scoring import SETTINGS, Scorer, wholes, within
-from metastable.monitor.split import Split
+from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, wholes, within
+from metastable.monitor.split import TOKENS, Split, enough
 from metastable.run import storage as store
 
-SCHEMA = "metastable.baseline/2"
+SCHEMA = "metastable.baseline/3"
 FILES = ("baseline.json", "baseline.safetensors")
+
+NO_TOKEN = "without a token of its own"
 
 
 class Baseline:
     """What is normal for one encoder.
 
-    encoder_name, fingerprint : of the encoder; the latter is of its weights
-    configuration, tokenizer : digests of the encoder's, see `identity`; None for a tokenizer that has none
-    special : numbers of the tokens that are no words
-    settings : by name, the `Scorer` of each setting
-    facts : about the texts it was made of: `parts` (texts in each), `left_out` (by reason), `cut`, `tokens`, `lengths`
-        (least, median and most tokens of a text), `documents` (in each part, None without labels), `commonest` (see
-        `Split`), `seed`, `versions`
+    encoder_name : the name of the encoder
+    fingerprint, configuration, tokenizer : digests of the encoder's weights, configuration and tokenizer; see
+        `identity`. None for a tokenizer that cannot be serialised.
+    special : ids of the special tokens
+    settings : the `Scorer` of each setting, by name
+    facts : about the clean texts: `parts` (texts in each), `left_out` (by reason), `cut`, `tokens`, `lengths` (least,
+        median and most tokens of a text), `documents` (in each part, None without labels), `commonest` (the share of
+        the most frequent text), `seed`, `versions`
 
-    A loaded baseline has its detectors once `check` has seen the encoder: they read its layers.
+    A loaded baseline has its detectors after `check` has seen the encoder, because they read its layers.
     """
 
     def __init__(
@@ -58,12 +65,16 @@ class Baseline:
         facts: dict[str, Any],
         arrays: dict[str, dict[str, np.ndarray]],
     ) -> None:
-        """arrays : by the name of a detector, what it learned."""
+        """arrays : what each detector learned, by the detector's name"""
         self.encoder_name, self.fingerprint, self.special = encoder_name, fingerprint, special
         self.configuration, self.tokenizer = configuration, tokenizer
         self.settings, self.facts = settings, facts
         self._arrays = arrays
         self._detectors: dict[str, Detector] | None = None
+
+    def __repr__(self) -> str:
+        settings = "; ".join(f"{name}: {', '.join(own.setting.members)}" for name, own in self.settings.items())
+        return f"Baseline({self.encoder_name}, {sum(self.facts['parts'].values())} clean texts; {settings})"
 
     @classmethod
     def fit(
@@ -78,12 +89,14 @@ class Baseline:
         allow_pickle: bool = False,
         tokenizer: Any = None,
     ) -> Baseline:
-        """Learn what is normal from clean texts, read once and kept in temporary files, not in memory.
+        """Learn what is normal from clean texts. They are read once and kept in temporary files, not in memory.
 
-        model : a folder, a hub id, a model of transformers, or an `Encoder` as `load` gives it
-        texts : about 1400 at least; they should be what the encoder is to be watched on, in all its variety. Unusable
-            ones are left out and counted.
-        documents : one label a text; texts of one document are dependent and stay in one part. See `Split`.
+        The model is not touched: all passes run on modules of their own that share its weights.
+
+        model : a folder, a hub id, a model of transformers, or an `Encoder` from `load`
+        texts : at least about 1400, as varied as the texts that the encoder will be watched on. Texts that cannot be
+            used are left out and counted.
+        documents : one label per text. Texts of one document are dependent and stay in one part; see `Split`.
         seed : decides which document goes to which part
         progress : called after each batch with the number of texts that went through the model so far; texts that
             detectors are fitted on go through it more than once
@@ -95,24 +108,24 @@ class Baseline:
         with Split(seed) as split:
             split.take(texts, documents)
             split.check()
-            learning = Learning(encoder, split, batch_size, progress)
+            learning = _Learning(encoder.private(), split, batch_size, progress)
             arrays = learning.detectors()
             made_with = (encoder.name, encoder.fingerprint, configuration(encoder), tokenization(encoder))
             found = cls(*made_with, learning.special, {}, {}, arrays)
             found.check(encoder)
-            found.settings = learning.scorers(SETTINGS, found.detectors)
+            found.settings = learning.scorers(found.detectors)
             found.facts = {**learning.facts(), "seed": int(seed), "versions": store.versions()}
         return found
 
     @property
     def detectors(self) -> dict[str, Detector]:
-        """By name, fitted."""
+        """The fitted detectors by name."""
         if self._detectors is None:
             raise BadInput("the baseline has not seen its encoder yet; call check(encoder) first")
         return self._detectors
 
     def check(self, encoder: Encoder) -> None:
-        """Refuse any encoder but the one that the baseline was made with; make the detectors ready for that one."""
+        """Refuse any encoder but the one that the baseline was made with, and prepare the detectors for it."""
         self._check_same("weights", self.fingerprint, encoder.fingerprint, encoder.name)
         self._check_same("configuration", self.configuration, configuration(encoder), encoder.name)
         other = tokenization(encoder)
@@ -120,7 +133,7 @@ class Baseline:
             self._check_same("tokenizer", self.tokenizer, other, encoder.name)
         if encoder.tokenizer is not None and (special := special_of(encoder.tokenizer)) != self.special:
             raise BadInput(
-                f"the baseline knows the special tokens {[*self.special]} and {encoder.name!r} has {[*special]}; "
+                f"the baseline has the special tokens {[*self.special]} and {encoder.name!r} has {[*special]}; "
                 "calibrate again for this one"
             )
         if self._detectors is not None:
@@ -139,28 +152,19 @@ class Baseline:
                 f"({what} {other[:12]}); calibrate again for this one"
             )
 
-    def alarm(self, setting: str = "light", alpha: float = 0.01, delta: float | None = None) -> Alarm:
-        """A new alarm for the p-values of a setting (`Judged.p_alarm`)."""
+    def scorer(self, setting: str) -> Scorer:
+        """The scorer of a setting; BadInput if there is no such setting."""
         if setting not in self.settings:
             raise BadInput(f"setting is {setting!r}; the baseline has {', '.join(sorted(self.settings))}")
-        return self.settings[setting].alarm(alpha, delta)
+        return self.settings[setting]
 
     def save(self, path: str | Path) -> None:
-        """Write the baseline into a folder, whole or not at all. Only another baseline is replaced."""
+        """Write the baseline into a folder, completely or not at all. Only another baseline is replaced."""
         folder = Path(path).resolve()
         check_free(folder)
-        temporary = _beside(folder, "tmp")
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(temporary, ignore_errors=True)
+        with replacing(folder) as temporary:
             temporary.mkdir()
             self._write(temporary)
-            _exchange(temporary, folder)
-        except OSError as error:
-            why = f"the baseline cannot be written to {str(path)!r}: {error.strerror or error}"
-            raise BadInput(f"{why}; free some space or give another folder") from error
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
     def _write(self, folder: Path) -> None:
         from safetensors.numpy import save
@@ -169,10 +173,7 @@ class Baseline:
         arrays |= {f"setting.{s}.{k}": a for s, scorer in self.settings.items() for k, a in scorer.to_arrays().items()}
         # safetensors takes the bytes as they lie in memory, whatever the strides.
         data = save({name: np.ascontiguousarray(a) for name, a in arrays.items()})
-        with open(folder / FILES[1], "wb") as handle:
-            handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
+        write(folder / FILES[1], lambda file: _write_bytes(file, data))
         content: dict[str, Any] = {
             "schema": SCHEMA,
             "encoder": self.encoder_name,
@@ -185,18 +186,20 @@ class Baseline:
             "settings": {name: scorer.to_dict() for name, scorer in self.settings.items()},
             "sha256": hashlib.sha256(data).hexdigest(),
         }
-        content["checksum"] = checksum(content)
-        files.write_text(folder / FILES[0], json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        write_json(folder / FILES[0], {**content, "checksum": checksum(content)})
 
     @classmethod
     def load(cls, path: str | Path) -> Baseline:
-        """A saved baseline. Damage of any kind is one line, and no code in it is run."""
+        """A saved baseline. Damage of any kind is a BadInput, and no code in the files is run."""
         folder = Path(path)
+        if not folder.exists():
+            # A `save` that was killed may have left the previous baseline under another name.
+            recover(folder.resolve())
         content = _description(folder)
         arrays = _tensors(folder, content)
         try:
             settings = {
-                name: Scorer.from_arrays(name, kept, within(arrays, f"setting.{name}."))
+                name: Scorer.from_arrays(SETTINGS[name], kept, within(arrays, f"setting.{name}."))
                 for name, kept in content["settings"].items()
             }
             encoder, fingerprint, configured = (content[name] for name in ("encoder", "fingerprint", "configuration"))
@@ -204,6 +207,7 @@ class Baseline:
             of_detectors = _of_detectors(content["detectors"], arrays)
             if (
                 not isinstance(facts, dict)
+                or not isinstance(facts["parts"], dict)
                 or not all(isinstance(word, str) for word in (encoder, fingerprint, configured))
                 or not isinstance(tokenizer, str | None)
                 or set(settings) != set(SETTINGS)
@@ -215,6 +219,115 @@ class Baseline:
             raise BadInput(f"the baseline {str(path)!r} is damaged ({_line(error)}); calibrate again") from error
 
 
+class _Learning:
+    """The passes of a private encoder over the parts of a split, in memory that barely grows with the texts.
+
+    A text leaves a few numbers behind: its columns in the "adjust" part, two scores per setting in "calibrate".
+
+    special : ids of the special tokens
+    """
+
+    def __init__(self, encoder: Encoder, split: Split, batch_size: int, progress: Callable[[int], None] | None) -> None:
+        self.encoder, self.split, self.batch_size, self.progress = encoder, split, batch_size, progress
+        self.special = special_of(encoder.reads_text())
+        self._done = 0
+        self._counts: dict[str, TextCounts] = {}
+        self._lengths: Counter[int] = Counter()
+
+    def detectors(self) -> dict[str, dict[str, np.ndarray]]:
+        """What each detector of the settings learns from the "fit" part, by its name."""
+        names = dict.fromkeys(name for setting in SETTINGS.values() for name in setting.members)
+        found = {name: DETECTORS[name].blank(self.encoder) for name in names}
+        for stage in range(max(detector.stages for detector in found.values())):
+            self._learn(stage, [detector for detector in found.values() if stage < detector.stages])
+        return {name: detector.to_arrays() for name, detector in found.items()}
+
+    def _learn(self, stage: int, learners: list[Detector]) -> None:
+        depths = {depth for detector in learners for depth in detector.depths}
+        self._pass("fit", depths, lambda passage: passes.learning(learners, stage, passage))
+        self._check_tokens()
+        for detector in learners:
+            detector.settle(stage)
+
+    def _check_tokens(self) -> None:
+        counts, d = self._counts["fit"], self.encoder.anatomy.layers[0].width
+        tokens = counts.tokens - counts.special
+        if tokens < TOKENS * d:
+            more = -(-TOKENS * d * self.split.texts // max(tokens, 1))
+            raise BadInput(
+                f"the clean texts are too few: {tokens} tokens to fit {d} dimensions, which needs {TOKENS * d}; "
+                f"give about {100 * (-(-more * 11 // 1000))} texts like these"
+            )
+
+    def scorers(self, detectors: Mapping[str, Detector]) -> dict[str, Scorer]:
+        """Scales fitted on "adjust", calibrated on "calibrate"; the columns of the latter are not kept."""
+        tables: list[ColumnTable] = []
+        self._columns("adjust", detectors, tables.append)
+        adjust = ColumnTable.joined(tables)
+        scales = {name: Scale.of(setting, detectors, adjust) for name, setting in SETTINGS.items()}
+        totals: dict[str, list[np.ndarray]] = {name: [] for name in scales}
+        depths: dict[str, list[np.ndarray]] = {name: [] for name in scales}
+
+        def take(table: ColumnTable) -> None:
+            for name, scale in scales.items():
+                scores = scale(table)
+                totals[name].append(scores.total)
+                depths[name].append(scores.worst_depth)
+
+        self._columns("calibrate", detectors, take)
+        return {
+            name: Scorer(scale, Calibration(np.concatenate(totals[name])), Calibration(np.concatenate(depths[name])))
+            for name, scale in scales.items()
+        }
+
+    def _columns(self, part: str, detectors: Mapping[str, Detector], take: Callable[[ColumnTable], None]) -> None:
+        def done(table: ColumnTable, tokens: dict[str, Tensor]) -> None:
+            self._lengths.update(table.lengths.tolist())
+            take(table)
+
+        wanted = {depth for detector in detectors.values() for depth in detector.depths}
+        self._pass(part, wanted, lambda passage: passes.reading(detectors, passage, done))
+        # Some texts turn out to be empty when they are tokenized.
+        known = {part: self._counts[part].texts if part in self._counts else n for part, n in self.split.counts.items()}
+        enough(known, self._left_out())
+
+    def _pass(self, part: str, depths: Collection[int], open: Open) -> None:
+        encoder, counts = self.encoder, TextCounts()
+        with Reader(encoder.model, encoder.anatomy, self.special, depths, open):
+            for batch in batches(encoder.tokenizer, self.split.read(part), encoder.limit, self.batch_size, counts):
+                encoder.run(batch.inputs)
+                self._done += len(batch.numbers)
+                if self.progress is not None:
+                    self.progress(self._done)
+        self._counts[part] = counts
+
+    def _left_out(self) -> Counter[str]:
+        skipped = sum(counts.skipped for counts in self._counts.values())
+        return self.split.left_out + Counter({NO_TOKEN: skipped})
+
+    def facts(self) -> dict[str, Any]:
+        """Facts about the texts, see `Baseline`."""
+        lengths = sorted(self._lengths.elements())
+        return {
+            "parts": {part: counts.texts for part, counts in self._counts.items()},
+            "left_out": dict(sorted(self._left_out().items())),
+            "documents": self.split.documents,
+            "commonest": self.split.commonest.share,
+            "cut": sum(counts.cut for counts in self._counts.values()),
+            "tokens": sum(counts.tokens - counts.special for counts in self._counts.values()),
+            "lengths": {"least": lengths[0], "median": lengths[len(lengths) // 2], "most": lengths[-1]},
+        }
+
+
+def special_of(tokenizer: Any) -> tuple[int, ...]:
+    """Ids of the special tokens of a tokenizer. An unknown word is a word."""
+    return tuple(sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}))
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
 def _of_detectors(names: Mapping[str, list[str]], arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
     found = {detector: within(arrays, f"detector.{detector}.") for detector in names}
     for detector, wanted in names.items():
@@ -224,7 +337,7 @@ def _of_detectors(names: Mapping[str, list[str]], arrays: Mapping[str, np.ndarra
 
 
 def check_free(folder: Path) -> None:
-    """Refuse to write over anything but a baseline: what else is in the folder would be gone with it."""
+    """Refuse to replace anything but a baseline: other files in the folder would be lost."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -237,16 +350,16 @@ def check_free(folder: Path) -> None:
             content = _content(folder)
         except BadInput as error:
             raise BadInput(f"{error}; to write a new baseline there, remove the folder first") from error
-        # A damaged or an older one may be replaced.
+        # A damaged or an older baseline may be replaced.
         if not str(content.get("schema")).startswith(SCHEMA.partition("/")[0] + "/"):
             raise BadInput(f"{FILES[0]} in {str(folder)!r} is of something else; remove the folder first")
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse, before any work is done, a folder that `Baseline.save` could not write; nothing is left behind.
+    """Refuse, before any work is done, a folder that `Baseline.save` could not write.
 
-    A folder is made where the new one would be, under the name that `save` uses, and removed. What cannot be known is
-    whether the disk will have room.
+    A folder is made and removed where the new one will be, under the temporary name that `save` uses. Whether the disk
+    will have room is not checked.
     """
     try:
         folder = folder.resolve()
@@ -254,7 +367,7 @@ def check_writable(folder: Path) -> None:
         if os.path.ismount(folder):
             raise BadInput(f"{str(folder)!r} is a mount point, which cannot be replaced whole; give a folder inside it")
         place = next(parent for parent in folder.parents if parent.exists())
-        trial = place / _beside(folder, "tmp").name
+        trial = place / f".{folder.name}.tmp"
         shutil.rmtree(trial, ignore_errors=True)
         trial.mkdir()
         trial.rmdir()
@@ -263,27 +376,8 @@ def check_writable(folder: Path) -> None:
         raise BadInput(f"{why}; give another folder") from error
 
 
-def _beside(folder: Path, ending: str) -> Path:
-    return folder.with_name(f".{folder.name}.{os.getpid()}.{ending}")
-
-
-def _exchange(new: Path, folder: Path) -> None:
-    """Put a new folder in the place of another. Whatever happens in between, one of the two is there afterwards."""
-    old = _beside(folder, "old")
-    try:
-        if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            os.replace(folder, old)
-        os.replace(new, folder)
-    finally:
-        if old.exists() and not folder.exists():
-            os.replace(old, folder)
-        if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
-
-
 def _description(folder: Path) -> dict[str, Any]:
-    """baseline.json, of this schema and as it was written."""
+    """The content of baseline.json, with this schema and a checksum that fits."""
     content, name = _content(folder), repr(str(folder))
     if content.get("schema") != SCHEMA:
         raise BadInput(f"{name} has the schema {content.get('schema')!r}, not {SCHEMA!r}; calibrate again")
@@ -327,6 +421,6 @@ def _tensors(folder: Path, content: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _line(error: BaseException) -> str:
-    """On one line; a KeyError alone would only be a word."""
+    """An error on one line. The text of a KeyError is only the key."""
     words = " ".join(str(error).split())
     return f"no {words}" if isinstance(error, KeyError) else words[:160] or type(error).__name__

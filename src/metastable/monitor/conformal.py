@@ -1,24 +1,23 @@
-"""Conformal p-values: how a text's score ranks among the scores of clean calibration texts.
+"""Conformal p-values: the rank of a text's score among the scores of clean calibration texts.
 
 With calibration scores c_1 … c_m and a new score s, higher meaning more anomalous, the rank is
 j = 1 + #{i : c_i ≥ s}, from 1 (above all) to m + 1.
 
 **Marginal**: p = j/(m + 1). If s is exchangeable with the calibration scores, P(p ≤ t) ≤ t on average over calibration
-sets. For one given calibration set the share of clean texts with p ≤ t can be above t, and remains so for ever.
+sets. For one given calibration set the share of clean texts with p ≤ t can be above t, and it stays there.
 
 **Calibration-conditional** (Bates, Candès, Lei, Romano, Sesia, "Testing for outliers with conformal p-values", Annals
 of Statistics 51, 2023): p = b_j with a ladder b_1 ≤ … ≤ b_{m+1} = 1 for which, with probability 1 − δ over calibration
 sets, P(p ≤ t | calibration) ≤ t for all t at once. See `ladder`.
 
-Several scores for one text (layers, detectors) become one by `Surprise`, fitted on texts that are *not* the
-calibration texts, then `worst` or `combine`, then a `Calibration` of the result. That last step makes the p-value
-valid whatever the dependence between the scores; nothing is assumed of the first ones.
+Several scores of one text (layers, detectors) become one score by `Surprise`, fitted on texts that are *not* the
+calibration texts, and then `worst` or `combine`. A `Calibration` of the result makes the p-value valid, whatever the
+dependence between the scores.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,31 +26,24 @@ from scipy.special import gammaln
 from metastable.arrays import real, whole
 from metastable.errors import BadInput
 
+# The share of δ that the generalised Simes inequality gets in `ladder`; the DKW inequality gets the rest.
 SIMES = 0.9
-"""The share of δ that the generalised Simes inequality gets in `ladder`; the DKW inequality gets the rest."""
-
+# `Surprise` continues beyond the largest fitted score with the exponential tail of this upper share of the scores.
 TAIL = 0.1
-"""`Surprise` continues beyond the largest fitted score with the exponential tail of this upper share of the scores."""
 
 
 class Calibration:
-    """The scores of m clean texts, (m,), or of k scores for each text, (m, k); p-values of new scores against them.
+    """The scores of m clean texts, (m,), and the ranks and p-values of new scores of any shape among them.
 
-    New scores for (m,) may have any shape, and each is ranked alone; for (m, k) their last axis has length k, and each
-    column is ranked within its own. P-values have the shape of the new scores.
-
-    >>> calibration = Calibration(range(99))
-    >>> calibration.p_values([98.5, 90.5, -1.0]).tolist()
+    >>> Calibration(range(99)).p_values([98.5, 90.5, -1.0]).tolist()
     [0.01, 0.09, 1.0]
-    >>> calibration.conditional([98.5, 90.5, -1.0]).round(3).tolist()
-    [0.048, 0.154, 1.0]
     """
 
     def __init__(self, scores: Any) -> None:
         found = numbers(scores, "the calibration scores")
-        if found.ndim not in (1, 2) or 0 in found.shape:
-            raise BadInput(f"the calibration scores have shape {found.shape}; give (texts,) or (texts, scores a text)")
-        self.scores = np.sort(found, axis=0)
+        if found.ndim != 1 or not len(found):
+            raise BadInput(f"the calibration scores have shape {found.shape}; give one score per text")
+        self.scores = np.sort(found)
 
     @property
     def texts(self) -> int:
@@ -60,48 +52,15 @@ class Calibration:
 
     def ranks(self, scores: Any) -> np.ndarray:
         """j = 1 + #{i : c_i ≥ s}: 1 for a score above all calibration scores, m + 1 for one below all."""
-        return 1 + self.texts - self._places(scores, "left")
+        return 1 + self.texts - np.searchsorted(self.scores, numbers(scores, "the scores", finite=False))
 
-    def p_values(self, scores: Any, rng: np.random.Generator | None = None) -> np.ndarray:
-        """Marginal p-values j/(m + 1); with `rng`, randomised ones: (#{c_i > s} + V (1 + #{c_i = s}))/(m + 1).
-
-        V is uniform on (0, 1]. Without `rng`, P(p ≤ t) ≤ t; with it, p is exactly uniform on (0, 1] for exchangeable
-        scores, ties or none.
-        """
-        j = self.ranks(scores)
-        if rng is None:
-            return np.asarray(j / (self.texts + 1))
-        above = self.texts - self._places(scores, "right")
-        return np.asarray((above + (1 - rng.random(j.shape)) * (j - above)) / (self.texts + 1))
-
-    def conditional(self, scores: Any, delta: float = 0.1) -> np.ndarray:
-        """Calibration-conditional p-values b_j, for all columns at once: each column's ladder gets δ/k."""
-        return self._ladder(delta)[self.ranks(scores) - 1]
-
-    def resolution(self, delta: float | None = None) -> float:
-        """The smallest p-value there is: 1/(m + 1) for marginal ones, b_1 for conditional ones at this δ."""
-        return 1 / (self.texts + 1) if delta is None else float(self._ladder(delta)[0])
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        return {"scores": self.scores}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Calibration:
-        return cls(_kept(arrays, "scores"))
-
-    def _ladder(self, delta: float) -> np.ndarray:
-        columns = 1 if self.scores.ndim == 1 else self.scores.shape[1]
-        return ladder(self.texts, share(delta, "delta") / columns)
-
-    def _places(self, scores: Any, side: Any) -> np.ndarray:
-        new = numbers(scores, "the scores", finite=False)
-        if self.scores.ndim == 1:
-            return np.searchsorted(self.scores, new, side=side)
-        return _by_column(new, self.scores, lambda column, own: np.searchsorted(own, column, side=side))
+    def p_values(self, scores: Any) -> np.ndarray:
+        """Marginal p-values j/(m + 1)."""
+        return np.asarray(self.ranks(scores) / (self.texts + 1))
 
 
 def ladder(texts: int, delta: float) -> np.ndarray:
-    """b_1 ≤ … ≤ b_{m+1} = 1, shape (m + 1,), that makes ranks into calibration-conditional p-values.
+    """b_1 ≤ … ≤ b_{m+1} = 1, shape (m + 1,), that turns ranks into calibration-conditional p-values.
 
     b_j is the smaller of two bounds, one with δ₁ = 0.9 δ and one with δ₂ = 0.1 δ:
 
@@ -133,18 +92,15 @@ def ladder(texts: int, delta: float) -> np.ndarray:
     return np.append(np.maximum.accumulate(steps), 1.0)
 
 
-def needed(alpha: float, delta: float | None = None) -> int:
-    """The least number m of calibration texts for which a p-value ≤ α exists: marginal, or conditional at this δ.
+def needed(alpha: float, delta: float) -> int:
+    """The least number m of calibration texts for which a calibration-conditional p-value ≤ α exists.
 
-    Marginal: m + 1 ≥ 1/α. Conditional: b_1 ≤ α, about 2 log(1/δ)/α.
+    That is b_1 ≤ α, about 2 log(1/δ)/α.
 
-    >>> needed(0.01), needed(0.01, delta=0.1)
-    (99, 480)
+    >>> needed(0.01, delta=0.1)
+    480
     """
-    a = share(alpha, "alpha")
-    if delta is None:
-        return max(1, math.ceil(1 / a - 1 - 1e-9))
-    d = share(delta, "delta")
+    a, d = share(alpha, "alpha"), share(delta, "delta")
     high = 1
     while _first_step(high, d) > a:
         high *= 2
@@ -162,10 +118,10 @@ def _first_step(m: int, d: float) -> float:
 
 
 class Surprise:
-    """−log of an estimated tail probability, score by score: puts unlike scores on one scale before they are joined.
+    """−log of an estimated tail probability, per score: puts unlike scores on one scale before they are combined.
 
     Fitted on the scores (n, k) of n clean texts. In each column, the i-th smallest score gets
-    −log((n + 1 − i)/(n + 1)), with straight lines between; above the largest, the line goes on with slope
+    −log((n + 1 − i)/(n + 1)), with linear interpolation. Above the largest score the line continues with slope
     1/(mean excess of the upper tenth), an exponential tail, so that texts far outside stay ordered. It is a fixed
     increasing function: a wrong tail costs power, never validity, provided that the fitted texts are not the
     calibration texts.
@@ -174,29 +130,25 @@ class Surprise:
     def __init__(self, scores: Any) -> None:
         found = numbers(scores, "the fitted scores")
         if found.ndim != 2 or 0 in found.shape:
-            raise BadInput(f"the fitted scores have shape {found.shape}; give (texts, scores a text)")
+            raise BadInput(f"the fitted scores have shape {found.shape}; give (texts, scores per text)")
         self.scores = np.sort(found, axis=0)
 
     def __call__(self, scores: Any) -> np.ndarray:
         """(…, k) scores to (…, k) surprises: 0 or more, increasing in the score."""
-        return _by_column(numbers(scores, "the scores", finite=False), self.scores, _surprise)
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        return {"scores": self.scores}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Surprise:
-        return cls(_kept(arrays, "scores"))
+        new, k = numbers(scores, "the scores", finite=False), self.scores.shape[1]
+        if new.ndim == 0 or new.shape[-1] != k:
+            raise BadInput(f"the scores have shape {new.shape}; the last axis must hold the {k} scores of a text")
+        return np.stack([_surprise(new[..., i], self.scores[:, i]) for i in range(k)], axis=-1)
 
 
 def _surprise(new: np.ndarray, own: np.ndarray) -> np.ndarray:
     n = len(own)
-    # Of equal scores the last counts: rank by #{> s}, so that the function is one of the score alone.
+    # Among equal scores the last one counts (rank by #{> s}), so that the result is a function of the score.
     values, last = np.unique(own[::-1], return_index=True)
     heights = np.log(n + 1) - np.log(1 + last)
     start = own[int((1 - TAIL) * (n - 1))]
     excess = float(np.mean(own[own >= start] - start))
-    # All upper scores alike: no tail to read off, and any slope keeps the order.
+    # If all upper scores are equal, there is no tail to estimate, and any slope keeps the order.
     slope = 1 / excess if excess > 0 else 1.0
     return np.interp(new, values, heights) + slope * np.maximum(new - own[-1], 0.0)
 
@@ -242,16 +194,3 @@ def share(value: Any, name: str) -> float:
     if not 0 < found < 1:
         raise BadInput(f"{name} is {value!r}; {rule}")
     return found
-
-
-def _by_column(new: np.ndarray, own: np.ndarray, rule: Any) -> np.ndarray:
-    k = own.shape[1]
-    if new.ndim == 0 or new.shape[-1] != k:
-        raise BadInput(f"the scores have shape {new.shape}; the last axis must hold the {k} scores of a text")
-    return np.stack([rule(new[..., i], own[:, i]) for i in range(k)], axis=-1)
-
-
-def _kept(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    if name not in arrays:
-        raise BadInput(f"the saved arrays hold {sorted(arrays)} and no {name!r}; save the baseline again")
-    return arrays[name]

@@ -1,4 +1,4 @@
-"""What else than its weights decides what an encoder does with a text: digests of its configuration and tokenizer."""
+"""What decides an encoder's hidden states besides its weights: digests of its configuration and its tokenizer."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ FORWARD = (
     "share_att_key",
     "use_task_id",
 )
-"""Fields of a configuration that can change the hidden states at equal weights, over all known families of text.
+"""Fields of a configuration that can change the hidden states at equal weights, over all known text encoders.
 
-Not here: what the shapes of the weights say already, dropout (off), task heads and poolers, output flags, names,
-versions. A list of what counts, because new versions of transformers add fields of the other kind all the time.
+Left out: what the shapes of the weights determine, dropout (off), task heads and poolers, output flags, names,
+versions. This is a list of what counts, because new versions of transformers often add fields of the other kind.
 """
 
 
 def checksum(content: Any) -> str:
-    """SHA-256 of JSON in one fixed spelling; ValueError for numbers that are not finite."""
+    """SHA-256 of JSON with sorted keys and no spaces; ValueError for numbers that are not finite."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_name)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def _name(value: object) -> str:
-    """Of an activation that is a function or class, not a word."""
+    """The name of an activation that is a function or a class."""
     return str(getattr(value, "__name__", type(value).__name__))
 
 
@@ -64,9 +64,9 @@ def configuration(encoder: Encoder) -> str:
 
 
 def tokenization(encoder: Encoder) -> str | None:
-    """A digest of the tokenizer but for truncation and padding, which each call sets; None where it cannot be read.
+    """A digest of the tokenizer without truncation and padding, which each call sets; None if it cannot be serialised.
 
-    Only tokenizers of the package tokenizers can be written out; the tokenizer itself is not changed by that.
+    Only tokenizers of the package tokenizers can be serialised. That does not change the tokenizer.
     """
     backend = getattr(encoder.tokenizer, "backend_tokenizer", None)
     if backend is None:

@@ -1,6 +1,7 @@
-"""Taking the number of tokens out of a statistic: all of them depend on it, and other lengths alone are no alarm.
+"""Removes the influence of the number of tokens n from a statistic.
 
-Location and scale are regressed on ℓ = log n, over clean texts that were not used to fit the number itself.
+All statistics depend on n, and texts of another length alone are no reason for an alarm. Location and scale are
+regressed on ℓ = log n, over clean texts that the detectors were not fitted on.
 """
 
 from __future__ import annotations
@@ -12,20 +13,19 @@ import numpy as np
 
 from metastable.errors import BadInput
 
+# The share of texts at either end whose lengths are too rare for a regression.
 OUTERMOST = 0.005
-"""Share of texts at either end whose lengths are too rare to say what is normal there."""
-
+# A column whose residual is smaller than this share of the column is a function of length, up to rounding.
 EXACT = 1e-9
-"""A column whose residual is less than this part of the column is a function of the length, but for rounding."""
 
 
 @dataclass(frozen=True)
 class Adjustment:
-    """z = (s − a − b·ℓ − c·ℓ²)/e^{g + h·ℓ} for each column s, ℓ = log n kept within the range that it was fitted on.
+    """z = (s − a − b·ℓ − c·ℓ²)/e^{g + h·ℓ} for each column s, ℓ = log n clipped to the fitted range.
 
     location : (3, k), rows a, b, c
     scale : (2, k), rows g, h
-    within : (2,), least and greatest ℓ
+    within : (2,), smallest and largest ℓ
     """
 
     location: np.ndarray
@@ -34,10 +34,10 @@ class Adjustment:
 
     @classmethod
     def of(cls, columns: np.ndarray, lengths: np.ndarray) -> Adjustment:
-        """Least squares for the location, then for log|residual|; g is put so that the mean square of z is 1.
+        """Least squares for the location, then for log|residual|; g makes the mean square of z equal to 1.
 
         columns : (texts, k)
-        lengths : (texts,), the number n ≥ 1 of each text's tokens
+        lengths : (texts,), the number n ≥ 1 of tokens of each text
         """
         log_n = np.log(lengths)
         within = np.quantile(log_n, [OUTERMOST, 1 - OUTERMOST])
@@ -45,10 +45,10 @@ class Adjustment:
         location = np.linalg.lstsq(terms, columns, rcond=None)[0]
         residual = columns - terms @ location
         spread = residual.std(axis=0)
-        # One residual that happens to be 0 must not draw the regression of its logarithm to −∞.
+        # A residual that happens to be 0 must not pull the regression of its logarithm to −∞.
         scale = np.linalg.lstsq(terms[:, :2], np.log(np.abs(residual) + 1e-3 * spread + 1e-300), rcond=None)[0]
         empty = spread <= EXACT * np.abs(columns).max(axis=0)
-        # Nothing is left of such a column; it keeps its own spread as the unit, so that z does not blow up rounding.
+        # Only rounding is left of such a column. Its own spread is the unit, so that z does not amplify the rounding.
         own = columns.std(axis=0)
         scale[:, empty] = 0.0
         scale[0, empty] = np.log(np.where(own > 0, own, 1.0))[empty]
@@ -57,7 +57,7 @@ class Adjustment:
         return cls(location, scale, within)
 
     def __call__(self, columns: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """(texts, k) columns of texts of these lengths to (texts, k) z."""
+        """z (texts, k) from columns (texts, k) of texts of these lengths."""
         terms = _terms(np.log(lengths), self.within)
         return np.asarray((columns - terms @ self.location) / np.exp(terms[:, :2] @ self.scale))
 
@@ -66,13 +66,13 @@ class Adjustment:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], columns: int) -> Adjustment:
-        """What `to_arrays` gave, for so many columns."""
+        """Restore what `to_arrays` gave, for this number of columns."""
         shapes = {"location": (3, columns), "scale": (2, columns), "within": (2,)}
         return cls(**{name: shaped(arrays, name, shape) for name, shape in shapes.items()})
 
 
 def shaped(arrays: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A saved array of this shape, −1 standing for any length, all of it finite."""
+    """A saved array; BadInput unless it is finite and has this shape, with −1 for any length."""
     if name not in arrays:
         raise BadInput(f"the baseline holds no {name!r} where it should; calibrate again")
     found = arrays[name]

@@ -1,8 +1,8 @@
-"""Moments of rows that pass by in batches, and what is made of them: covariances, regressions, whitening.
+"""Moments of rows that come in batches, and what is computed from them: covariances, regressions, whitening.
 
-Memory is that of a few d × d matrices, however many rows there are. Within a batch products are taken in float32, about
-a centre near the mean, and added up in float64: against float64 throughout a covariance errs by less than 1e-6 of its
-trace. Rows far from 0 and near each other lose nothing, because the centre is the mean of the first batch.
+Memory is that of a few d × d matrices, however many rows there are. Within a batch, products are computed in float32
+about a centre near the mean, and summed in float64. The error of a covariance is below 1e-6 of its trace. The centre is
+the mean of the first batch, so rows far from 0 and close to each other lose no precision.
 """
 
 from __future__ import annotations
@@ -12,27 +12,24 @@ from torch import Tensor
 
 from metastable.errors import BadInput
 
+# The smallest share of the identity in a covariance. x̂ has no component along (1, …, 1), so some would be singular.
 SHRINKAGE = 0.01
-"""Least share of the identity in a covariance: x̂ has no part along (1, …, 1), so without it some would be singular."""
-
+# Most rows whose products are summed in float32.
 ROWS = 1024
-"""Most rows whose products are added up in float32."""
-
+# The smallest mean variance. Tokens have length about 1, and rounding alone moves their features by 1e-8.
 LEAST = 1e-12
-"""Least mean variance. Tokens have length 1 or so, and rounding alone moves their features by 1e-8."""
 
 
 class Moments:
     """Sums over rows x of width d about a fixed centre c, with y = x − c: n, Σy, Σyyᵀ, Σ|y|²y and Σ|y|⁴.
 
-    These make a closed set: the same sums about any other centre follow exactly (`about`), so moments can be merged,
-    and the mean of |x − mean|⁴, which Ledoit and Wolf's shrinkage needs, comes out without a second pass.
+    Together they determine the mean of |x − mean|⁴, which Ledoit and Wolf's shrinkage needs, without a second pass.
     """
 
     def __init__(self, width: int) -> None:
         self.count = 0
         self.centre, self.first, self.third = (torch.zeros(width, dtype=torch.float64) for _ in range(3))
-        # No memory before the first rows come: a detector that is only restored never needs any.
+        # No memory before the first rows: a detector that is only restored never needs any.
         self.second = torch.zeros(1, 1, dtype=torch.float64).expand(width, width)
         self.fourth = 0.0
 
@@ -46,40 +43,11 @@ class Moments:
             y = part - centre
             squares = torch.linalg.vecdot(y, y)
             self.count += len(y)
-            # Not in place: what was made in inference mode could not be changed outside of it.
+            # Not in place: a tensor made in inference mode cannot be changed outside of it.
             self.first = self.first + y.sum(dim=0).double().cpu()
             self.second = self.second + (y.T @ y).double().cpu()
             self.third = self.third + (squares @ y).double().cpu()
             self.fourth += float(squares.double().square().sum())
-
-    def about(self, centre: Tensor) -> Moments:
-        """The same rows about another centre, (d,) of float64.
-
-        With t = c − c', y' = y + t and |y'|² = |y|² + 2⟨y, t⟩ + |t|², multiplied out and added up.
-        """
-        t = self.centre - centre
-        square, trace, along, turned = t @ t, torch.trace(self.second), self.first @ t, self.second @ t
-        found = Moments(len(t))
-        found.count, found.centre = self.count, centre
-        found.first = self.first + self.count * t
-        cross = torch.outer(self.first, t)
-        found.second = self.second + cross + cross.T + self.count * torch.outer(t, t)
-        found.third = (
-            self.third + 2 * turned + square * self.first + (trace + 2 * along + self.count * square) * t  # Σ|y'|²y'
-        )
-        quadratic = 4 * (t @ turned) + 2 * square * trace + self.count * square**2
-        found.fourth = self.fourth + float(quadratic + 4 * (self.third @ t) + 4 * square * along)
-        return found
-
-    def __add__(self, other: Moments) -> Moments:
-        """Of both sets of rows."""
-        if self.count == 0:
-            return other
-        shifted, found = other.about(self.centre), Moments(len(self.centre))
-        found.count, found.centre = self.count + other.count, self.centre
-        for name in ("first", "second", "third", "fourth"):
-            setattr(found, name, getattr(self, name) + getattr(shifted, name))
-        return found
 
     @property
     def mean(self) -> Tensor:
@@ -106,9 +74,16 @@ class Moments:
         scatter, d = self.covariance, len(self.centre)
         level = torch.trace(scatter) / d
         spread = float((scatter - level * torch.eye(d, dtype=torch.float64)).square().sum())
-        noise = (self.about(self.mean).fourth / self.count - float(scatter.square().sum())) / self.count
-        # Rows without any spread have nothing to be shrunk towards but themselves.
+        noise = (self._fourth_central() / self.count - float(scatter.square().sum())) / self.count
+        # Rows without any spread have spread 0.
         return min(max(noise / max(spread, 1e-30), SHRINKAGE), 1.0)
+
+    def _fourth_central(self) -> float:
+        """Σ|x − mean|⁴: with t = c − mean, |y + t|² = |y|² + 2⟨y, t⟩ + |t|², squared and summed."""
+        t = self.centre - self.mean
+        square, trace = t @ t, torch.trace(self.second)
+        quadratic = 4 * (t @ (self.second @ t)) + 2 * square * trace + self.count * square**2
+        return self.fourth + float(quadratic + 4 * (self.third @ t) + 4 * square * (self.first @ t))
 
     def _need_rows(self) -> None:
         if self.count == 0:
@@ -133,7 +108,7 @@ def regression(covariance: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """A and the covariance of y − A c, where rows are (y, c) and y has `width` columns: a ridge regression of y on c.
 
     A = S_yc ((1 − α) S_cc + α (tr/k) I)^{-1}, α = `SHRINKAGE`. The covariance of the rest is that of this A, which is
-    not quite the least-squares one.
+    slightly different from the least-squares one.
     """
     own, cross, around = covariance[:width, :width], covariance[width:, :width], covariance[width:, width:]
     a = torch.linalg.solve(blended(around), cross).T

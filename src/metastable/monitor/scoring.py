@@ -1,22 +1,21 @@
-"""From detectors' columns to p-values: one scale for each column, one number a detector, one score a text.
+"""From detectors' columns to p-values: one scale for all columns, one number per detector, one score per text.
 
-    columns ─► z by column (`Adjustment`) ─► a number a detector, adjusted ─► `Surprise` ─► `combine` ─► p
-            └► mean z by depth ─────────────────────────────────────────────► `Surprise` ─► `worst`   ─► p by depth
+    columns ─► z by column (`Adjustment`) ─► a number per detector, adjusted ─► `Surprise` ─► `combine` ─► p
+            └► mean z by depth ───────────────────────────────────────────────► `Surprise` ─► `worst`   ─► p by depth
 
 Everything up to the score is fitted on the "adjust" part of the clean texts (`Scale`) and is then a fixed function of a
-text; only p-values use the "calibrate" part (`Scorer`). So for a clean text exchangeable with the calibration texts
-p-values are exact, whatever the detectors are and however badly they were fitted.
+text. Only p-values use the "calibrate" part (`Scorer`). So p-values are exact for a clean text that is exchangeable
+with the calibration texts, whatever the detectors are and however badly they were fitted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from metastable.arrays import whole
@@ -25,14 +24,10 @@ from metastable.monitor.alarm import Alarm
 from metastable.monitor.conformal import Calibration, Surprise, combine, ladder, worst
 from metastable.monitor.detectors.base import Detector
 from metastable.monitor.length_adjustment import Adjustment, shaped
-from metastable.monitor.moments import Moments, blended, whitening
 from metastable.monitor.split import DELTA
 
+# Most texts that a `Surprise` is fitted on. It is a curve: more points cost time per text and gain nothing.
 SURPRISED = 2000
-"""Most texts that a `Surprise` is fitted on: it is a curve, and more points cost time with each text for nothing."""
-
-
-COUNT = "it must be a whole number, 0 or more"
 
 
 @dataclass(frozen=True)
@@ -54,6 +49,7 @@ class Setting:
         return tuple(i for i, column in enumerate(detector.columns) if column.depth in depths)
 
 
+# The settings by name. They were chosen on the development shifts of benchmarks/detection and are reported on others.
 SETTINGS = {
     setting.name: setting
     for setting in (
@@ -61,12 +57,15 @@ SETTINGS = {
         Setting("full", {"token-mahalanobis": None, "place-surprise": None}),
     )
 }
-"""By name. They were chosen on the development shifts of benchmarks/detection, and are reported on others."""
 
 
 @dataclass(frozen=True)
-class Table:
-    """Numbers of texts. columns : by the name of a detector, (texts, k). lengths : (texts,), n of each text."""
+class ColumnTable:
+    """Detectors' columns of some texts.
+
+    columns : by the name of a detector, (texts, k)
+    lengths : (texts,), the number of tokens of each text
+    """
 
     columns: Mapping[str, np.ndarray]
     lengths: np.ndarray
@@ -74,127 +73,78 @@ class Table:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, rows: Any) -> Table:
-        return Table({name: found[rows] for name, found in self.columns.items()}, self.lengths[rows])
+    def __getitem__(self, rows: Any) -> ColumnTable:
+        return ColumnTable({name: found[rows] for name, found in self.columns.items()}, self.lengths[rows])
 
     @classmethod
-    def joined(cls, tables: Sequence[Table]) -> Table:
+    def joined(cls, tables: Sequence[ColumnTable]) -> ColumnTable:
         columns = {name: np.concatenate([t.columns[name] for t in tables]) for name in tables[0].columns}
         return cls(columns, np.concatenate([t.lengths for t in tables]))
 
 
 @dataclass(frozen=True)
-class Vector:
-    """log |W(z − μ)|²/k of a vector z of k numbers, W C Wᵀ = I with C their covariance, shrunk: strange in any way.
-
-    C = (1 − α) S + α (tr S/k) I with Ledoit and Wolf's α: see `moments`.
-    """
-
-    white: np.ndarray
-    mean: np.ndarray
-
-    @classmethod
-    def of(cls, z: np.ndarray) -> Vector:
-        moments = Moments(z.shape[1])
-        moments.add(torch.from_numpy(z))
-        white = whitening(blended(moments.covariance, moments.ledoit_wolf()))
-        return cls(white.numpy(), moments.mean.numpy())
-
-    def __call__(self, z: np.ndarray) -> np.ndarray:
-        square = np.square((z - self.mean) @ self.white.T).mean(axis=1)
-        return np.asarray(np.log(square + 1e-9))
-
-
-@dataclass(frozen=True)
 class Member:
-    """One detector's columns, made one number a text: higher is stranger.
+    """Turns one detector's columns into one number per text: the mean of the adjusted columns, adjusted again.
 
-    One-sided detectors: the mean of their adjusted columns. Two-sided ones: `Vector` of these. Either is adjusted for
-    length once more, because the spread of a mean depends on how its columns go together, and that on length.
+    The second adjustment is needed because the spread of a mean depends on the correlation of its columns, and that
+    depends on length.
 
-    places : which of the detector's columns; depths : where each of them is read, None for the text as a whole
-    visits : where the detector has to look for that; all of its depths for a column of the text as a whole
+    places : which of the detector's columns
+    depths : where each of these columns is read; None for the text as a whole
     """
 
     name: str
     places: tuple[int, ...]
     depths: tuple[int | None, ...]
-    visits: tuple[int, ...]
     first: Adjustment
-    vector: Vector | None
     second: Adjustment
 
     @classmethod
     def of(cls, detector: Detector, places: tuple[int, ...], columns: np.ndarray, lengths: np.ndarray) -> Member:
         first = Adjustment.of(columns[:, places], lengths)
-        z = first(columns[:, places], lengths)
-        vector = Vector.of(z) if detector.two_sided else None
-        second = Adjustment.of(_one(z, vector), lengths)
-        return cls(detector.name, places, *_reads(detector, places), first, vector, second)
+        mean = first(columns[:, places], lengths).mean(axis=1)
+        depths = tuple(detector.columns[place].depth for place in places)
+        return cls(detector.name, places, depths, first, Adjustment.of(mean[:, None], lengths))
 
-    def check(self, detector: Detector, setting: Setting) -> None:
-        """Refuse what was saved of it where the detector has other columns on this encoder."""
-        places = setting.places(detector)
-        saved = (self.places, self.depths, self.visits, self.vector is not None)
-        if saved != (places, *_reads(detector, places), detector.two_sided):
-            raise BadInput(
-                f"the baseline is damaged: in its setting {setting.name!r} {self.name} reads columns {[*self.places]} "
-                f"at depths {[*self.depths]}, which it does not on this encoder; calibrate again"
-            )
+    def number(self, z: np.ndarray) -> np.ndarray:
+        """One number per text, (texts,), from adjusted columns (texts, k)."""
+        return z.mean(axis=1)
+
+    def anomaly(self, z: np.ndarray) -> np.ndarray:
+        """How anomalous each adjusted column is, (texts, k)."""
+        return z
 
     def __call__(self, columns: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of all the detector's columns (texts, K): the number, (texts, 1), and how strange its own k are."""
+        """From all the detector's columns (texts, K): the number, (texts, 1), and the anomaly of the k chosen ones."""
         z = self.first(columns[:, self.places], lengths)
-        return self.second(_one(z, self.vector), lengths), z if self.vector is None else np.abs(z)
+        return self.second(self.number(z)[:, None], lengths), self.anomaly(z)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        arrays = {f"first.{k}": a for k, a in self.first.to_arrays().items()}
-        arrays |= {f"second.{k}": a for k, a in self.second.to_arrays().items()}
-        return arrays if self.vector is None else arrays | {"white": self.vector.white, "mean": self.vector.mean}
-
-    def to_dict(self) -> dict[str, Any]:
-        """All that is not in the arrays, for JSON."""
-        lists = {name: list(getattr(self, name)) for name in ("places", "depths", "visits")}
-        return {"name": self.name, **lists, "two_sided": self.vector is not None}
+        both = {"first": self.first, "second": self.second}
+        return {f"{name}.{k}": a for name, own in both.items() for k, a in own.to_arrays().items()}
 
     @classmethod
     def from_arrays(cls, kept: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Member:
-        """kept : what `to_dict` gave."""
+        """kept : name, places and depths, as `Scorer.to_dict` gives them"""
         places = wholes(kept["places"], "places")
-        depths = tuple(None if d is None else whole(d, "depths", 0, COUNT) for d in kept["depths"])
-        k, vector, two_sided = len(places), None, kept["two_sided"]
-        if not isinstance(two_sided, bool):
-            raise BadInput(f"two_sided is {two_sided!r}; it must be true or false")
-        if two_sided:
-            vector = Vector(shaped(arrays, "white", (k, k)), shaped(arrays, "mean", (k,)))
-        first = Adjustment.from_arrays(within(arrays, "first."), k)
+        first = Adjustment.from_arrays(within(arrays, "first."), len(places))
         second = Adjustment.from_arrays(within(arrays, "second."), 1)
-        return cls(str(kept["name"]), places, depths, wholes(kept["visits"], "visits"), first, vector, second)
-
-
-def _reads(detector: Detector, places: tuple[int, ...]) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
-    """`depths` and `visits` of a member with these columns."""
-    depths = tuple(detector.columns[i].depth for i in places)
-    return depths, detector.depths if None in depths else tuple(sorted({d for d in depths if d is not None}))
-
-
-def _one(z: np.ndarray, vector: Vector | None) -> np.ndarray:
-    return (z.mean(axis=1) if vector is None else vector(z))[:, None]
+        return cls(str(kept["name"]), places, wholes(kept["depths"], "depths"), first, second)
 
 
 def wholes(values: Iterable[Any], name: str) -> tuple[int, ...]:
-    """Saved numbers, each of which counts something."""
-    return tuple(whole(value, name, 0, COUNT) for value in values)
+    """Saved whole numbers, 0 or more."""
+    return tuple(whole(value, name, 0, "it must be a whole number, 0 or more") for value in values)
 
 
 def within(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """The arrays whose names begin so, without the beginning."""
+    """The arrays whose names begin with the prefix, without the prefix."""
     return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Of texts, before p-values. total : (texts,). by_member : (texts, members). by_depth : (texts, depths)."""
+    """Scores of texts before p-values. total : (texts,). by_member : (texts, members). by_depth : (texts, depths)."""
 
     total: np.ndarray
     by_member: np.ndarray
@@ -205,9 +155,15 @@ class Scores:
         return worst(self.by_depth) if self.by_depth.shape[1] else self.total
 
 
+MakeMember = Callable[[Detector, tuple[int, ...], np.ndarray, np.ndarray], Member]
+
+
 @dataclass(frozen=True)
 class Scale:
-    """A fixed function from a text's columns to its score, fitted on the "adjust" part; see the module's docstring."""
+    """A fixed function from a text's columns to its score, fitted on the "adjust" part; see the module's docstring.
+
+    surprise_by_depth : None if no column belongs to a depth
+    """
 
     setting: Setting
     members: tuple[Member, ...]
@@ -215,19 +171,29 @@ class Scale:
     surprise_by_depth: Surprise | None
 
     @classmethod
-    def of(cls, setting: Setting, detectors: Mapping[str, Detector], adjust: Table) -> Scale:
+    def of(
+        cls,
+        setting: Setting,
+        detectors: Mapping[str, Detector],
+        adjust: ColumnTable,
+        member_of: MakeMember = Member.of,
+    ) -> Scale:
+        if absent := [name for name in setting.members if name not in detectors]:
+            raise BadInput(f"the setting {setting.name!r} needs the detector {absent[0]!r}, which is not there")
         members = tuple(
-            Member.of(d, setting.places(d), adjust.columns[d.name], adjust.lengths) for d in _own(setting, detectors)
+            member_of(d, setting.places(d), adjust.columns[d.name], adjust.lengths)
+            for d in (detectors[name] for name in setting.members)
         )
-        numbers, by_depth = _numbers(members, adjust[_some(len(adjust))])
+        some = np.unique(np.linspace(0, len(adjust) - 1, min(len(adjust), SURPRISED)).astype(int))
+        numbers, by_depth = _numbers(members, adjust[some])
         return cls(setting, members, Surprise(numbers), Surprise(by_depth) if by_depth.shape[1] else None)
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """Where any of its columns is read, in order."""
+        """Where any of the columns is read, in order."""
         return _all_depths(self.members)
 
-    def __call__(self, table: Table) -> Scores:
+    def __call__(self, table: ColumnTable) -> Scores:
         numbers, by_depth = _numbers(self.members, table)
         surprises = self.surprise(numbers)
         if self.surprise_by_depth is not None:
@@ -235,22 +201,12 @@ class Scale:
         return Scores(combine(surprises), surprises, by_depth)
 
 
-def _own(setting: Setting, detectors: Mapping[str, Detector]) -> list[Detector]:
-    if absent := [name for name in setting.members if name not in detectors]:
-        raise BadInput(f"the setting {setting.name!r} needs the detector {absent[0]!r}, which is not there")
-    return [detectors[name] for name in setting.members]
-
-
-def _some(texts: int) -> np.ndarray:
-    return np.unique(np.linspace(0, texts - 1, min(texts, SURPRISED)).astype(int))
-
-
 def _all_depths(members: Sequence[Member]) -> tuple[int, ...]:
     return tuple(sorted({depth for member in members for depth in member.depths if depth is not None}))
 
 
-def _numbers(members: Sequence[Member], table: Table) -> tuple[np.ndarray, np.ndarray]:
-    """Each detector's number, (texts, members), and the mean z of all columns at each depth, (texts, depths)."""
+def _numbers(members: Sequence[Member], table: ColumnTable) -> tuple[np.ndarray, np.ndarray]:
+    """Each detector's number, (texts, members), and the mean anomaly of all columns at each depth, (texts, depths)."""
     found = [member(table.columns[member.name], table.lengths) for member in members]
     at = np.array([-1 if depth is None else depth for member in members for depth in member.depths])
     z = np.concatenate([strange for _, strange in found], axis=1)
@@ -259,18 +215,21 @@ def _numbers(members: Sequence[Member], table: Table) -> tuple[np.ndarray, np.nd
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What is said of the texts of one passage. Higher scores are stranger, smaller p-values are.
+class Assessment:
+    """Scores and p-values of the texts of one passage. Higher scores and smaller p-values are more anomalous.
 
-    lengths : (texts,), n of each
+    lengths : (texts,), the number of tokens of each text
     usable : (texts,) of bool; False for texts without a token of their own, or with numbers that are not finite. All
-        numbers of these are NaN.
+        numbers of these texts are NaN.
     score : (texts,)
     p_marginal, p_value : (texts,), of the score; p_value is calibration-conditional at δ = 0.1, see `conformal`
-    by_member : (texts, members), surprise of each detector; names : theirs; words : what each means, after "because"
-    p_by_depth : (texts, depths), calibration-conditional, corrected for the number of depths; depths : these
-    tokens : by detector, (texts, n), how strange each token is; only of detectors that look at single tokens
-    least : the smallest p_value that there can be
+    by_member : (texts, members), the surprise of each detector
+    p_by_depth : (texts, depths), calibration-conditional, corrected for the number of depths
+    depths : the depths of `p_by_depth`
+    names : the names of the detectors
+    words : what an anomaly means to each detector, to follow "because"
+    tokens : by detector, (texts, n), the anomaly of each token; only for detectors that look at single tokens
+    least : the smallest possible p_value
     """
 
     lengths: np.ndarray
@@ -286,15 +245,10 @@ class Judged:
     tokens: Mapping[str, Tensor]
     least: float
 
-    @property
-    def p_alarm(self) -> np.ndarray:
-        """What `Alarm.update` takes: the marginal p-values of the texts that can be used, in their order."""
-        return self.p_marginal[self.usable]
-
 
 @dataclass(frozen=True)
 class Scorer:
-    """A `Scale` with the clean texts that its scores are ranked among.
+    """A `Scale` and the scores of the clean texts that new scores are ranked among.
 
     calibration : of `Scores.total`; by_depth : of `Scores.worst_depth`
     """
@@ -303,24 +257,23 @@ class Scorer:
     calibration: Calibration
     by_depth: Calibration
 
-    @classmethod
-    def of(cls, setting: Setting, detectors: Mapping[str, Detector], adjust: Table, calibrate: Table) -> Scorer:
-        """Fitted on two tables of clean texts that have no text in common, nor any with the detectors' own."""
-        scale = Scale.of(setting, detectors, adjust)
-        scores = scale(calibrate)
-        return cls(scale, Calibration(scores.total), Calibration(scores.worst_depth))
-
     @property
     def setting(self) -> Setting:
         return self.scale.setting
 
     def check(self, detectors: Mapping[str, Detector]) -> None:
-        """Refuse members that were saved otherwise than the setting and the encoder's detectors have them."""
-        if [member.name for member in self.scale.members] != [*self.setting.members]:
-            name = self.setting.name
-            raise BadInput(f"the baseline is damaged: its setting {name!r} is of other detectors; calibrate again")
-        for member, detector in zip(self.scale.members, _own(self.setting, detectors), strict=True):
-            member.check(detector, self.setting)
+        """Refuse saved members that differ from what the setting and the encoder's detectors say."""
+        members = self.scale.members
+        same = [member.name for member in members] == [*self.setting.members] and all(
+            member.places == (places := self.setting.places(detectors[member.name]))
+            and member.depths == tuple(detectors[member.name].columns[place].depth for place in places)
+            for member in members
+        )
+        if not same:
+            raise BadInput(
+                f"the baseline is damaged: its setting {self.setting.name!r} reads other detectors or columns than it "
+                "does on this encoder; calibrate again"
+            )
 
     @property
     def texts(self) -> int:
@@ -328,66 +281,78 @@ class Scorer:
         return self.calibration.texts
 
     @cached_property
-    def _steps(self) -> np.ndarray:
+    def visits(self) -> dict[str, frozenset[int]]:
+        """Where each detector has to read tokens, by its name."""
+        members = self.scale.members
+        return {member.name: frozenset(depth for depth in member.depths if depth is not None) for member in members}
+
+    @cached_property
+    def ladder(self) -> np.ndarray:
+        """The calibration-conditional p-value of each rank, (m + 1,)."""
         return ladder(self.texts, DELTA)
 
+    @property
+    def least(self) -> float:
+        """The smallest possible calibration-conditional p-value."""
+        return float(self.ladder[0])
+
     def alarm(self, alpha: float = 0.01, delta: float | None = None) -> Alarm:
-        """A new alarm for `Judged.p_alarm`."""
+        """A new alarm for marginal p-values of this scorer."""
         return Alarm(self.texts, alpha, delta)
 
-    def judge(self, table: Table, words: Sequence[str], tokens: Mapping[str, Tensor] | None = None) -> Judged:
-        """words : of each member, see `Judged`."""
+    def assess(
+        self, table: ColumnTable, words: Sequence[str], tokens: Mapping[str, Tensor] | None = None
+    ) -> Assessment:
+        """words : of each member, see `Assessment`."""
         usable = table.lengths > 0
         for member in self.scale.members:
             usable &= np.isfinite(table.columns[member.name][:, member.places]).all(axis=1)
         scores = self.scale(table[usable])
         ranks = self.calibration.ranks(scores.total)
-        by_depth = self._steps[self.by_depth.ranks(scores.by_depth) - 1]
-        return Judged(
+        by_depth = self.ladder[self.by_depth.ranks(scores.by_depth) - 1]
+        return Assessment(
             lengths=table.lengths,
             usable=usable,
             score=_spread(scores.total, usable),
             p_marginal=_spread(ranks / (self.texts + 1), usable),
-            p_value=_spread(self._steps[ranks - 1], usable),
+            p_value=_spread(self.ladder[ranks - 1], usable),
             by_member=_spread(scores.by_member, usable),
             p_by_depth=_spread(by_depth, usable),
             depths=self.scale.depths,
             names=tuple(member.name for member in self.scale.members),
             words=tuple(words),
             tokens=tokens or {},
-            least=float(self._steps[0]),
+            least=self.least,
         )
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         scale = self.scale
+        assert scale.surprise_by_depth is not None, "the columns of the library's settings belong to depths"
         arrays = {f"{m.name}.{k}": a for m in scale.members for k, a in m.to_arrays().items()}
         arrays |= {"surprise": scale.surprise.scores, "calibration": self.calibration.scores}
-        if scale.surprise_by_depth is None:
-            return arrays
         return arrays | {"surprise_by_depth": scale.surprise_by_depth.scores, "by_depth": self.by_depth.scores}
 
     def to_dict(self) -> dict[str, Any]:
-        """All that is not in the arrays, for JSON."""
-        members = {name: None if chosen is None else [*chosen] for name, chosen in self.setting.members.items()}
-        return {"setting": members, "members": [member.to_dict() for member in self.scale.members]}
+        """Everything that is not in the arrays, for JSON."""
+        return {
+            "members": [
+                {"name": m.name, "places": list(m.places), "depths": list(m.depths)} for m in self.scale.members
+            ]
+        }
 
     @classmethod
-    def from_arrays(cls, name: str, kept: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Scorer:
+    def from_arrays(cls, setting: Setting, kept: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Scorer:
         """kept : what `to_dict` gave."""
-        chosen = {n: None if places is None else wholes(places, n) for n, places in kept["setting"].items()}
         members = tuple(Member.from_arrays(m, within(arrays, f"{m['name']}.")) for m in kept["members"])
         surprise = Surprise(shaped(arrays, "surprise", (-1, len(members))))
+        by_depth = Surprise(shaped(arrays, "surprise_by_depth", (-1, len(_all_depths(members)))))
         calibration = Calibration(shaped(arrays, "calibration", (-1,)))
-        depths = _all_depths(members)
-        if not depths:
-            return cls(Scale(Setting(name, chosen), members, surprise, None), calibration, calibration)
-        by_depth = Surprise(shaped(arrays, "surprise_by_depth", (-1, len(depths))))
         own = Calibration(shaped(arrays, "by_depth", (calibration.texts,)))
-        return cls(Scale(Setting(name, chosen), members, surprise, by_depth), calibration, own)
+        return cls(Scale(setting, members, surprise, by_depth), calibration, own)
 
 
 def _spread(values: np.ndarray, usable: np.ndarray) -> np.ndarray:
-    """Values of the usable texts at their places among all, NaN elsewhere."""
+    """Values of the usable texts at their places among all texts; NaN elsewhere."""
     found = np.full((len(usable), *values.shape[1:]), np.nan)
     found[usable] = values
     return found

@@ -1,9 +1,9 @@
-"""Dealing clean texts to the three parts of a baseline, in one pass over them and in no memory to speak of.
+"""The split of clean texts into the three parts of a baseline, in one pass over them and in bounded memory.
 
-Detectors are fitted on "fit", lengths and scales on "adjust", p-values on "calibrate". No text may be in two of them: a
-detector knows the texts that it was fitted on, finds them less strange than new ones, and p-values ranked among them
-come out too small. A text goes where the SHA-256 of its document says, so its part depends neither on the order of the
-texts nor on which others there are.
+Detectors are fitted on "fit", lengths and scales on "adjust", p-values on "calibrate". No text may be in two parts: the
+texts that a detector was fitted on are less anomalous to it than new ones, so p-values ranked among them would be too
+small. The SHA-256 of a text's document decides its part, so the part depends neither on the order of the texts nor on
+the other texts.
 """
 
 from __future__ import annotations
@@ -21,46 +21,34 @@ from metastable.encoder.texts import blank, unusable
 from metastable.errors import BadInput
 from metastable.monitor.conformal import needed
 
+# The parts, and the share of documents that goes to each.
 SHARES = {"fit": 0.4, "adjust": 0.2, "calibrate": 0.4}
-"""The parts, and the share of documents that goes to each."""
-
+# Calibration-conditional p-values are valid with probability 1 − DELTA over calibration sets.
 DELTA = 0.1
-"""Of the calibration-conditional p-values: with probability 1 − δ over calibration sets they hold."""
-
+# The smallest number of texts in each part.
+# calibrate: with fewer, no text can have a calibration-conditional p-value of 0.01 or less.
+# adjust: five numbers per column are regressed on length, and a score's tail is estimated from its upper tenth.
+# fit: with fewer texts than about one per dimension, a covariance of pooled vectors is mostly its shrinkage target.
 LEAST = {"fit": 400, "adjust": 150, "calibrate": needed(0.01, DELTA)}
-"""Texts that each part needs at least.
-
-calibrate: below this no text, however strange, has a calibration-conditional p-value of 0.01 or less.
-adjust: five numbers a column are regressed on length, and the tail of a score is read off its upper tenth: 15 texts.
-fit: a covariance of pooled vectors, one a text, is still mostly its shrinkage target below a text a dimension or so.
-"""
-
+# Tokens per dimension that "fit" needs. With T tokens in d dimensions, a new token has a Mahalanobis distance about
+# 1/(1 − d/T) times too large: 5 % at 20.
 TOKENS = 20
-"""Tokens for each dimension that "fit" needs at least: with T tokens in d dimensions a token that was not fitted on
-has a Mahalanobis distance about 1/(1 − d/T) times too large, 5 % here."""
-
+# Documents that "calibrate" needs, if texts have labels. Texts of one document are dependent, so m texts of few
+# documents say less than m independent ones. With strong dependence within documents, 17 % of clean streams raised an
+# alarm of α = 1 % for 20 documents of 30 texts, and none for 60 documents of 10 texts.
 DOCUMENTS = 60
-"""Documents that "calibrate" needs at least, where texts have labels.
-
-Texts of one document are dependent, and m texts of few documents say less than m independent ones, which all promises
-are for. Where scores within documents depended strongly on each other, 17 % of clean streams raised an alarm of
-α = 1 % with 20 documents of 30 texts, and none with 60 of 10.
-"""
-
+# Documents that are enough in all: of 200, fewer than `DOCUMENTS` go to "calibrate" once in a thousand times.
 MANY = 200
-"""Documents that do in all: of 200, fewer than `DOCUMENTS` go to "calibrate" once in a thousand times."""
-
+# Most documents of a part that are counted; larger numbers are reported as this one.
 COUNTED = 100_000
-"""Most documents of a part that are told apart; their number is never said to be more."""
-
+# Counters for texts that repeat: the count of a text is too small by at most 1/2001 of all texts.
 COMMON = 2000
-"""Counters for texts that repeat: a text's count is too small by at most 1/2001 of all texts."""
 
 END = object()
 
 
 def part_of(document: str, seed: int) -> str:
-    """The part of a document: the first 64 bits of SHA-256 of seed and document, as a share of 2⁶⁴, fall into it."""
+    """The part of a document: where the first 64 bits of SHA-256 of seed and document, divided by 2⁶⁴, fall."""
     digest = hashlib.sha256(f"{seed}\n{document}".encode("utf-8", "surrogatepass")).digest()
     place = int.from_bytes(digest[:8], "big") / 2**64
     for part, share in SHARES.items():
@@ -71,10 +59,10 @@ def part_of(document: str, seed: int) -> str:
 
 
 class Commonest:
-    """How often the most frequent of many texts occurs, in memory for `COMMON` of them (Misra and Gries 1982).
+    """How often the most frequent text occurs, with memory for `COMMON` texts (Misra and Gries 1982).
 
-    A text without a counter takes a free one, and where there is none every counter goes down by 1: each such step
-    takes away COMMON + 1 texts at once, so there are at most texts/(COMMON + 1) of them.
+    A text without a counter takes a free one. If none is free, every counter goes down by 1. Each such step removes
+    COMMON + 1 texts at once, so there are at most texts/(COMMON + 1) steps.
     """
 
     def __init__(self) -> None:
@@ -91,21 +79,21 @@ class Commonest:
 
     @property
     def share(self) -> float:
-        """Of the most frequent text among all: exact for up to `COMMON` different ones, else up to 1/2001 too small."""
+        """The share of the most frequent text: exact for up to `COMMON` texts, else up to 1/2001 too small."""
         return max(self._counts.values(), default=0) / max(self.texts, 1)
 
 
 class Split:
-    """Clean texts in their parts, kept in temporary files that are gone when the context ends, however it does.
+    """Clean texts in their parts, kept in temporary files that are removed when the context ends.
 
-    A text's document is its label where `documents` are given, else the text itself but for white space: equal texts
-    are never in two parts then. With labels whole documents stay together, and a sentence that stands in two documents
-    may be in two parts. A document that makes up a share of all texts makes up 2.5 times that of the calibration texts,
-    or nothing, and p-values are off by as much: no matter for one in a hundred, much for one in five.
+    A text's document is its label if `documents` are given, else the text itself up to white space, so equal texts are
+    never in two parts. With labels, whole documents stay together, and a sentence that occurs in two documents may be
+    in two parts. A document that makes up a share s of all texts makes up 2.5 s of the calibration texts, or nothing,
+    and p-values are off by as much: little for s = 1 %, much for s = 20 %.
 
     counts : texts in each part
     left_out : texts that cannot be used, by reason
-    commonest : the most frequent text, but for white space
+    commonest : the most frequent text, up to white space
     """
 
     def __init__(self, seed: int) -> None:
@@ -119,7 +107,7 @@ class Split:
 
     def __enter__(self) -> Split:
         for part in SHARES:
-            # Without a name wherever the system can: not even a killed process leaves it behind.
+            # Files without a name where the system has them: not even a killed process leaves them behind.
             self._files[part] = tempfile.TemporaryFile(prefix="metastable-")
         return self
 
@@ -130,18 +118,18 @@ class Split:
 
     @property
     def texts(self) -> int:
-        """Of all parts."""
+        """The number of texts in all parts."""
         return sum(self.counts.values())
 
     @property
     def documents(self) -> dict[str, int] | None:
-        """In each part, up to `COUNTED`, a text without a label being one of its own; None where no text has one."""
+        """Documents in each part, up to `COUNTED`; a text without a label is a document. None without any labels."""
         if not any(self._labels.values()):
             return None
         return {part: min(len(own) + self._unlabelled[part], COUNTED) for part, own in self._labels.items()}
 
     def take(self, texts: Iterable[str], documents: Iterable[Any] | None = None) -> None:
-        """Deal all texts out; `documents` gives one label a text."""
+        """Put all texts into their parts; `documents` gives one label per text."""
         if isinstance(texts, str):
             raise BadInput(f"texts is one string, {texts[:20]!r}; give a list of strings or read_texts(path)")
         pairs = ((text, None) for text in texts) if documents is None else zip_longest(texts, documents, fillvalue=END)
@@ -169,7 +157,7 @@ class Split:
         self._files[part].write(json.dumps(text, ensure_ascii=False).encode() + b"\n")
 
     def read(self, part: str) -> Iterator[str]:
-        """The texts of a part in the order in which they came; one reading of a part at a time."""
+        """The texts of a part in the order in which they came. Only one iteration over a part at a time."""
         file = self._files[part]
         file.seek(0)
         for line in file:
@@ -188,7 +176,7 @@ class Split:
 
 
 def enough(counts: dict[str, int], left_out: Counter[str]) -> None:
-    """One line where a part has too few texts: how many it has, how many it needs, how many texts to give."""
+    """Refuse parts with too few texts: how many they have, how many they need, how many texts to give."""
     short = {part: least for part, least in LEAST.items() if counts.get(part, 0) < least}
     if not short:
         return
@@ -199,13 +187,13 @@ def enough(counts: dict[str, int], left_out: Counter[str]) -> None:
 
 
 def wanted(counts: dict[str, int]) -> int:
-    """How many texts would do, in hundreds: by the shares, or by what the texts at hand gave where documents are large.
+    """How many texts would be enough, in hundreds: by the shares, or by the counts if documents are large.
 
-    A tenth more than the mean need, which leaves room for chance: at 1400 texts, three standard deviations and more.
+    A tenth more than the mean need leaves room for chance: three standard deviations at 1400 texts.
     """
     need = max(least / SHARES[part] for part, least in LEAST.items())
     total = sum(counts.values())
     if total >= need:
-        # A part that got next to nothing says little about how much more it would get.
+        # The count of a nearly empty part says little about its share.
         need = max(total * least / max(counts.get(part, 0), least / 10) for part, least in LEAST.items())
     return 100 * math.ceil(1.1 * need / 100)

@@ -1,7 +1,7 @@
 """Texts by the million: the audit's measurement and the monitor's records, on workers.
 
 Texts are read by this process and go to the workers in pieces that are cut where one process would cut them too: at
-whole windows of `encoder.texts.windows`, or at the batches of lines of `monitor.streaming`. So the same batches go
+whole windows of `encoder.texts.windows`, or at the batches of lines of `monitor.stream`. So the same batches go
 through the model; sums over texts are exact integers and merge in any order; records are put in order here, where the
 alarm is. With one thread a process the results are those of one process, to the last bit.
 """
@@ -27,10 +27,10 @@ from metastable.encoder.measure import Measurements, Meter, refuse_nothing
 from metastable.encoder.texts import Line, windows
 from metastable.errors import BadInput
 from metastable.monitor.baseline import Baseline
+from metastable.monitor.examiner import Examiner
 from metastable.monitor.identity import configuration, tokenization
-from metastable.monitor.monitor import Monitor
-from metastable.monitor.records import Record
-from metastable.monitor.stream import Score, judged
+from metastable.monitor.record import Record
+from metastable.monitor.stream import Examine, examined
 from metastable.run import storage as store
 from metastable.scale.cluster import connected
 from metastable.scale.partial import Partial, packed
@@ -114,13 +114,13 @@ def _meter(source: Source, special: str) -> Meter:
 
 
 @lru_cache(maxsize=1)
-def _score(watched: Watched) -> Score:
-    return watched.score()
+def _examine(watched: Watched) -> Examine:
+    return watched.examine()
 
 
 def forget() -> None:
     """A worker that goes on with other work gives back the memory of the model."""
-    for made in (_meter, _score, _encoder):
+    for made in (_meter, _examine, _encoder):
         made.cache_clear()
 
 
@@ -239,7 +239,7 @@ class Watched:
     alpha: float
     batch_size: int
 
-    def score(self) -> Score:
+    def examine(self) -> Examine:
         encoder = _encoder(self.source)
         here = f"a worker on {socket.gethostname()}"
         try:
@@ -249,21 +249,18 @@ class Watched:
             raise BadInput(f"{here} cannot load the baseline, which every worker must find: {error}") from None
         if sha != self.sha:
             raise BadInput(f"{here} finds another baseline in {self.baseline!r}; copy the same one to every machine")
-        known.check(encoder)
-        tokenizer = encoder.reads_text()
-        monitor = Monitor(encoder.model, known, self.setting, alpha=self.alpha, tokenizer=tokenizer, keep=1)
-        return partial(monitor.score, batch_size=self.batch_size)
+        return partial(Examiner(known, self.setting, encoder, self.alpha).records, batch_size=self.batch_size)
 
 
-def score_piece(watched: Watched, piece: list[Line]) -> list[tuple[Record, str]]:
+def score_piece(watched: Watched, piece: list[Line]) -> list[Record]:
     """The records of a batch of lines. This is what workers do for `watch`."""
     with _one_at_a_time:
-        return judged(piece, _score(watched))
+        return examined(piece, _examine(watched))
 
 
 def scored(
     watched: Watched, stream: Iterable[list[Line]], scheduler: str | None, workers: int | None, kept: bool
-) -> Generator[list[tuple[Record, str]], None, None]:
+) -> Generator[list[Record], None, None]:
     """The records of each batch of lines, in the order of the batches.
 
     kept : whether they are kept, for the words when the scheduler is lost

@@ -10,8 +10,11 @@ import torch
 from metastable.encoder.families import anatomy
 from metastable.encoder.hooks import Passage, Reader
 from metastable.encoder.load import Encoder, load
-from metastable.monitor.detectors import DETECTORS
+from tests.benchmarks.modules import module
 from tests.encoder import models
+
+DETECTORS = module("detectors").DETECTORS
+"""The library's detectors and those of the benchmark."""
 
 CLS, SEP = 2, 3
 """The special tokens of the small models."""

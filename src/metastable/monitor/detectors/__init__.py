@@ -1,25 +1,15 @@
-"""Detectors, one file each, behind the interface of `base.Detector`."""
+"""Detectors, one file each, behind the interface of `base.Detector`. To add one, write it and name it here."""
 
 from __future__ import annotations
 
-from metastable.monitor.detectors.attention_entropy import AttentionEntropy
 from metastable.monitor.detectors.base import Column, Detector, Reading, Values
-from metastable.monitor.detectors.concentration import Concentration
-from metastable.monitor.detectors.layer_mean_mahalanobis import LayerMeanMahalanobis
 from metastable.monitor.detectors.place_surprise import PlaceSurprise
-from metastable.monitor.detectors.pooled_knn import PooledKNN
 from metastable.monitor.detectors.pooled_mahalanobis import PooledMahalanobis
-from metastable.monitor.detectors.token_count import TokenCount
 from metastable.monitor.detectors.token_mahalanobis import TokenMahalanobis
-from metastable.monitor.detectors.unigram_rarity import UnigramRarity
 
 __all__ = ["DETECTORS", "Column", "Detector", "Reading", "Values"]
 
+# The detectors by name; `monitor.scoring.SETTINGS` says which are used together.
 DETECTORS: dict[str, type[Detector]] = {
-    found.name: found
-    for found in (
-        *(TokenMahalanobis, PlaceSurprise, PooledMahalanobis, LayerMeanMahalanobis, PooledKNN),
-        *(Concentration, AttentionEntropy, TokenCount, UnigramRarity),
-    )
+    found.name: found for found in (TokenMahalanobis, PlaceSurprise, PooledMahalanobis)
 }
-"""By name: what there is to detect with."""

@@ -1,26 +1,34 @@
-"""What every detector is: something fitted on clean texts that turns a pass into numbers, a few columns a text.
+"""What detectors have in common: the interface, fitted arrays, means over tokens.
 
-A detector knows nothing of lengths, p-values or other detectors: its columns are put on one scale, adjusted for length,
-by `monitor.scoring`.
+A detector is fitted on clean texts and turns a forward pass into a few numbers per text, its columns. Lengths, p-values
+and other detectors are the business of `monitor.scoring`, which puts all columns on one scale.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from metastable.encoder.hooks import Depth, Passage, Watch
+from metastable.encoder.hooks import Depth, Lens, Passage, Watch
 from metastable.encoder.load import Encoder
+from metastable.errors import BadInput
+from metastable.monitor.moments import Moments, blended, whitening
+
+# Tokens in the mean of the highest values of a text.
+WORST = 3
+# Clean tokens from which the mean and the standard deviation of single tokens' values are estimated.
+TYPICAL = 4096
 
 
 @dataclass(frozen=True)
 class Column:
-    """One number a text. depth : where it is read, None for the text as a whole."""
+    """One number per text. `depth` is where it is read; None means the text as a whole."""
 
     name: str
     depth: int | None
@@ -28,12 +36,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Values:
-    """What a detector says of a passage.
+    """What a detector computes for a passage.
 
-    columns : (texts, k) of float64, one for each of the detector's columns. Finite wherever the model's own tokens
-        are, and 0 for texts without a chosen token and at depths that were not visited.
-    tokens : (texts, n), how strange each chosen token is, in standard deviations of the clean tokens' values (0
-        elsewhere), or None where the detector does not look at single tokens
+    columns : (texts, k) of float64, one for each of the detector's columns. They are finite wherever the model's own
+        tokens are, and 0 for texts without a chosen token and at depths that were not visited.
+    tokens : (texts, n), the value of each chosen token in standard deviations of clean tokens (0 elsewhere), averaged
+        over the depths that were visited; None if the detector does not look at single tokens
     """
 
     columns: Tensor
@@ -45,53 +53,196 @@ class Reading(ABC):
 
     @abstractmethod
     def visit(self, depth: Depth) -> None:
-        """Called at the detector's depths, in order. Depths whose columns nobody wants may be left out."""
+        """Called at the detector's depths, in order. Depths whose columns are not wanted may be left out."""
 
     @abstractmethod
     def values(self) -> Values:
-        """Called once, after the last depth; `tokens` are over the depths that were visited."""
+        """Called once, after the last depth."""
 
 
 class Detector(ABC):
-    """A detector: `learn` on passages of clean texts, once for each stage and with `settle` after it, then `open`.
+    """Something that is fitted on clean texts and then scores passages.
+
+    Fitting: for each stage, `learn` on every passage, then `settle`. Scoring: `open` on every passage. The fitted state
+    is a dictionary of arrays.
 
     name : as users type it
-    two_sided : whether too little is as strange as too much; in the others only too much is
-    stages : passes over the texts to be fitted on; 0 where nothing is learned
-    depths : where it reads tokens
-    columns : what it gives, in order
-    words : what it means that a text is strange to it, to go after "because": "its words are unlike those of …"
+    words : why a text is anomalous to this detector, to follow "because": "its words are unlike those of …"
+    stages : passes over the clean texts that fitting takes
+    depths : where the detector reads tokens
+    columns : what it computes, in order
     """
 
     name: ClassVar[str]
     words: ClassVar[str]
-    two_sided: ClassVar[bool] = False
     stages: ClassVar[int] = 1
 
     depths: tuple[int, ...]
     columns: tuple[Column, ...]
 
+    def __init__(self) -> None:
+        self._arrays: dict[str, Tensor] = {}
+        self._elsewhere: dict[torch.device, dict[str, Tensor]] = {}
+
     @classmethod
-    @abstractmethod
-    def blank(cls, encoder: Encoder) -> Detector:
-        """Unfitted, with the depths and columns that it has on this encoder."""
+    def blank(cls, encoder: Encoder) -> Self:
+        """An unfitted detector, with the depths and columns that it has on this encoder."""
+        return cls(encoder)  # type: ignore[call-arg]
 
     @abstractmethod
     def learn(self, stage: int, passage: Passage) -> Watch:
-        """Begin to learn from a passage of clean texts; what it holds counts once the watch is closed."""
+        """Begin to learn from a passage of clean texts; the passage counts once the watch is closed."""
 
     @abstractmethod
     def settle(self, stage: int) -> None:
-        """All texts of a stage are learned."""
+        """End a stage: all texts of it are learned."""
 
     @abstractmethod
     def open(self, passage: Passage) -> Reading:
         """Begin to score a passage."""
 
     @abstractmethod
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """All that was learned."""
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the fitted arrays by name, with −1 for any number of rows."""
 
-    @abstractmethod
+    def arrays_on(self, device: torch.device) -> dict[str, Tensor]:
+        """The fitted arrays on a device; they are moved once."""
+        if not self._arrays:
+            raise BadInput(f"the detector {self.name} is not fitted; fit it on clean texts first")
+        if device.type == "cpu":
+            return self._arrays
+        if device not in self._elsewhere:
+            self._elsewhere[device] = {name: array.to(device) for name, array in self._arrays.items()}
+        return self._elsewhere[device]
+
+    def keep(self, arrays: Mapping[str, Tensor]) -> None:
+        """Take over fitted arrays, as float32 in memory of torch's own: products depend on how memory is aligned."""
+        self._arrays = {
+            name: torch.empty(array.shape, dtype=torch.float32).copy_(array) for name, array in arrays.items()
+        }
+        self._elsewhere = {}
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """The whole fitted state."""
+        return {name: array.numpy().copy() for name, array in self._arrays.items()}
+
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Put back what `to_arrays` gave, into a blank detector of the same encoder."""
+        wanted = self.shapes()
+        if set(arrays) != set(wanted):
+            raise BadInput(f"the saved {self.name} holds {sorted(arrays)} in place of {sorted(wanted)}; fit again")
+        for name, shape in wanted.items():
+            found = np.shape(arrays[name])
+            fits = len(found) == len(shape) and all(w in (f, -1) for f, w in zip(found, shape, strict=True))
+            if not fits or not np.isfinite(arrays[name]).all():
+                raise BadInput(
+                    f"{name} of the saved {self.name} is damaged (shape {found}, not {shape}, or not finite)"
+                )
+        self.keep({name: torch.tensor(np.asarray(arrays[name], dtype=np.float32)) for name in wanted})
+
+
+class Gathering:
+    """A watch that collects rows at each depth and hands them over when the pass is complete.
+
+    Nothing is handed over from a pass that broke off.
+    """
+
+    def __init__(self, take: Callable[[Depth], Tensor], give: Callable[[dict[int, Tensor]], None]) -> None:
+        self._take, self._give = take, give
+        self._rows: dict[int, Tensor] = {}
+
+    def visit(self, depth: Depth) -> None:
+        self._rows[depth.index] = self._take(depth)
+
+    def close(self) -> None:
+        self._give(self._rows)
+
+
+def chosen_units(depth: Depth) -> Tensor:
+    """x̂ of all chosen tokens of a passage, one after another, (tokens, d)."""
+    return depth.lens(depth.x[depth.passage.chosen])
+
+
+def typical(values: Tensor) -> Tensor:
+    """Mean and standard deviation of clean tokens' values, (2,)."""
+    found = values.double()
+    # If all tokens are alike, any scale keeps their order.
+    return torch.stack([found.mean(), found.std(correction=0).clamp_min(1e-6)])
+
+
+def over_tokens(values: Tensor, passage: Passage) -> Tensor:
+    """Mean, and mean of the three highest, of the chosen tokens' values (texts, n): (texts, 2); 0 without any."""
+    counts = passage.counts
+    highest = torch.where(passage.chosen, values, -torch.inf).topk(min(WORST, values.shape[1]), dim=1).values
+    there = torch.arange(highest.shape[1], device=counts.device) < counts.unsqueeze(1)
+    worst = torch.where(there, highest, 0.0).sum(dim=1) / counts.clamp(1, WORST)
+    mean = torch.where(passage.chosen, values, 0.0).sum(dim=1) / counts.clamp_min(1)
+    return torch.stack([mean, worst], dim=1)
+
+
+def token_columns(depths: tuple[int, ...]) -> tuple[Column, ...]:
+    """The columns of `TokenReading`."""
+    return tuple(Column(name, depth) for depth in depths for name in ("mean", "worst three"))
+
+
+class TokenReading(Reading):
+    """Values of single tokens at some depths: their mean and the mean of the three highest at each depth.
+
+    score : gives the values (texts, n) at a depth; the values of tokens that are not chosen are ignored
+    scale : gives mean and standard deviation of clean tokens' values at a depth, (2,)
+    """
+
+    def __init__(
+        self,
+        depths: tuple[int, ...],
+        passage: Passage,
+        score: Callable[[Depth], Tensor],
+        scale: Callable[[Depth], Tensor],
+    ) -> None:
+        self._depths, self._passage, self._score, self._scale = depths, passage, score, scale
+        self._found: dict[int, Tensor] = {}
+        self._tokens: list[Tensor] = []
+
+    def visit(self, depth: Depth) -> None:
+        values = self._score(depth)
+        self._found[depth.index] = over_tokens(values, self._passage)
+        mean, deviation = self._scale(depth)
+        self._tokens.append((values - mean) / deviation)
+
+    def values(self) -> Values:
+        none = torch.zeros(len(self._passage.ids), 2, device=self._passage.ids.device)
+        columns = torch.cat([self._found.get(depth, none) for depth in self._depths], dim=1).double()
+        if not self._tokens:
+            return Values(columns)
+        strange = sum(self._tokens[1:], start=self._tokens[0]) / len(self._tokens)
+        return Values(columns, torch.where(self._passage.chosen, strange, 0.0))
+
+
+def mean_over(x: Tensor, members: Tensor) -> Tensor:
+    """The mean of x (texts, n, d) over the members (texts, n) of bool, (texts, d); 0 for texts without members.
+
+    The mean is a product with weights, which reads x once and makes no copy of it. If a value with weight 0 is not
+    finite, the product is repeated with such values replaced by 0.
+    """
+    share = members.to(x.dtype) / members.sum(dim=1, keepdim=True).clamp_min(1)
+    found = torch.bmm(share.unsqueeze(1), x).squeeze(1)
+    if not bool(found.isfinite().all()):
+        found = torch.bmm(share.unsqueeze(1), torch.where(members.unsqueeze(-1), x, 0.0)).squeeze(1)
+    return found
+
+
+def gaussian(moments: Moments) -> tuple[Tensor, Tensor]:
+    """U, u with |Ux̂ + u|² = |W(x̂ − μ)|²/d, the covariance shrunk as Ledoit and Wolf estimate: (d, d) and (d,)."""
+    white = whitening(blended(moments.covariance, moments.ledoit_wolf())) / len(moments.centre) ** 0.5
+    return white, -white @ moments.mean
+
+
+def folded(white: Tensor, offset: Tensor, lens: Lens) -> tuple[Tensor, Tensor]:
+    """The same two with v in place of x̂."""
+    return white * lens.scale, offset + white @ lens.shift.double()
+
+
+def squares(white: Tensor, offset: Tensor, rows: Tensor, passage: Passage) -> Tensor:
+    """|U row + u|² of each text, (texts,); 0 for texts without a chosen token."""
+    y = torch.addmm(offset, rows, white.T)
+    return torch.where(passage.counts > 0, torch.linalg.vecdot(y, y), 0.0)

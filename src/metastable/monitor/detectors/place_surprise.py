@@ -1,4 +1,4 @@
-"""Place surprise: words that would be ordinary elsewhere but do not fit in where they stand."""
+"""Place surprise: words that are ordinary in themselves but do not fit the words around them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from metastable.encoder.hooks import Depth, Passage, Watch, lenses
 from metastable.encoder.load import Encoder
 from metastable.encoder.statistics import Sample
-from metastable.monitor.detectors.base import Reading
-from metastable.monitor.detectors.fitting import (
+from metastable.monitor.detectors.base import (
     TYPICAL,
-    Fitted,
+    Detector,
     Gathering,
+    Reading,
     TokenReading,
     chosen_units,
     token_columns,
@@ -20,18 +20,16 @@ from metastable.monitor.detectors.fitting import (
 )
 from metastable.monitor.moments import Moments, blended, regression, whitening
 
+# Principal directions in which a token is predicted from its context.
 RANK = 64
-"""Principal directions in which a token is predicted from what stands around it."""
-
+# Distances, in tokens, of the neighbours in the context.
 BEFORE, AFTER = (1, 2), (1, 2)
-"""How far away the neighbours stand that a token is predicted from."""
-
+# The token, its neighbours, the mean of all others.
 PARTS = 1 + len(BEFORE) + len(AFTER) + 1
-"""The token, its neighbours, the mean of all others."""
 
 
 def place_depths(layers: int) -> tuple[int, ...]:
-    """A third and half of the way through.
+    """Depths L/3 and L/2, rounded.
 
     >>> place_depths(6), place_depths(1)
     ((2, 3), (0,))
@@ -39,21 +37,23 @@ def place_depths(layers: int) -> tuple[int, ...]:
     return tuple(sorted({round(layers / 3), round(layers / 2)}))
 
 
-class PlaceSurprise(Fitted):
-    """How much stranger a token is in its place than anywhere: minus the pointwise mutual information, to a constant.
+class PlaceSurprise(Detector):
+    """How anomalous a token is in its context, beyond how anomalous it is without one.
 
-    With y = Pᵀ(x̂ − μ), P the first 64 principal directions of clean tokens, and c what stands around the token: y of
-    the two chosen tokens before it and of the two after it (0 beyond the text's ends), and the mean of y over all other
-    chosen tokens. Both are taken to be Gaussian, y given c with the mean A c + a:
+    This is minus the pointwise mutual information of token and context, up to a constant.
+
+    Let y = Pᵀ(x̂ − μ), P the first 64 principal directions of clean tokens. The context c is y of the two chosen tokens
+    before and of the two after the token (0 beyond the text's ends), and the mean of y over all other chosen tokens.
+    Both y and y given c are modelled as Gaussian, the latter with mean A c + a:
 
         s = (|W_c(y − A c − a)|² − |W(y − m)|²)/64;      mean and worst three of each text
 
-    W and W_c whiten the covariances of y and of y − A c. Words rare everywhere give nothing; words out of place do. The
-    difference of two Mahalanobis distances is that of Ren, Fort, Liu, Roy, Padhy, Lakshminarayanan, "A simple
-    fix to Mahalanobis distance for improving near-OOD detection", 2021, whose second Gaussian is one of all classes;
-    taking the surroundings for the first one is ours.
+    W and W_c whiten the covariances of y and of y − A c. Words that are rare everywhere do not raise s; words out of
+    place do. The difference of two Mahalanobis distances is from Ren, Fort, Liu, Roy, Padhy, Lakshminarayanan, "A
+    simple fix to Mahalanobis distance for improving near-OOD detection", 2021, whose second Gaussian is that of all
+    classes. Conditioning the first one on the context is new here.
 
-    Neighbours are the neighbouring *chosen* tokens: special ones that stand between are stepped over.
+    Neighbours are the neighbouring *chosen* tokens: special tokens between them are skipped.
     """
 
     name = "place-surprise"
@@ -70,10 +70,6 @@ class PlaceSurprise(Fitted):
         self._rows = {depth: Moments(PARTS * self.rank) for depth in self.depths}
         self._samples = {depth: Sample(TYPICAL, PARTS * self.rank) for depth in self.depths}
         self._bases: dict[str, Tensor] = {}
-
-    @classmethod
-    def blank(cls, encoder: Encoder) -> PlaceSurprise:
-        return cls(encoder)
 
     def learn(self, stage: int, passage: Passage) -> Watch:
         if stage == 0:
@@ -101,7 +97,7 @@ class PlaceSurprise(Fitted):
             self._bases[f"centre.{depth}"] = (basis @ (lens.shift - units.mean)).float()
 
     def _fitted(self, depth: int) -> dict[str, Tensor]:
-        """The matrices that turn a token's y into all of its parts in its own and its neighbours' residuals at once."""
+        """The matrix from y of a token to its part in its own and its neighbours' residuals, and the offsets."""
         k, moments = self.rank, self._rows[depth]
         mean, covariance = moments.mean, moments.covariance
         a, rest = regression(covariance, k)
@@ -137,7 +133,7 @@ class PlaceSurprise(Fitted):
         return TokenReading(self.depths, passage, score, lambda depth: arrays[f"typical.{depth.index}"])
 
     def _coordinates(self, depth: Depth, arrays: dict[str, Tensor], order: Order) -> Tensor:
-        """y of the chosen tokens, moved together at the beginning of each text; 0 beyond. (texts, n, rank)"""
+        """y of the chosen tokens, moved to the beginning of each text; 0 after them. (texts, n, rank)"""
         basis, centre = arrays[f"basis.{depth.index}"], arrays[f"centre.{depth.index}"]
         y = torch.addmm(centre.to(depth.v), depth.v.reshape(-1, depth.v.shape[-1]), basis.to(depth.v).T)
         return order.forth(y.view(*depth.x.shape[:2], -1))
@@ -146,7 +142,7 @@ class PlaceSurprise(Fitted):
         """s of each token, (texts, n), in the order of `y`."""
         parts = (y.reshape(-1, self.rank) @ mixed.T).view(*y.shape[:2], 1 + PARTS, self.rank).unbind(dim=2)
         own, itself, before, after, mean = parts[0], parts[1], parts[2:4], parts[4:6], parts[6]
-        # The mean of the others: that of all, with the token's own part taken off again.
+        # The mean of the others is the mean of all without the token's own part.
         residual = torch.addcmul(own, mean, order.share)
         residual -= (y.sum(dim=1) @ mixed[-self.rank :].T).unsqueeze(1) * order.share - placed
         for step, part in zip(BEFORE, before, strict=True):
@@ -163,9 +159,9 @@ def _add(moments: dict[int, Moments], rows: dict[int, Tensor]) -> None:
 
 
 class Order:
-    """The chosen tokens of each text, moved together at its beginning, in their order.
+    """Moves the chosen tokens of each text to its beginning, in their order, and back.
 
-    inside : (texts, n) of bool, the places that are taken after that
+    inside : (texts, n) of bool, the places that chosen tokens take after the move
     share : (texts, 1, 1), 1/(number of other tokens), for the mean of the others
     """
 
@@ -173,20 +169,20 @@ class Order:
         self._places = (~passage.chosen).to(torch.uint8).argsort(dim=1, stable=True)
         counts = passage.counts.unsqueeze(1)
         self.inside = torch.arange(passage.ids.shape[1], device=counts.device) < counts
-        self.share = (counts - 1).clamp_min(1).reciprocal().unsqueeze(-1)
+        self.share = (counts - 1).clamp_min(1).float().reciprocal().unsqueeze(-1)
 
     def forth(self, y: Tensor) -> Tensor:
-        """(texts, n, k), 0 beyond the chosen tokens."""
+        """y (texts, n, k) in the new order; 0 after the chosen tokens."""
         moved = y.gather(1, self._places.unsqueeze(-1).expand(y.shape))
         return torch.where(self.inside.unsqueeze(-1), moved, 0.0)
 
     def back(self, values: Tensor) -> Tensor:
-        """(texts, n), each value at the place of its token again."""
+        """Values (texts, n) in the old order: each at the place of its token."""
         return torch.empty_like(values).scatter_(1, self._places, values)
 
 
 def surroundings(y: Tensor, order: Order) -> list[Tensor]:
-    """What stands around each token, five times (texts, n, k): before it, after it, the mean of all others.
+    """The context of each token, five times (texts, n, k): tokens before it, tokens after it, the mean of all others.
 
     y : (texts, n, k), 0 beyond the chosen tokens, as `Order.forth` gives it
     """

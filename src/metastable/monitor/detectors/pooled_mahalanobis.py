@@ -1,4 +1,4 @@
-"""Mahalanobis distance of the mean token, at each depth: texts about other things, or of another kind."""
+"""Mahalanobis distance of a text's mean token, at each depth: texts on other topics, or of another kind."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ from torch import Tensor
 
 from metastable.encoder.hooks import Depth, Passage, Watch, lenses
 from metastable.encoder.load import Encoder
-from metastable.monitor.detectors.base import Column, Reading, Values
-from metastable.monitor.detectors.fitting import Fitted, Gathering
-from metastable.monitor.detectors.pooling import folded, gaussian, mean_over, squares
+from metastable.monitor.detectors.base import (
+    Column,
+    Detector,
+    Gathering,
+    Reading,
+    Values,
+    folded,
+    gaussian,
+    mean_over,
+    squares,
+)
 from metastable.monitor.moments import Moments
 
 
-class PooledMahalanobis(Fitted):
+class PooledMahalanobis(Detector):
     """|W(x̄ − μ)|²/d at each depth, x̄ the mean of x̂ over the chosen tokens of a text, WᵀW the inverse of its covariance.
 
     Podolskiy, Lipin, Bout, Artemova, Piontkovskaya, "Revisiting Mahalanobis distance for transformer-based
     out-of-domain detection", AAAI 2021, take one embedding of a fine-tuned encoder with classes; here there are no
-    classes, and every depth has its own. There are far fewer texts than tokens, so the covariance is shrunk as Ledoit
-    and Wolf estimate (`Moments.ledoit_wolf`). The mean is taken of v (see `reading`), and W is for v in place of x̂.
+    classes, and every depth has its own Gaussian. There are far fewer texts than tokens, so the covariance is shrunk as
+    Ledoit and Wolf estimate (`Moments.ledoit_wolf`). The mean is taken of v (see `Lens`), and W is for v in place of x̂.
     """
 
     name = "pooled-mahalanobis"
@@ -31,10 +39,6 @@ class PooledMahalanobis(Fitted):
         self.depths = tuple(range(len(self._lenses)))
         self.columns = tuple(Column("mean token", depth) for depth in self.depths)
         self._moments = [Moments(self._width) for _ in self.depths]
-
-    @classmethod
-    def blank(cls, encoder: Encoder) -> PooledMahalanobis:
-        return cls(encoder)
 
     def learn(self, stage: int, passage: Passage) -> Watch:
         def take(depth: Depth) -> Tensor:
@@ -57,10 +61,10 @@ class PooledMahalanobis(Fitted):
         return whites | {f"offset.{depth}": (self._width,) for depth in self.depths}
 
     def open(self, passage: Passage) -> Reading:
-        return _Pooled(self.arrays_on(passage.ids.device), len(self.depths), passage)
+        return _PooledReading(self.arrays_on(passage.ids.device), len(self.depths), passage)
 
 
-class _Pooled(Reading):
+class _PooledReading(Reading):
     def __init__(self, arrays: dict[str, Tensor], depths: int, passage: Passage) -> None:
         self._arrays, self._passage = arrays, passage
         self._found = torch.zeros(len(passage.ids), depths, device=passage.ids.device)

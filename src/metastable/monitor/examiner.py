@@ -1,0 +1,130 @@
+"""The detectors of a setting at work on one encoder: texts or forward passes in, records out.
+
+An examiner knows nothing of streams, alarms or sinks; these belong to `Monitor`.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from metastable.encoder.hooks import Passage, Reader, Watch
+from metastable.encoder.load import Encoder
+from metastable.encoder.texts import batches, blank, unusable
+from metastable.errors import BadInput
+from metastable.monitor import passes
+from metastable.monitor.baseline import Baseline
+from metastable.monitor.record import NO_TOKEN, Record, records
+from metastable.monitor.scoring import Assessment, ColumnTable
+
+Failed = Callable[[str, Exception], None]
+"""Called with where an error occurred, "scoring" or "records", and the error."""
+
+
+class Examiner:
+    """A setting of a baseline at work on its encoder. Threads may share it.
+
+    depths : where the setting reads tokens
+    """
+
+    def __init__(self, baseline: Baseline, setting: str, encoder: Encoder, alpha: float = 0.01) -> None:
+        self.scorer = baseline.scorer(setting)
+        baseline.check(encoder)
+        self.encoder, self.special, self.alpha = encoder, baseline.special, alpha
+        self._detectors = {name: baseline.detectors[name] for name in self.scorer.visits}
+        self.depths = frozenset(self.scorer.scale.depths)
+        self._words = tuple(detector.words for detector in self._detectors.values())
+        self._local = threading.local()
+
+    def open(self, passage: Passage, done: Callable[[Passage, Assessment], None]) -> Watch:
+        """Begin to examine a forward pass; `done` is called after it."""
+
+        def assess(table: ColumnTable, tokens: dict[str, Tensor]) -> None:
+            done(passage, self.scorer.assess(table, self._words, tokens))
+
+        return passes.reading(self._detectors, passage, assess, self.scorer.visits)
+
+    def records(self, texts: Iterable[str], batch_size: int = 32, failed: Failed | None = None) -> list[Record]:
+        """Run the encoder on texts: one record for each, in order. A text that cannot be used has the reason in it.
+
+        The model that the encoder was made from is not touched: the passes run on modules of their own that share its
+        weights. Batches change scores by the rounding of float32 only.
+
+        failed : called with errors of the detectors; the texts of such a pass are rejected in any case
+        """
+        encoder, tokenizer = self._own()
+        given = _strings(texts)
+        reasons = [_unfit(text) for text in given]
+        made = [Record.rejected(reason or NO_TOKEN) for reason in reasons]
+        places = [place for place, reason in enumerate(reasons) if reason is None]
+        found: list[tuple[Passage, Assessment]] = []
+        errors: list[Exception] = []
+
+        def fail(kind: str, error: Exception) -> None:
+            errors.append(error)
+            if failed is not None:
+                failed(kind, error)
+
+        def records_of(texts: list[str]) -> list[Record]:
+            """The records of the pass that has just ended."""
+            try:
+                if found:
+                    passage, assessment = found[-1]
+                    return records(assessment, passage, tokenizer, texts, self.alpha)
+            except Exception as error:
+                fail("records", error)
+            why = one_line(errors[-1]) if errors else "the pass was not seen"
+            return [Record.rejected(f"could not be scored ({why})")] * len(texts)
+
+        reader = Reader(
+            encoder.model,
+            encoder.anatomy,
+            self.special,
+            self.depths,
+            lambda passage: self.open(passage, lambda *result: found.append(result)),
+            lambda error: fail("scoring", error),
+        )
+        with reader:
+            for batch in batches(tokenizer, [given[place] for place in places], encoder.limit, batch_size):
+                found.clear()
+                errors.clear()
+                encoder.run(batch.inputs)
+                rows = [places[number] for number in batch.numbers.tolist()]
+                own = records_of([given[row] for row in rows])
+                for row, record, cut in zip(rows, own, batch.cut, strict=True):
+                    made[row] = replace(record, cut=cut)
+        return made
+
+    def _own(self) -> tuple[Encoder, Any]:
+        """An encoder and a tokenizer for this thread, because hooks and truncation are state of theirs."""
+        if not hasattr(self._local, "encoder"):
+            tokenizer = copy.deepcopy(self.encoder.reads_text())
+            self._local.encoder, self._local.tokenizer = self.encoder.private(), tokenizer
+        return self._local.encoder, self._local.tokenizer
+
+
+def one_line(error: Exception) -> str:
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words}"[:200]
+
+
+def _strings(texts: Iterable[str]) -> list[str]:
+    if isinstance(texts, str):
+        raise BadInput(f"texts is one string, {texts[:20]!r}; give a list of strings")
+    found = list(texts)
+    for place, text in enumerate(found):
+        if not isinstance(text, str):
+            raise BadInput(f"text {place} is of type {type(text).__name__}; texts must be strings")
+    return found
+
+
+def _unfit(text: str) -> str | None:
+    """Why a text is not given to the model, or None."""
+    if blank(text):
+        return "holds only white space" if text else "is empty"
+    return unusable(text)

@@ -1,0 +1,264 @@
+"""The record of one text: its numbers, and the reason in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, compress
+from typing import Any
+
+import numpy as np
+import torch
+
+from metastable.encoder.hooks import Passage
+from metastable.monitor.scoring import Assessment
+
+# Most words in a record.
+SHOWN = 3
+# Characters of a word that are shown.
+LONGEST = 40
+# Tokens that are considered for a record. Several may be pieces of one word, which is named once.
+CANDIDATES = 8
+
+NO_TOKEN = "has no token of its own; give a text with a word in it"
+NOT_FINITE = "has hidden states that are not finite; check the model's precision"
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word of a text, and how anomalous it is, in standard deviations of clean tokens' values."""
+
+    text: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One text with its numbers, or rejected with a reason. Fields that do not apply are None.
+
+    status : "scored" or "rejected"
+    p_value : calibration-conditional: with probability 0.9 over calibration sets, at most this share of clean texts is
+        as anomalous as this text
+    p_marginal : the rank among the m calibration texts divided by m + 1; the alarm takes this p-value
+    score : higher is more anomalous
+    first_layer : the first depth at which the text is anomalous at level `alpha`, corrected for the number of depths;
+        None for ordinary texts. Depth 0 is the first layer's input.
+    tokens : the words that contribute most, at most three
+    detector : the detector to which the text is most anomalous
+    n : tokens that are neither special nor padding
+    cut : whether the text was longer than the model's limit; None if that is not known
+    line, id : line number and id of the text, if it came from a file or a pipe
+    sha : the first 12 hexadecimal digits of the SHA-256 of that line
+    log_e : the evidence of the alarm after this text; None if no monitor has taken the record
+    alarm : whether this very text raised the alarm
+    alpha : a text is anomalous if p_value ≤ alpha
+    least : the smallest possible p_value
+    because : what an anomaly means to `detector`, or why the text was rejected
+    shown_by : the detector that `tokens` come from
+    text : the text itself, if a sink asked for it; never in `to_dict`
+    """
+
+    status: str
+    p_value: float | None = None
+    p_marginal: float | None = None
+    score: float | None = None
+    first_layer: int | None = None
+    tokens: tuple[Word, ...] = ()
+    detector: str | None = None
+    n: int = 0
+    cut: bool | None = None
+    line: int | None = None
+    id: Any = None
+    sha: str | None = None
+    log_e: float | None = None
+    alarm: bool = False
+    alpha: float = 0.01
+    least: float = 0.0
+    because: str = ""
+    shown_by: str | None = None
+    text: str | None = None
+
+    @classmethod
+    def rejected(cls, because: str, n: int = 0) -> Record:
+        return cls("rejected", n=n, because=because)
+
+    @property
+    def strange(self) -> bool:
+        """Whether p_value is at most alpha."""
+        return self.p_value is not None and self.p_value <= self.alpha
+
+    @property
+    def reason(self) -> str:
+        """What was found, in words."""
+        return self._explained(self.tokens)
+
+    def _explained(self, tokens: tuple[Word, ...]) -> str:
+        if self.p_value is None:
+            return self.because
+        if not self.strange:
+            return f"ordinary: p = {_rounded_up(self.p_value)}"
+        relation = "is at most" if self.p_value <= self.least else "="
+        share = f"p {relation} {_rounded_up(self.p_value)}: at most {_ratio(self.p_value)} clean texts are this strange"
+        if self.first_layer is not None:
+            where = f"it begins at depth {self.first_layer}, because"
+        else:
+            where = "no single depth is this strange, but all depths together are:"
+        words = ", ".join(f"‘{token.text}’" for token in tokens)
+        # Words that another detector points to are not the reason of this one.
+        join = ": " if self.shown_by == self.detector else "; most unusual of its words: "
+        return f"{share}; {where} {self.because}" + (f"{join}{words}" if words else "")
+
+    def to_dict(self, words: bool = True) -> dict[str, Any]:
+        """The record for JSON. Without `words`, no word of the text is in it."""
+        tokens = self.tokens if words else ()
+        return {
+            "line": self.line,
+            "id": self.id,
+            "status": self.status,
+            "p_value": self.p_value,
+            "p_marginal": self.p_marginal,
+            "score": self.score,
+            "first_layer": self.first_layer,
+            "detector": self.detector,
+            "tokens": [{"text": token.text, "value": token.value} for token in tokens],
+            "n": self.n,
+            "cut": self.cut,
+            "reason": self._explained(tokens),
+            "sha": self.sha,
+            "log_e": self.log_e,
+            "alarm": self.alarm,
+        }
+
+
+def records(
+    found: Assessment, passage: Passage, tokenizer: Any, texts: Sequence[str] | None = None, alpha: float = 0.01
+) -> list[Record]:
+    """One record for each text of a passage.
+
+    tokenizer : for the words; without it records have none
+    texts : the texts themselves, if they are known: words are then shown as they are written there
+    """
+    fired = found.p_by_depth <= alpha
+    layers = [found.depths[row.argmax()] if row.any() else None for row in fired]
+    shown, places, values = _most_anomalous(found)
+    top = [int(np.argmax(row)) if ok else 0 for row, ok in zip(found.by_member, found.usable, strict=True)]
+    ids, masks = passage.ids.tolist(), passage.mask.tolist()
+    made = []
+    for i, usable in enumerate(found.usable):
+        n = int(found.lengths[i])
+        if not usable:
+            made.append(Record.rejected(NO_TOKEN if n == 0 else NOT_FINITE, n))
+            continue
+        tokens: tuple[Word, ...] = ()
+        if tokenizer is not None and shown[i] is not None:
+            own = _Words(tokenizer, ids[i], masks[i], None if texts is None else texts[i])
+            tokens = own.top(places[i], values[i])
+        made.append(
+            Record(
+                "scored",
+                p_value=float(found.p_value[i]),
+                p_marginal=float(found.p_marginal[i]),
+                score=float(found.score[i]),
+                first_layer=layers[i] if found.p_value[i] <= alpha else None,
+                tokens=tokens,
+                detector=found.names[top[i]],
+                n=n,
+                alpha=alpha,
+                least=found.least,
+                because=found.words[top[i]],
+                shown_by=shown[i],
+            )
+        )
+    return made
+
+
+def _most_anomalous(found: Assessment) -> tuple[list[str | None], list[list[int]], list[list[float]]]:
+    """For each text: the detector whose tokens are shown, their places, most anomalous first, and their values.
+
+    Among the detectors that look at single tokens, it is the one to which the text is most anomalous.
+    """
+    texts = len(found.usable)
+    able = [place for place, name in enumerate(found.names) if name in found.tokens]
+    if not able:
+        return [None] * texts, [[]] * texts, [[]] * texts
+    by_member = np.nan_to_num(found.by_member[:, able], nan=-math.inf)
+    best = by_member.argmax(axis=1)
+    stacked = torch.stack([found.tokens[found.names[place]] for place in able])
+    own = stacked[torch.from_numpy(best).to(stacked.device), torch.arange(texts, device=stacked.device)]
+    top = own.topk(min(CANDIDATES, own.shape[1]), dim=1)
+    return [found.names[able[b]] for b in best], top.indices.tolist(), top.values.tolist()
+
+
+class _Words:
+    """The words of one text: where each token's word begins and ends, and how it is written.
+
+    If the text is known and the tokenizer has offsets, words are the tokenizer's own, as written in the text. Otherwise
+    pieces that WordPiece marks as continuing (##) belong to the piece before them, and every other token is a word of
+    its own, as decoded.
+    """
+
+    def __init__(self, tokenizer: Any, ids: Sequence[int], mask: Sequence[bool], text: str | None) -> None:
+        self._tokenizer, self._text = tokenizer, text
+        self._ids = list(compress(ids, mask))
+        # From a place in the padded row to a place among the tokens.
+        self._places = [place - 1 for place in accumulate(map(int, mask))]
+        self._encoding: Any = None
+        if text is not None and getattr(tokenizer, "is_fast", False):
+            # A token is a few characters: text far beyond the last token need not be tokenized again.
+            encoding = tokenizer(text[: 32 * len(self._ids)], truncation=True, max_length=len(self._ids))
+            if encoding["input_ids"] == self._ids:
+                self._encoding = encoding
+
+    def top(self, places: Sequence[int], values: Sequence[float]) -> tuple[Word, ...]:
+        """At most three words, most anomalous first; each once, with the value of its most anomalous token."""
+        found: dict[tuple[int, int], Word] = {}
+        for place, value in zip(places, values, strict=True):
+            if not value > 0 or len(found) == SHOWN:
+                break
+            span = self._span(self._places[place])
+            if span not in found and span[0] < span[1]:
+                found[span] = Word(_shown(self._written(span)), round(value, 3))
+        return tuple(found.values())
+
+    def _span(self, token: int) -> tuple[int, int]:
+        """Begin and end of the word of a token: characters in the text, or tokens."""
+        if self._encoding is not None:
+            word = self._encoding.token_to_word(token)
+            span = self._encoding.token_to_chars(token) if word is None else self._encoding.word_to_chars(word)
+            # A token without characters in the text has no word.
+            return (0, 0) if span is None else (int(span.start), int(span.end))
+        first, last = token, token + 1
+        while first > 0 and self._continues(first):
+            first -= 1
+        while last < len(self._ids) and self._continues(last):
+            last += 1
+        return first, last
+
+    def _continues(self, token: int) -> bool:
+        return str(self._tokenizer.convert_ids_to_tokens(self._ids[token])).startswith("##")
+
+    def _written(self, span: tuple[int, int]) -> str:
+        if self._encoding is not None and self._text is not None:
+            return self._text[slice(*span)]
+        return str(self._tokenizer.decode(self._ids[slice(*span)])).strip()
+
+
+def _shown(word: str) -> str:
+    """The word on one line, cut if it is long."""
+    word = "".join(c if c.isprintable() else "�" for c in word)
+    return word if len(word) <= LONGEST else word[: LONGEST - 1] + "…"
+
+
+def _rounded_up(p: float) -> str:
+    """Two digits, rounded up: a p-value is never said to be smaller than it is."""
+    if p >= 1:
+        return "1"
+    digits = 1 - math.floor(math.log10(p))
+    return f"{math.ceil(p * 10**digits - 1e-9) / 10**digits:.{digits}f}".rstrip("0")
+
+
+def _ratio(p: float) -> str:
+    """ "2 in 1000", rounded up."""
+    out_of = 10 ** math.ceil(-math.log10(p) - 1e-9)
+    return f"{math.ceil(p * out_of - 1e-9)} in {out_of}"
