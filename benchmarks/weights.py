@@ -8,7 +8,7 @@ from transformers import BertConfig, BertModel
 
 from metastable.encoder.families import anatomy
 from metastable.encoder.fold import fold
-from metastable.encoder.weights import head_table
+from metastable.encoder.weights import weigh
 
 FEW = 4
 
@@ -25,13 +25,13 @@ def main() -> None:
         heads = [fold(layer, head).theory_head()[0] for layer, head in few]
         return [(torch.linalg.eigvals(head.M), torch.linalg.eigvals(head.V)) for head in heads]
 
-    table = head_table(encoder).set_index(["layer", "head"])
+    table = weigh(encoder).heads.set_index(["layer", "head"])
     differences = [
         abs(table.loc[(layer.index, head), name] - float(values.real.max()))
         for (layer, head), pair in zip(few, dense(), strict=True)
         for name, values in zip(("leading", "value_leading"), pair, strict=True)
     ]
-    row = ratios(dense, lambda: head_table(encoder), repeats=3)
+    row = ratios(dense, lambda: weigh(encoder).heads, repeats=3)
     # The dense side does a few of the 144 heads, all of one size; its time is scaled to 144.
     scale = len(places) / len(few)
     for key in ("slow_seconds", "ratio", "lowest", "highest"):

@@ -17,7 +17,6 @@ ORDER = [
 ]
 # Doors to the right, opened only when called: a head knows its theory, a run its pictures.
 DOORS = {("head", "theory"), ("run", "figures"), ("run", "report"), ("cloud", "theory")}
-DOORS |= {("figures", "encoder")}
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

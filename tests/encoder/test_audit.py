@@ -12,7 +12,7 @@ import transformers
 
 import metastable as ms
 from metastable.encoder import audit as audit_room
-from metastable.encoder.weights import COLUMNS
+from metastable.encoder.columns import COLUMNS
 from tests.encoder import models
 
 TEXTS = [

@@ -17,9 +17,9 @@ from metastable import figures
 from metastable.encoder import compare as comparing
 from metastable.encoder import report as page
 from metastable.encoder.audit import Audit, audit
+from metastable.encoder.columns import CHECKS, COLUMNS, meaning
 from metastable.encoder.fold import fold
 from metastable.encoder.load import load, twin
-from metastable.encoder.weights import CHECKS, COLUMNS
 from metastable.errors import BadInput
 from metastable.figures import curves, heads
 from metastable.figures.look import caption, number
@@ -179,7 +179,7 @@ def test_every_column_has_a_heat_map_with_its_values():
 def test_what_has_no_place_on_the_scale_is_written_in_its_cell():
     table = pd.DataFrame({"layer": [0, 0, 0, 1, 1, 1], "head": [0, 1, 2, 0, 1, 2]})
     table["gap"] = [0.1, 10.0, 0.0, math.nan, math.inf, -0.5]
-    figure = figures.heat_map(table, "gap")
+    figure = page.heat_map(table, "gap")
     cells, signs = figure.data
     assert [list(line) for line in cells.z] == [[-1.0, 1.0, None], [None, None, None]]
     assert dict(zip(zip(signs.y, signs.x, strict=True), signs.text, strict=True)) == {
@@ -190,13 +190,13 @@ def test_what_has_no_place_on_the_scale_is_written_in_its_cell():
     }
     assert "White cells" in caption(figure)
     table["gap"] = 1.0
-    assert len(figures.heat_map(table, "gap").data) == 1
+    assert len(page.heat_map(table, "gap").data) == 1
 
 
 def test_words_get_discrete_colours_the_same_for_the_twin():
     table = pd.DataFrame({"layer": [0, 0], "head": [0, 1], "terminal": ["narrows", "circles"]})
     other = table.assign(terminal=["spreads", "narrows"])
-    figure = figures.heat_map(table, "terminal", other)
+    figure = page.heat_map(table, "terminal", other)
     names = list(figure.layout.coloraxis.colorbar.ticktext)
     own, twins = (trace.z[0] for trace in figure.data)
     assert [names[int(i)] for i in own] == ["narrows", "circles"]
@@ -207,11 +207,11 @@ def test_words_get_discrete_colours_the_same_for_the_twin():
 
 def test_medians_leave_out_what_means_none():
     table = pd.DataFrame({"rate": [0.0, 0.2, 0.4, math.inf], "alignment": [0.0, 0.2, math.nan, 0.4]})
-    assert heads.median_of(table, "rate") == "0.3 (2 of 4 heads)"
-    assert heads.median_of(table, "alignment") == "0.2 (3 of 4 heads)"
-    assert heads.median_of(pd.DataFrame({"rate": [0.0, 0.0]}), "rate") == "0"
-    assert heads.median_of(pd.DataFrame({"rate": [math.nan, 0.0]}), "rate") == "–"
-    assert heads.median_of(pd.DataFrame({"complex": [True, True, False]}), "complex") == "yes (67 %)"
+    assert heads.median_of(table["rate"], True) == "0.3 (2 of 4 heads)"
+    assert heads.median_of(table["alignment"]) == "0.2 (3 of 4 heads)"
+    assert heads.median_of(pd.Series([0.0, 0.0]), True) == "0"
+    assert heads.median_of(pd.Series([math.nan, 0.0]), True) == "–"
+    assert heads.median_of(pd.Series([True, True, False])) == "yes (67 %)"
 
 
 def test_dominant_eigenvalues_are_marked_and_the_kernel_where_it_dominates():
@@ -239,14 +239,16 @@ def test_dominant_eigenvalues_are_marked_and_the_kernel_where_it_dominates():
 
 def test_depth_curves_show_interval_twin_reference_and_lengths():
     shown = replace(audited(), reference=replace(audited(), name=EVIL))
-    figure = figures.depth_curves(shown, ["mean_cosine"])
+    others = {"random weights, same shape": shown.twin.layers, shown.reference.name: shown.reference.layers}
+    parts = audited().measured.depths["mean_cosine"].by_length()
+    classes = {n: (int(part.count().max()), part.mean()) for n, part in parts.items()}
+    figure = figures.depth_curves(shown.layers, ["mean_cosine"], others, {"mean_cosine": classes})
     lines = {trace.name: trace for trace in figure.data}
     assert list(lines["this model"].y) == list(audited().layers["mean_cosine"])
     assert list(lines["this model, low"].y) == list(audited().layers["mean_cosine_low"])
     assert list(lines["random weights, same shape"].y) == list(audited().twin.layers["mean_cosine"])
     assert not any("<img" in str(trace.to_plotly_json()) for trace in figure.data)
     classes = [trace for trace in figure.data if trace.legendgroup == "lengths"]
-    parts = audited().measured.depths["mean_cosine"].by_length()
     assert len(classes) == min(len(parts), curves.WIDTHS)
     assert {tuple(trace.y) for trace in classes} <= {tuple(part.mean()) for part in parts.values()}
     slope = audited().layers["mean_cosine_slope"].iloc[-1]
@@ -255,19 +257,12 @@ def test_depth_curves_show_interval_twin_reference_and_lengths():
 
 
 def test_lengths_count_every_text():
-    figure = figures.lengths(audited().measured)
+    figure = figures.lengths(audited().measured.lengths)
     assert sum(figure.data[0].y) == 5
     assert figure.data[0].y[0] == 1, "Rain. is the shortest"
-    long = replace_lengths(audited().measured, dict.fromkeys(range(5, 505), 2))
+    long = dict.fromkeys(range(5, 505), 2)
     assert len(figures.lengths(long).data[0].y) <= curves.BINS
     assert sum(figures.lengths(long).data[0].y) == 1000
-
-
-def replace_lengths(measured, lengths):
-    copy = type(measured).from_dict(measured.to_dict())
-    copy.lengths.clear()
-    copy.lengths.update(lengths)
-    return copy
 
 
 def test_weights_alone_make_a_page_too():
@@ -279,7 +274,7 @@ def test_weights_alone_make_a_page_too():
     html = page.render(by_weights())
     assert "figure-depth" not in html
     assert "figure-lengths" not in html
-    assert "this audit is of the weights alone" in html
+    assert "of the weights alone" in html
 
 
 def test_markup_in_names_and_notes_stays_text():
@@ -325,7 +320,7 @@ def test_how_it_was_made_counts_texts_and_names_columns():
     assert "do not belong to the cloud" in html
     for name in (*COLUMNS, "entropy", "predicted_approach"):
         assert f" {name} " in html, f"{name} is not explained"
-    unexplained = [c for c in audited().heads if heads.meaning(c) == (c.replace("_", " "), "")]
+    unexplained = [c for c in audited().heads if meaning(c) == (c.replace("_", " "), "")]
     assert [c for c in unexplained if not c.endswith(("_low", "_high"))] == []
 
 
@@ -340,7 +335,7 @@ def test_unusual_heads_are_told_and_linked():
 
 
 def test_a_loop_is_drawn_with_its_trained_depth(loop):
-    figure = figures.loop_curves(loop)
+    figure = figures.loop_curves(loop.curves, loop.layer, loop.trained_depth, loop.angle)
     lines = [trace for trace in figure.data if trace.name == "looped"]
     assert len(lines) == 5
     assert list(lines[0].y) == list(loop.curves["mean_cosine"])
@@ -365,7 +360,7 @@ def compared():
 
 
 def test_a_comparison_is_drawn_and_written(tmp_path):
-    figure = figures.comparison(compared())
+    figure = figures.comparison(compared().heads)
     table = compared().heads
     bars = {trace.name: trace for trace in figure.data if trace.type == "bar"}
     assert list(bars["B"].x) == list(table["interaction_change"].head(heads.RANKED))

@@ -21,7 +21,6 @@ from metastable.encoder.weights import (
     LOGARITHMIC,
     UNUSUAL,
     SmallTheory,
-    head_table,
     layer_table,
     unusual,
     weigh,
@@ -42,7 +41,7 @@ def minilm():
 
 @pytest.fixture(scope="module")
 def table(minilm):
-    return head_table(anatomy(minilm))
+    return weigh(anatomy(minilm)).heads
 
 
 def tiny(seed=0, layers=2):
@@ -74,7 +73,7 @@ def planted(A, strength=9.0):
     model, U = tiny(), frame()
     root = math.sqrt(strength)
     plant(model, 1, 2, root * U.T, root * U.T, U.T, U @ torch.as_tensor(A, dtype=torch.float64))
-    table = head_table(anatomy(model))
+    table = weigh(anatomy(model)).heads
     (row,) = (row for _, row in table.iterrows() if (row["layer"], row["head"]) == (1, 2))
     assert row["beta"] == pytest.approx(D * strength / math.sqrt(K), rel=1e-12)
     return row
@@ -242,24 +241,24 @@ def test_heads_without_values_or_without_scores():
     assert (row["negative"], row["prediction"], row["check_gap"]) == (True, "nowhere of its own", "fails")
     model, U = tiny(), frame()
     plant(model, 0, 0, 0 * U.T, U.T, U.T, U)
-    assert head_table(anatomy(model)).iloc[0][["beta", "offset", "check_linear"]].tolist() == [0, 0, "holds"]
+    assert weigh(anatomy(model)).heads.iloc[0][["beta", "offset", "check_linear"]].tolist() == [0, 0, "holds"]
     with torch.no_grad():
         model.encoder.layer[0].attention.self.query.bias[0] = 1.0
-    table = head_table(anatomy(model))
+    table = weigh(anatomy(model)).heads
     assert table.iloc[0][["beta", "offset", "check_linear"]].tolist() == [0, math.inf, "fails"]
     assert not table.drop(columns="alignment").isna().any(axis=None)
 
 
 def test_bases_inside_a_head_and_the_size_of_the_query_change_nothing_else():
     model = tiny(seed=3)
-    before = head_table(anatomy(model))
+    before = weigh(anatomy(model)).heads
     attention = model.encoder.layer[0].attention
     R, S = (torch.linalg.qr(torch.randn(K, K, dtype=torch.float64)).Q for _ in range(2))
     place = slice(K, 2 * K)
     parts = [getattr(attention.self, name).weight[place].detach().clone() for name in ("query", "key", "value")]
     output = attention.output.dense.weight[:, place].detach().clone()
     plant(model, 0, 1, 4 * R @ parts[0], R @ parts[1], 5 * S @ parts[2], output @ S.T / 5)
-    after = head_table(anatomy(model))
+    after = weigh(anatomy(model)).heads
     assert after["beta"][1] == pytest.approx(4 * before["beta"][1], rel=1e-12)
     alike = [name for name in COLUMNS if name not in ("beta", "layers_to_concentrate", "eigenbasis_condition")]
     pd.testing.assert_frame_equal(before[alike], after[alike], rtol=1e-7, atol=1e-10)
@@ -280,14 +279,14 @@ def test_the_table_is_whole(minilm, table):
 
 def test_measured_residuals_divide_v_and_the_rates(minilm, table):
     lengths = [2 * r for r in table["residual"][::12]]
-    halved = head_table(anatomy(minilm), lengths)
+    halved = weigh(anatomy(minilm), lengths).heads
     for name in ("leading", "gap", "rate", "value_leading", "value_norm"):
         np.testing.assert_allclose(halved[name], table[name] / 2, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(halved["beta"], table["beta"], rtol=1e-12)
     with pytest.raises(BadInput, match="2 residuals for 6 layers"):
-        head_table(anatomy(minilm), [1.0, 2.0])
+        weigh(anatomy(minilm), [1.0, 2.0])
     with pytest.raises(BadInput, match=r"size 0\.0; it must be positive"):
-        head_table(anatomy(minilm), [0.0] * 6)
+        weigh(anatomy(minilm), [0.0] * 6)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

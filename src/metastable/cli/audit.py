@@ -24,8 +24,7 @@ PLACE = ("depth", "layer", "head")
 
 def _list_columns(wanted: bool) -> None:
     if wanted:
-        from metastable.encoder.columns import TEXT
-        from metastable.encoder.weights import COLUMNS
+        from metastable.encoder.columns import COLUMNS, TEXT
 
         for title, columns in (("from the weights", COLUMNS), ("on text", TEXT)):
             print(f"{title}:")

@@ -1,13 +1,13 @@
 """The audit of an encoder, and the comparison of two, as one HTML file each that needs no network.
 
-Heads are many, so the page draws them on demand: their numbers, spectra and heat maps lie in one block of JSON.
+There are many heads, so the page draws them on demand: their numbers, spectra and heat maps are one block of JSON.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,10 @@ import plotly.io
 from markupsafe import Markup
 
 from metastable import figures
-from metastable.encoder.columns import TEXT
+from metastable.encoder.columns import CHECKS, COLUMNS, SIZES, TEXT, meaning
 from metastable.encoder.compare import COLUMNS as COMPARED
-from metastable.encoder.report_words import ASSUMPTIONS, capital, head_sentence, making
-from metastable.encoder.weights import CHECKS, COLUMNS
-from metastable.figures.curves import PANELS
-from metastable.figures.heads import MEASURES, meaning, median_of, spectrum_panels, written
+from metastable.figures.curves import PANELS, Classes
+from metastable.figures.heads import MEASURES, median_of, spectrum_panels, written
 from metastable.figures.look import CONFIG, caption, number, untitled
 from metastable.report.page import figure_block, render_page, target_of, write_page
 
@@ -33,23 +31,37 @@ if TYPE_CHECKING:
     from metastable.encoder.compare import Comparison
 
 FIRST_COLUMN = "prediction"
-"""The heat map that is shown before another is chosen."""
+"""The heat map that is shown first."""
 UNUSUAL = 24
-"""At most this many unusual values are written out; heads.csv has them all."""
+"""At most this many unusual values are listed; heads.csv has all of them."""
 MARKS = {"met": "✓", "missed": "✗", "undecided": "?", "not applicable": "–"}
 CLASSES = {"met": "holds", "missed": "fails", "undecided": "without", "not applicable": "without"}
 PHASES = {
-    "spread": "tokens are neither close together nor just brought closer",
-    "concentrating": "the layer before has brought tokens closer together",
-    "metastable": "tokens are close together and stay so",
+    "spread": "tokens are not close together, and the layer before did not bring them closer",
+    "concentrating": "the layer before brought tokens closer together",
+    "metastable": "tokens are close together and stay close",
     "terminal": "the tokens of a text are one cluster",
 }
 SHOWN = ("mean_cosine", "effective_rank", "update_length", "beta_median")
-"""The columns of the table of layers, where the audit has them."""
+"""The columns of the table of layers, if the audit has them."""
+ASSUMPTIONS = {
+    "B invertible": "Scores distinguish all directions. The B of a head that is narrower than the model is never "
+    "invertible; the directions that it does not see are left to other heads.",
+    "λ₁ real": "Tokens go to fixed points. Otherwise they rotate in a plane and have no limit.",
+    "λ₁ semisimple": "Tokens approach their limit exponentially. Otherwise they approach it more slowly.",
+    "gap > 0": "One direction dominates the others. A smaller gap means slower convergence.",
+    "Re λ₁ > 0 if B is singular": "The directions that the head sees outgrow those that it does not see. Otherwise the "
+    "head does not concentrate tokens.",
+    "M near normal": "Tokens approach their limit directly. Otherwise distances may first grow for a long time.",
+    "eigenbasis conditioned": "Eigenvalues change little under small changes of the weights.",
+    "terminal phase of V": "Late clusters narrow and come to rest. Otherwise they circle or come apart.",
+    "scores linear": "Scores depend on pairs of tokens; biases that favour some tokens for all queries are small.",
+}
+"""Each assumption of the theory: what it implies, and what its failure means."""
 
 
 def write(audit: Audit, path: str | Path) -> Path:
-    """Write the report of an audit to `path`, whole or not at all; missing folders are made."""
+    """Write the report of an audit to `path`, completely or not at all. Missing folders are made."""
     target = target_of(path)
     return write_page(target, render(audit))
 
@@ -72,13 +84,13 @@ def render(audit: Audit) -> str:
         first=FIRST_COLUMN,
         unusual=_unusual(audit),
         data=embedded(_data(audit)),
-        making=making(audit),
+        making=_making(audit),
         glossary=_glossary(audit.heads),
     )
 
 
 def write_comparison(comparison: Comparison, names: Sequence[str], path: str | Path) -> Path:
-    """Write which heads moved between two checkpoints, `names` being theirs, to `path`, whole or not at all."""
+    """Write to `path` which heads moved between two checkpoints with these names, completely or not at all."""
     target = target_of(path)
     table = comparison.heads
     columns = ["rank", "layer", "head", *MEASURES, "beta_before", "beta_after", "prediction_after"]
@@ -87,7 +99,7 @@ def write_comparison(comparison: Comparison, names: Sequence[str], path: str | P
         "comparison.html.j2",
         names=list(names),
         sentences=[capital(sentence) + "." for sentence in comparison.sentences()],
-        block=figure_block("comparison", figures.comparison(comparison)),
+        block=figure_block("comparison", figures.comparison(table)),
         columns=[name.replace("_", " ") for name in columns],
         rows=[[written(row[name]) for name in columns] for _, row in table.iterrows()],
         glossary=COMPARED,
@@ -109,19 +121,47 @@ def embedded(data: Any) -> Markup:
 
 
 def _blocks(audit: Audit) -> dict[str, dict[str, Any]]:
-    """The figures that are drawn at once: those on text, where there was text."""
+    """The figures that need texts, if there are texts."""
     found = {}
-    if any(name in audit.layers for name in PANELS):
-        found["depth"] = figure_block("depth", figures.depth_curves(audit, PANELS))
     if audit.measured is not None:
-        found["lengths"] = figure_block("lengths", figures.lengths(audit.measured))
+        drawn = figures.depth_curves(audit.layers, PANELS, _other_layers(audit), _length_classes(audit))
+        found["depth"] = figure_block("depth", drawn)
+        found["lengths"] = figure_block("lengths", figures.lengths(audit.measured.lengths))
     if audit.loop is not None:
-        found["loop"] = figure_block("loop", figures.loop_curves(audit.loop))
+        loop = audit.loop
+        drawn = figures.loop_curves(loop.curves, loop.layer, loop.trained_depth, loop.angle)
+        found["loop"] = figure_block("loop", drawn)
     return found
 
 
+def _other_layers(audit: Audit) -> dict[str, pd.DataFrame]:
+    found = {} if audit.twin is None else {"random weights, same shape": audit.twin.layers}
+    if audit.reference is not None:
+        found[f"reference: {audit.reference.name}"] = audit.reference.layers
+    return found
+
+
+def _length_classes(audit: Audit) -> Mapping[str, Classes]:
+    assert audit.measured is not None
+    found = {}
+    for name, sums in (audit.measured.layers | audit.measured.depths).items():
+        found[name] = {n: (int(part.count().max()), part.mean()) for n, part in sums.by_length().items()}
+    return found
+
+
+def heat_map(heads: pd.DataFrame, column: str, twin: pd.DataFrame | None = None) -> go.Figure:
+    """The heat map of a column of heads, with what the column means."""
+    words, usual = meaning(column)
+    return figures.heat_map(heads, column, twin, meaning=words, usual=usual, logarithmic=column in SIZES)
+
+
+def head_median(heads: pd.DataFrame, column: str) -> str:
+    """The median of a column over heads, or its most common word, in words."""
+    return median_of(heads[column], positive=column in SIZES)
+
+
 def _strip(audit: Audit) -> list[dict[str, Any]]:
-    """Neighbouring depths in one phase together, with the mark of each depth."""
+    """Groups of neighbouring depths in one phase, with the mark of each depth."""
     found = []
     for phase, group in groupby(audit.verdict.layers, key=lambda judgement: judgement.phase):
         depths = [
@@ -135,12 +175,12 @@ def _strip(audit: Audit) -> list[dict[str, Any]]:
 
 
 def _beside(audit: Audit, value: Callable[[Audit], str | None]) -> list[tuple[str, str]]:
-    """The same number of the twin with random weights and of the reference, where there are such."""
+    """The same number for the twin with random weights and for the reference, if there are any."""
     others = (("random weights", audit.twin), ("reference", audit.reference))
     return [(name, found) for name, other in others if other is not None and (found := value(other)) is not None]
 
 
-def _at_the_end(column: str) -> Callable[[Audit], str | None]:
+def _first_and_last(column: str) -> Callable[[Audit], str | None]:
     def value(audit: Audit) -> str | None:
         if column not in audit.layers:
             return None
@@ -150,45 +190,44 @@ def _at_the_end(column: str) -> Callable[[Audit], str | None]:
     return value
 
 
-def _time_spent(audit: Audit) -> str | None:
-    return number(float(audit.layers["update_length"].sum())) if "update_length" in audit.layers else None
-
-
-def _concentrating(audit: Audit) -> str:
-    points = audit.heads["prediction"].str.startswith("concentrates").sum()
-    return f"{points} of {len(audit.heads)}"
-
-
-def _layers_needed(audit: Audit) -> str:
-    return median_of(audit.heads, "layers_to_concentrate").split(" (")[0]
-
-
-def _fastest(audit: Audit) -> str:
-    return number(float(audit.heads["layers_to_concentrate"].min()))
-
-
 def _median(column: str) -> Callable[[Audit], str | None]:
-    return lambda audit: median_of(audit.heads, column) if column in audit.heads else None
+    return lambda audit: head_median(audit.heads, column) if column in audit.heads else None
 
 
 def _key_numbers(audit: Audit) -> list[dict[str, Any]]:
-    """The numbers to quote, each with what it means and those of the twin and the reference."""
-    layers = audit.shape["layers"]
+    """The numbers to quote, each with its meaning and with the numbers of the twin and the reference."""
+
+    def time_spent(audit: Audit) -> str | None:
+        return number(float(audit.layers["update_length"].sum())) if "update_length" in audit.layers else None
+
+    def concentrating(audit: Audit) -> str:
+        return f"{audit.heads['prediction'].str.startswith('concentrates').sum()} of {len(audit.heads)}"
+
+    def layers_needed(audit: Audit) -> str:
+        return head_median(audit.heads, "layers_to_concentrate").split(" (")[0]
+
+    def fastest(audit: Audit) -> str:
+        return number(float(audit.heads["layers_to_concentrate"].min()))
+
     asked: list[tuple[str, str, Callable[[Audit], str | None]]] = [
-        ("mean cosine of tokens", "first → last depth; 1 is all alike", _at_the_end("mean_cosine")),
-        ("effective rank", "first → last depth: directions in use", _at_the_end("effective_rank")),
-        ("time spent", "attention updates of all layers, in token lengths", _time_spent),
-        ("heads that concentrate", "by weights alone; others rotate or do neither", _concentrating),
-        ("layers needed", f"by the median head that concentrates; there are {layers}", _layers_needed),
-        ("inverse temperature β", "median head; the larger, the sharper", _median("beta")),
-        ("attention entropy", "median head: 0 looks at one token, 1 at all", _median("entropy")),
-        ("share on special tokens", "median head's attention on [CLS] and the like", _median("special_share")),
+        ("mean cosine of tokens", "first → last depth; 1 if all tokens are equal", _first_and_last("mean_cosine")),
+        ("effective rank", "first → last depth: directions in use", _first_and_last("effective_rank")),
+        ("time spent", "attention updates of all layers, in token lengths", time_spent),
+        ("heads that concentrate", "by weights alone; the others rotate or do neither", concentrating),
+        (
+            "layers needed",
+            f"by the median head that concentrates; the model has {audit.shape['layers']}",
+            layers_needed,
+        ),
+        ("inverse temperature β", "median head; larger means sharper attention", _median("beta")),
+        ("attention entropy", "median head: 0 for one token, 1 for all tokens alike", _median("entropy")),
+        ("share on special tokens", "attention of the median head on [CLS] and the like", _median("special_share")),
     ]
     if audit.measured is None:
         asked += [
-            ("layers needed, fastest head", "alone and at zero temperature", _fastest),
-            ("longest step of a head", "‖V‖₂ of the median head, in token lengths a layer", _median("value_norm")),
-            ("offset of the scores", "median head: biases relative to B; 0 is the theory's", _median("offset")),
+            ("layers needed, fastest head", "alone and at zero temperature", fastest),
+            ("longest step of a head", "‖V‖₂ of the median head, in token lengths per layer", _median("value_norm")),
+            ("offset of the scores", "median head: biases relative to B; 0 in the theory", _median("offset")),
         ]
     found = []
     for name, what, value in asked:
@@ -199,7 +238,7 @@ def _key_numbers(audit: Audit) -> list[dict[str, Any]]:
 
 
 def _layers(audit: Audit) -> dict[str, Any]:
-    """The table of depths: phase, prediction, a few statistics with interval and twin, and the sentence."""
+    """The table of depths: phase, prediction, a few statistics with interval and twin, and the reason in words."""
     table = audit.layers
     columns = [name for name in SHOWN if name in table]
     heads = [name for name in ("real", "complex", "negative") if name in table]
@@ -232,36 +271,29 @@ def _layer_cell(audit: Audit, column: str, row: pd.Series, place: int) -> dict[s
     interval = "" if math.isnan(low) or math.isnan(high) else f"{number(low)} to {number(high)}"
 
     def value(other: Audit) -> str | None:
-        return number(float(other.layers[column].iloc[place])) if _has(other, column, place) else None
+        if column not in other.layers:
+            return None
+        known = other.layers[column].iloc[place : place + 1].dropna()
+        return number(float(known.iloc[0])) if len(known) else None
 
     return {"value": number(float(row[column])), "interval": interval, "beside": _beside(audit, value)}
 
 
-def _has(audit: Audit, column: str, place: int) -> bool:
-    table = audit.layers
-    return column in table and place < len(table) and not math.isnan(float(table[column].iloc[place]))
-
-
 def _choices(heads: pd.DataFrame) -> dict[str, list[tuple[str, str]]]:
-    """The columns to choose a heat map from, in groups: (name, label)."""
-    drawn = [c for c in heads.columns if c not in ("layer", "head", "unfolded") and not c.endswith(("_low", "_high"))]
-    groups: dict[str, list[tuple[str, str]]] = {"weights": [], "on text": [], "on text, for each doubling of n": []}
-    groups["assumptions of the theory"] = []
-    for name in drawn:
-        if name in CHECKS.values():
-            groups["assumptions of the theory"].append((name, _check_name(name)))
-        elif name in COLUMNS:
-            groups["weights"].append((name, name.replace("_", " ")))
+    """The columns that have a heat map, in groups: (name, label)."""
+    labels = {column: name for name, column in CHECKS.items()}
+    groups: dict[str, list[tuple[str, str]]] = {
+        "weights": [], "on text": [], "on text, for each doubling of n": [], "assumptions of the theory": [],
+    }  # fmt: skip
+    for name in heads.columns:
+        label = labels.get(name, name.removesuffix("_slope").replace("_", " "))
+        if name in labels:
+            groups["assumptions of the theory"].append((name, label))
         elif name.endswith("_slope"):
-            label = name.removesuffix("_slope").replace("_", " ")
             groups["on text, for each doubling of n"].append((name, f"{label}, slope"))
-        else:
-            groups["on text"].append((name, name.replace("_", " ")))
+        elif name not in ("layer", "head", "unfolded") and not name.endswith(("_low", "_high")):
+            groups["weights" if name in COLUMNS else "on text"].append((name, label))
     return {group: names for group, names in groups.items() if names}
-
-
-def _check_name(column: str) -> str:
-    return next(name for name, found in CHECKS.items() if found == column)
 
 
 def _unusual(audit: Audit) -> dict[str, Any]:
@@ -279,10 +311,10 @@ def place(layer: Any, head: Any) -> str:
 
 
 def _data(audit: Audit) -> dict[str, Any]:
-    """What the script draws from: heat maps of all columns, and numbers, checks and spectrum of all heads."""
+    """The data of the script: heat maps of all columns; numbers, checks and spectra of all heads."""
     names = [name for group in _choices(audit.heads).values() for name, _ in group]
     twin = None if audit.twin is None else audit.twin.heads
-    maps = {name: _plain(figures.heat_map(audit.heads, name, twin)) for name in names}
+    maps = {name: _plain(heat_map(audit.heads, name, twin)) for name in names}
     spectra = audit.weights.spectra
     first = next(iter(spectra.values()))
     width = audit.shape["width"]
@@ -302,7 +334,7 @@ def _data(audit: Audit) -> dict[str, Any]:
 
 
 def _plain(figure: go.Figure) -> dict[str, Any]:
-    """A figure as data, title apart. `remove_uids` keeps the page the same from one writing to the next."""
+    """A figure as data, without its title. Without uids two pages of one audit are equal."""
     title, text = figure.layout.title.text, caption(figure)
     drawn = json.loads(plotly.io.to_json(untitled(figure), validate=False, remove_uids=True))
     return {"title": title, "caption": text, "data": drawn["data"], "layout": drawn["layout"]}
@@ -312,7 +344,7 @@ def _column(audit: Audit, name: str) -> dict[str, Any]:
     what, usual = meaning(name)
 
     def value(other: Audit) -> str | None:
-        return median_of(other.heads, name) if name in other.heads else None
+        return head_median(other.heads, name) if name in other.heads else None
 
     beside = [f"{who}: {found}" for who, found in _beside(audit, value)]
     label = name.replace("_", " ")
@@ -336,7 +368,7 @@ def _head(
 
 
 def _value(row: pd.Series, name: str) -> list[str]:
-    """A head's number, and its interval over texts and its slope in log₂ n where it has them."""
+    """A number of a head, then its interval over texts and its slope in log₂ n, if there are any."""
     low, high, slope = (row.get(f"{name}_{part}", math.nan) for part in ("low", "high", "slope"))
     notes = [] if math.isnan(low) or math.isnan(high) else [f"{number(low)} to {number(high)}"]
     notes += [] if math.isnan(slope) else [f"{'+' if slope >= 0 else ''}{number(slope)} for each doubling of n"]
@@ -344,6 +376,72 @@ def _value(row: pd.Series, name: str) -> list[str]:
 
 
 def _glossary(heads: pd.DataFrame) -> list[tuple[str, str, str]]:
-    """(name, meaning, what to expect) of every column of heads.csv, intervals and slopes apart."""
+    """(name, meaning, usual values) of every column of heads.csv except intervals and slopes."""
     names = [*COLUMNS, *(name for name in TEXT if name in heads and name not in COLUMNS)]
     return [(name, *meaning(name)) for name in names]
+
+
+def capital(sentence: str) -> str:
+    """The sentence with a capital letter at its start. A formula such as β = 3 stays as it is."""
+    return sentence[:1].upper() + sentence[1:] if sentence[1:2].isalpha() else sentence
+
+
+def head_sentence(row: pd.Series, layers: int) -> str:
+    """What the theory predicts for a head from its weights alone, in words."""
+    prediction, needed = str(row["prediction"]), float(row["layers_to_concentrate"])
+    if prediction == "rotates":
+        words = f"rotates tokens in a plane by {number(float(row['frequency']))} radians per layer, without a limit."
+    elif prediction == "nowhere of its own":
+        words = "does not concentrate tokens."
+    elif math.isfinite(needed):
+        alone = f"Alone and at zero temperature it would need about {number(needed)} layers; the model has {layers}."
+        words = f"{prediction}. {alone}"
+    else:
+        words = f"{prediction}, at no exponential rate."
+    late = {
+        "narrows": "late clusters would narrow",
+        "circles": "late clusters would circle",
+        "spreads": "late clusters would come apart",
+        "neither": "late clusters would neither narrow nor come apart",
+    }.get(str(row["terminal"]))
+    return f"By its weights this head {words}" + ("" if late is None else f" By V alone, {late}.")
+
+
+def _making(audit: Audit) -> dict[str, list[tuple[str, str]]]:
+    """The encoder, the texts, versions and settings, for the last section of the report."""
+    shape = [(name.replace("_", " "), str(value)) for name, value in audit.shape.items()]
+    shared = "all layers share their weights" if audit.tied else "each layer has its own weights"
+    encoder = [("model", audit.name), ("family", audit.family), *shape, ("weights", shared)]
+    encoder.append(("SHA-256 of the weights", audit.fingerprint))
+    if audit.reference is not None:
+        encoder.append(("reference", audit.reference.name))
+    found = {"Encoder": encoder, "Texts": _texts(audit)}
+    return {**found, "Versions and settings": [(str(key), str(value)) for key, value in audit.made.items()]}
+
+
+def _texts(audit: Audit) -> list[tuple[str, str]]:
+    if audit.measured is None:
+        return [("texts", "none: this is an audit of the weights alone")]
+    counts = audit.measured.counts
+    kept = audit.measured.special == "include"
+    twin = None if audit.twin is None else audit.twin.measured
+    beside = [] if twin is None else [("texts measured with random weights", length(twin.counts.texts))]
+    special = "belong to the cloud of tokens" if kept else "receive attention, but do not belong to the cloud of tokens"
+    return [
+        ("texts measured", length(counts.texts)),
+        *beside,
+        ("tokens", f"{length(counts.tokens)}, of them {length(counts.special)} special"),
+        ("cut to the model's limit", length(counts.cut)),
+        ("skipped, no word in them", length(counts.skipped)),
+        ("special tokens", special),
+        ("padding", "is never a token"),
+    ]
+
+
+def length(count: int) -> str:
+    r"""A count with thin spaces between thousands.
+
+    >>> length(1234567)
+    '1\u202f234\u202f567'
+    """
+    return f"{count:,}".replace(",", "\u202f")

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from metastable.encoder.columns import TEXT
-from metastable.encoder.weights import COLUMNS, LINEAR, Weights, unusual
+from metastable.encoder.columns import meaning
+from metastable.encoder.weights import LINEAR, Weights, unusual
 
 if TYPE_CHECKING:
     from metastable.encoder.exact_sums import ExactSums
@@ -270,7 +270,6 @@ def _unusual(heads: pd.DataFrame, measured: Measurements | None) -> pd.DataFrame
             f"layer {row['layer']}, head {row['head']}: {row['column']} is {row['value']:.3g}, far {size} this model's "
         )
         words += f"median of {row['median']:.3g} (robust score {row['score']:.1f})"
-        meaning = {**TEXT, **COLUMNS}[row["column"]][0]
-        return f"{words}; {row['column']}: {meaning}"
+        return f"{words}; {row['column']}: {meaning(row['column'])[0]}"
 
     return found.assign(sentence=[sentence(row) for _, row in found.iterrows()])

@@ -21,6 +21,7 @@ from scipy.stats import norm as normal
 from torch import Tensor
 
 from metastable.encoder.anatomy import Anatomy, AttentionLayer
+from metastable.encoder.columns import CHECKS, COLUMNS, LAYER_COLUMNS, LOGARITHMIC
 from metastable.encoder.fold import FoldedHead, fold
 from metastable.errors import BadInput
 from metastable.head import Head
@@ -29,79 +30,6 @@ from metastable.theory.spectrum import SAME, Spectrum, _Group
 
 T = TypeVar("T")
 
-CHECKS = {
-    "B invertible": "check_interaction",
-    "λ₁ real": "check_real",
-    "λ₁ semisimple": "check_semisimple",
-    "gap > 0": "check_gap",
-    "Re λ₁ > 0 if B is singular": "check_positive",
-    "M near normal": "check_normal",
-    "eigenbasis conditioned": "check_eigenbasis",
-    "terminal phase of V": "check_terminal",
-    "scores linear": "check_linear",
-}
-"""The verdict's assumptions (see `verdict`) and the columns that hold their status."""
-
-COLUMNS: dict[str, tuple[str, str]] = {
-    "layer": ("the attention layer, from 0 in the order of depth", "0 to layers − 1"),
-    "head": ("the head in its layer, from 0", "0 to heads − 1"),
-    "beta": (
-        "β = d‖B‖₂, the effective inverse temperature on unit tokens",
-        "70 to 900 in a trained encoder of width 384",
-    ),
-    "leading": ("Re λ₁, the largest real part of M's eigenvalues, per layer", "0.01 to 0.2; above 1 is rare"),
-    "frequency": ("|Im λ₁| in radians per layer; 0 where λ₁ is real", "0 in about half of the heads"),
-    "gap": ("g = Re λ₁ − Re λ₂, per layer; 0 where every eigenvalue is dominant", "0.001 to 0.1"),
-    "dim": ("dim E: 1 for two atoms ±e, 2 for the plane of a pair, large where the kernel dominates", "1 or 2"),
-    "multiplicity": ("algebraic multiplicity of λ₁, a complex pair counting 2", "1 or 2"),
-    "second": ("Re λ₂, the largest real part after the dominant group, per layer", "below leading, 0 or more"),
-    "complex": ("λ₁ is one of a complex pair: tokens rotate", "true for about half of the heads"),
-    "negative": ("Re λ₁ is not positive: the kernel of B dominates and nothing concentrates", "false"),
-    "nonnormality": ("‖Π‖₂ of the spectral projector: 1 orthogonal, large oblique", "1 to 30"),
-    "eigenbasis_condition": ("condition number of the unit eigenvectors of the k×k problem of M", "20 to 500"),
-    "rate": ("c = g/|Bᵀe|, e-foldings of a token's distance to E per layer; 0 without a limit", "0.01 to 0.5"),
-    "layers_to_concentrate": (
-        "log β/c in layers: when a token's distance to E has sunk to the order 1/β; inf without a limit",
-        "10 to 500, beyond the depth",
-    ),
-    "value_leading": ("largest real part of V's eigenvalues, per layer: the rate at which clusters narrow", "0 to 2"),
-    "value_frequency": ("|Im| of V's dominant eigenvalue, radians per layer; 0 where it is real", "0 in most heads"),
-    "value_gap": ("gap of V's dominant group, per layer; 0 where every eigenvalue is dominant", "0.01 to 0.5"),
-    "value_norm": ("‖V‖₂, the longest step per layer relative to the token", "0.5 to 4"),
-    "terminal": ("late clusters by V alone: narrows, spreads, circles or neither", "narrows or circles"),
-    "offset": ("|a|/‖B‖ on unit tokens: how far from linear the scores are; 0 without biases", "below 0.1"),
-    "gain_spread": ("std γ/|mean γ| of the normalisation before the layer, 0 where γ is constant", "below 0.3"),
-    "residual": ("ρ, root mean square of what updates are added to; divides V", "1 where it was not measured"),
-    "unfolded": ("score terms that B and a leave out, joined by commas; empty if none", "empty for BERT"),
-    "alignment": ("|cos| between the lines E of M and of V; nan unless both are lines", "below 0.5, 1/√d by chance"),
-    **{
-        column: (f"verdict on the assumption {name!r}: holds, doubtful or fails", "holds")
-        for name, column in CHECKS.items()
-    },
-    "prediction": ("where the zero-temperature flow takes tokens, in words", "two points or rotates"),
-}
-"""The columns of `head_table`: name → (meaning and unit, what to expect). One layer is one unit of time."""
-
-LAYER_COLUMNS: dict[str, str] = {
-    "layer": "the attention layer, from 0",
-    "heads": "how many heads it has",
-    "beta_median": "median of β over its heads",
-    "beta_low": "least β",
-    "beta_high": "largest β",
-    "real": "how many heads have a real positive λ₁: they concentrate",
-    "complex": "how many rotate",
-    "negative": "how many concentrate nowhere",
-    "rate_median": "median rate, per layer, over the heads that have one; 0 if none has",
-    "value_norm_sum": "Σ‖V‖₂ over heads: no update is longer, relative to the token",
-    "strongest": "the head with the largest ‖V‖₂",
-}
-"""The columns of `layer_table`."""
-
-LOGARITHMIC = (
-    *("beta", "leading", "frequency", "gap", "nonnormality", "eigenbasis_condition", "rate", "offset"),
-    *("value_leading", "value_frequency", "value_gap", "value_norm"),
-)
-"""Columns of sizes, compared between heads by their logarithm. 0 means "none" in them and takes no part."""
 LINEAR = ("alignment",)
 UNUSUAL = 3.5
 """Robust scores beyond this are reported: the customary threshold for median and MAD. One normal value in 2150 is."""
@@ -122,7 +50,12 @@ class Weights:
 
 
 def weigh(anatomy: Anatomy, residuals: Sequence[float] | None = None) -> Weights:
-    """The table of heads and their spectra, from one pass. `residuals`: measured ρ for each layer, see `fold`."""
+    """The table of heads and their spectra. `residuals`: measured ρ for each layer, see `fold`.
+
+    `layers_to_concentrate` is log β/c. The distance of a token to E shrinks like e^{−ct}, and finite temperature adds a
+    term of order 1/β (the Laplace term of the theory). The first falls to the second at t = log β/c, in layers. It is
+    an order of magnitude for this head alone, without constants. It is inf if there is no rate, or if β ≤ 1.
+    """
     if residuals is not None and len(residuals) != len(anatomy.layers):
         raise BadInput(f"{len(residuals)} residuals for {len(anatomy.layers)} layers; give one for each layer")
     return on_one_core(partial(_weigh, anatomy, residuals or [None] * len(anatomy.layers)))
@@ -141,16 +74,6 @@ def _weigh(anatomy: Anatomy, residuals: Sequence[float | None]) -> Weights:
             rows.append(_row(folded, theory, beta))
             found[layer.index, index] = theory.attention.small_eigenvalues, theory.terminal.small_eigenvalues
     return Weights(pd.DataFrame(rows, columns=list(COLUMNS)), found)
-
-
-def head_table(anatomy: Anatomy, residuals: Sequence[float] | None = None) -> pd.DataFrame:
-    """One row a head, the columns of `COLUMNS`.
-
-    `layers_to_concentrate` is log β/c. A token's distance to E shrinks like e^{−ct}, and what finite temperature adds
-    is of order 1/β (the Laplace term of the theory): the first sinks to the second at t = log β/c, in layers. It is an
-    order of magnitude for this head alone, without constants; inf where there is no rate or β ≤ 1: no low temperature.
-    """
-    return weigh(anatomy, residuals).heads
 
 
 def layer_table(heads: pd.DataFrame) -> pd.DataFrame:

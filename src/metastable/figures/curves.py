@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,85 +15,92 @@ from plotly.subplots import make_subplots
 
 from metastable.figures import look
 
-if TYPE_CHECKING:
-    from metastable.encoder.audit import Audit
-    from metastable.encoder.exact_sums import ExactSums
-    from metastable.encoder.loop import Loop
-    from metastable.encoder.measure import Measurements
-
+Classes = Mapping[int, tuple[int, np.ndarray]]
+"""Classes of texts of about one length, by the least length n: the number of texts with n to 2n − 1 tokens, and the
+mean of a statistic at each depth."""
 PANELS = ("mean_cosine", "hidden_cosine", "effective_rank", "dispersion", "energy", "update_length")
-"""What is drawn of depths unless asked otherwise."""
+"""The statistics that are drawn over depth by default."""
 LOOPED = ("mean_cosine", "effective_rank", "dispersion", "clusters", "change")
 WIDTHS = 4
 """At most this many classes of text lengths are drawn, those with most texts."""
 PANEL_HEIGHT, GAP, KEY_LINE = 210, 74, 21
+"""Heights of a panel, of the gap between two panels and of a line of the legend, in pixels."""
 BINS = 40
+"""At most this many bars of text lengths."""
 
 
-def depth_curves(audit: Audit, columns: Sequence[str] = PANELS) -> go.Figure:
-    """Each statistic over depth, a panel each: mean over texts with its 95 % interval, the twin and the reference.
+def depth_curves(
+    layers: pd.DataFrame,
+    columns: Sequence[str] = PANELS,
+    others: Mapping[str, pd.DataFrame] = MappingProxyType({}),
+    by_length: Mapping[str, Classes] = MappingProxyType({}),
+) -> go.Figure:
+    """Each statistic over depth, one panel each: the mean over texts with its 95 % interval.
 
-    Thin lines are classes of texts of about one length, 2^b ≤ n < 2^{b+1}: what they differ by is dependence on n.
+    layers : one row a depth; a statistic NAME may have the columns NAME_low, NAME_high and NAME_slope
+    others : tables of other models, by the name to show
+    by_length : for some statistics, `Classes` of texts; they are drawn as thin lines
     """
-    shown = [name for name in columns if name in audit.layers]
-    sources = [("this model", audit, look.BLUE, "solid")]
-    if audit.twin is not None:
-        sources.append(("random weights, same shape", audit.twin, look.GREY, "dash"))
-    if audit.reference is not None:
-        sources.append((f"reference: {html.escape(audit.reference.name)}", audit.reference, look.ORANGE, "dot"))
+    shown = [name for name in columns if name in layers]
+    colours = ((look.GREY, "dash"), (look.ORANGE, "dot"))
+    sources = [("this model", layers, look.BLUE, "solid")]
+    for (name, table), line in zip(others.items(), colours, strict=False):
+        sources.append((html.escape(name), table, *line))
     figure = _grid(shown)
     for i, column in enumerate(shown):
         place = {"row": i // 2 + 1, "col": i % 2 + 1}
-        if audit.measured is not None:
-            _by_length(figure, audit.measured, column, place, legend=i == 0)
-        for name, source, colour, dash in sources:
-            if column in source.layers:
-                _curve(figure, source.layers, "depth", column, name, colour, dash, place, legend=i == 0)
+        _by_length(figure, by_length.get(column, {}), place, legend=i == 0)
+        for name, table, colour, dash in sources:
+            if column in table:
+                _curve(figure, table, "depth", column, name, colour, dash, place, legend=i == 0)
     text = (
-        "Depth 0 is what the first layer reads, the last depth what the encoder returns. Bands are 95 % intervals of "
-        "the mean over texts. Light lines are texts of about one length, the broader the longer: where they part, the "
-        "statistic depends on the number of tokens n, and only texts of one length may be compared. "
-        f"{_slopes(audit.layers, shown)}"
+        "Depth 0 is the input of the first layer, and the last depth is the output of the encoder. Bands are 95 % "
+        "intervals of the mean over texts. Thin lines are texts of about one length; broader lines are longer texts. "
+        "Where the thin lines differ, the statistic depends on the number of tokens n, and only texts of one length "
+        f"can be compared. {_slopes(layers, shown)}"
     )
     _finish(figure, "Over depth, on text", shown, text, "depth", sources_count=len(sources) + 1)
     return figure
 
 
-def loop_curves(loop: Loop) -> go.Figure:
-    """The statistics of the loop's tokens after each step, with intervals; a line marks the trained depth."""
-    shown = [name for name in LOOPED if name in loop.curves]
+def loop_curves(curves: pd.DataFrame, layer: int, trained_depth: int | None, angle: float) -> go.Figure:
+    """The statistics of the tokens after each step of a loop, with intervals; a line marks the trained depth.
+
+    layer : the layer that is repeated; angle : degrees, the largest angle between linked tokens of one cluster
+    trained_depth : the number of layers of an encoder whose layers are shared, else None
+    """
+    shown = [name for name in LOOPED if name in curves]
     figure = _grid(shown)
     for i, column in enumerate(shown):
         place = {"row": i // 2 + 1, "col": i % 2 + 1}
-        _curve(figure, loop.curves, "step", column, "looped", look.BLUE, "solid", place, legend=False)
-        if loop.trained_depth is not None:
-            line = {"color": look.VERMILLION, "width": 1.5, "dash": "dash"}
-            figure.add_vline(x=loop.trained_depth, line=line, **place)
-    if loop.trained_depth is None:
-        text = f"Layer {loop.layer} applied again and again, which it was not trained for."
+        _curve(figure, curves, "step", column, "looped", look.BLUE, "solid", place, legend=False)
+        if trained_depth is not None:
+            figure.add_vline(x=trained_depth, line={"color": look.VERMILLION, "width": 1.5, "dash": "dash"}, **place)
+    if trained_depth is None:
+        text = f"Layer {layer} is applied again and again. It was not trained for that."
     else:
         text = (
-            "The shared layer applied again and again. The dashed line is its trained depth, "
-            f"{loop.trained_depth}; it was not trained for what lies beyond."
+            f"The shared layer is applied again and again. The dashed line is its trained depth, {trained_depth}; the "
+            "layer was not trained for more steps."
         )
     text += (
-        f" Clusters: groups of tokens linked by angles below {loop.angle:g} degrees. Change: how far the next step "
-        "moves a token. Bands are 95 % intervals of the mean over texts."
+        f" Clusters: groups of tokens linked by angles below {angle:g} degrees. Change: how far the next step moves a "
+        "token. Bands are 95 % intervals of the mean over texts."
     )
     _finish(figure, "Layers in a loop", shown, text, "steps", sources_count=1)
     return figure
 
 
-def lengths(measured: Measurements) -> go.Figure:
-    """How many texts had n tokens, special ones included."""
-    n = np.array(sorted(measured.lengths))
-    counts = np.array([measured.lengths[int(i)] for i in n])
+def lengths(texts: Mapping[int, int]) -> go.Figure:
+    """How many texts have n tokens, special tokens included. texts : the number of texts by n."""
+    n = np.array(sorted(texts))
+    counts = np.array([texts[int(i)] for i in n])
     width = max(1, math.ceil((n[-1] - n[0] + 1) / BINS))
     bins = (n - n[0]) // width
     tops = [int(counts[bins == b].sum()) for b in range(int(bins[-1]) + 1)]
     starts = [int(n[0]) + b * width for b in range(len(tops))]
     each = [f"n = {s}" if width == 1 else f"n = {s} to {s + width - 1}" for s in starts]
-    middle = float(np.repeat(n, counts).mean()) if counts.sum() < 10**6 else float((n * counts).sum() / counts.sum())
+    middle = float((n * counts).sum() / counts.sum())
     text = (
         f"{int(counts.sum())} texts of {n[0]} to {n[-1]} tokens, {look.number(middle)} on average, special tokens "
         "included. Every statistic on text depends on n: compare audits on texts of the same lengths."
@@ -182,26 +190,22 @@ def _details(table: pd.DataFrame, column: str) -> list[str]:
     return lines
 
 
-def _by_length(figure: go.Figure, measured: Measurements, column: str, place: dict[str, int], legend: bool) -> None:
-    """A thin line for each class of lengths, the longest texts darkest."""
-    tally: ExactSums | None = measured.depths.get(column) or measured.layers.get(column)
-    if tally is None:
+def _by_length(figure: go.Figure, classes: Classes, place: dict[str, int], legend: bool) -> None:
+    """A thin line for each class of lengths, the longest texts broadest."""
+    if len(classes) < 2:
         return
-    parts = tally.by_length()
-    if len(parts) < 2:
-        return
-    counts = {n: int(part.count().max()) for n, part in parts.items()}
-    kept = sorted(sorted(parts, key=lambda n: -counts[n])[:WIDTHS])
+    kept = sorted(sorted(classes, key=lambda n: -classes[n][0])[:WIDTHS])
     for i, n in enumerate(kept):
+        count, means = classes[n]
         figure.add_scatter(
-            x=np.arange(tally.shape[0]),
-            y=parts[n].mean(),
+            x=np.arange(len(means)),
+            y=means,
             name="this model, texts of one class of lengths",
             legendgroup="lengths",
             showlegend=legend and i == 0,
             mode="lines",
             line={"color": look.SKY, "width": 1 + 0.5 * i},
-            hovertemplate=f"n = {n} to {2 * n - 1} ({counts[n]} texts): %{{y:.4g}}<extra></extra>",
+            hovertemplate=f"n = {n} to {2 * n - 1} ({count} texts): %{{y:.4g}}<extra></extra>",
             **place,
         )
 

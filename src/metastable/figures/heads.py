@@ -5,22 +5,15 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from metastable.encoder.columns import TEXT
-from metastable.encoder.weights import COLUMNS, LOGARITHMIC
 from metastable.figures import look
 
-if TYPE_CHECKING:
-    from metastable.encoder.compare import Comparison
-
-SIZES = frozenset(LOGARITHMIC) | {"layers_to_concentrate"}
-"""Columns drawn on a logarithmic colour scale."""
 DISCRETE = {
     "narrows": look.BLUE,
     "circles": look.ORANGE,
@@ -36,10 +29,11 @@ DISCRETE = {
     "nowhere of its own": look.FAINT,
     "": look.FAINT,
 }
-"""Colours of words, from Okabe and Ito's palette."""
+"""Colours of words."""
 FURTHER = (look.GREEN, look.PURPLE, look.SKY, look.YELLOW, look.VERMILLION)
-"""Colours of the words not in `DISCRETE`, in turn."""
+"""Colours of the words that are not in `DISCRETE`, in turn."""
 CELL = 30
+"""Height of a cell, in pixels."""
 RANKED = 20
 """How many heads the bars of a comparison show."""
 MEASURES = {
@@ -50,38 +44,38 @@ MEASURES = {
 }
 
 
-def meaning(column: str) -> tuple[str, str]:
-    """(meaning and unit, what to expect) of a column of heads; a slope is named after its statistic."""
-    for suffix, words in (("_slope", "change for each doubling of n, the number of tokens, of: "), ("", "")):
-        name = column.removesuffix(suffix)
-        if column.endswith(suffix) and (name in COLUMNS or name in TEXT):
-            what, usual = COLUMNS[name] if name in COLUMNS else TEXT[name]
-            return words + what, "near 0 where n does not matter" if suffix else usual
-    return column.replace("_", " "), ""
+def heat_map(
+    table: pd.DataFrame,
+    column: str,
+    twin: pd.DataFrame | None = None,
+    *,
+    meaning: str = "",
+    usual: str = "",
+    logarithmic: bool = False,
+) -> go.Figure:
+    """Layers × heads of one column; those of the twin, in the same colours, in a second panel below.
 
+    Words and yes/no have discrete colours. Values without a place on the scale stay white, with a sign in the cell: ∞,
+    – (not defined) and, on a logarithmic scale, 0 and negative numbers.
 
-def heat_map(table: pd.DataFrame, column: str, twin: pd.DataFrame | None = None) -> go.Figure:
-    """Layers × heads of one column; the twin's, on the same colours, in a second panel below.
-
-    Sizes (`SIZES`) are coloured by their logarithm, words and yes/no by discrete colours. What has no place on the
-    scale stays white with its sign in the cell: ∞, – (not defined) and, for sizes, 0 and negative numbers.
+    meaning, usual : what the column means, and which values are usual
     """
     tables = {"this model": table}
     if twin is not None and column in twin:
         tables["random weights, same shape"] = twin
-    words, usual = meaning(column)
     rows = len(tables)
     layers = int(table["layer"].max()) + 1
     panel = max(CELL * layers, 90)
     figure = make_subplots(rows=rows, cols=1, subplot_titles=list(tables), vertical_spacing=84 / (rows * panel + 84))
-    scale = _Scale(column, list(tables.values()))
+    scale = _Scale(column, list(tables.values()), logarithmic)
     normal = f"<br>usual: {html.escape(usual)}" if usual else ""
     for row, (name, shown) in enumerate(tables.items(), start=1):
         _cells(figure, shown, column, scale, name, normal, row)
     signs = " White cells have no place on the scale: ∞, – not defined, 0 or negative." if scale.signs else ""
-    how = "on a logarithmic scale, " if scale.logarithmic else ""
-    beside = " The lower panel is a model of the same shape with random weights." if rows > 1 else ""
-    text = f"{column}: {words}; {how}a cell a head.{' Usual: ' + usual + '.' if usual else ''}{signs}{beside}"
+    how = " The scale is logarithmic." if logarithmic else ""
+    beside = " The lower panel shows a model of the same shape with random weights." if rows > 1 else ""
+    expected = f" Usual: {usual}." if usual else ""
+    text = f"{column}: {meaning or column.replace('_', ' ')}. One cell is one head.{how}{expected}{signs}{beside}"
     look.dress(figure, f"{column.replace('_', ' ')} of every head", 100, text)
     figure.update_layout(
         height=look.TITLE_HEIGHT + rows * (panel + 84) + 70,
@@ -89,19 +83,24 @@ def heat_map(table: pd.DataFrame, column: str, twin: pd.DataFrame | None = None)
         coloraxis=scale.axis(),
         hovermode="closest",
     )
-    figure.update_annotations({"font": {"size": 14}, "x": 0, "xanchor": "left"})
-    figure.update_xaxes(title_text="head", dtick=1 if table["head"].max() < 16 else 2, showgrid=False)
-    figure.update_yaxes(title_text="layer", dtick=1, showgrid=False, autorange="reversed")
+    _head_axes(figure, table)
     return figure
 
 
-class _Scale:
-    """How the values of a column become colours, the same for all tables."""
+def _head_axes(figure: go.Figure, table: pd.DataFrame, **place: int) -> None:
+    """Axes of heads and layers, in one panel or in all of them."""
+    figure.update_annotations({"font": {"size": 14}, "x": 0, "xanchor": "left"})
+    figure.update_xaxes(title_text="head", dtick=1 if table["head"].max() < 16 else 2, showgrid=False, **place)
+    figure.update_yaxes(title_text="layer", dtick=1, showgrid=False, autorange="reversed", **place)
 
-    def __init__(self, column: str, tables: Sequence[pd.DataFrame]) -> None:
+
+class _Scale:
+    """The map from the values of a column to colours, the same for all tables."""
+
+    def __init__(self, column: str, tables: Sequence[pd.DataFrame], logarithmic: bool = False) -> None:
         values = pd.concat([table[column] for table in tables])
         self.words = not pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values)
-        self.logarithmic = column in SIZES
+        self.logarithmic = logarithmic
         self.names: list[str] = []
         if self.words:
             found = {written(value) for value in values}
@@ -157,15 +156,14 @@ def written(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
-def median_of(table: pd.DataFrame, column: str) -> str:
-    """The median over the heads that have a number, or the commonest word with its share.
+def median_of(values: pd.Series, positive: bool = False) -> str:
+    """The median over the heads that have a number, or the most common word with its share.
 
-    In columns of sizes (`SIZES`) 0 and ∞ mean "none" and take no part, as in `weights.unusual`.
+    positive : whether 0 means "none", so that heads with 0 are left out
     """
-    values = table[column]
     if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
         x = values.to_numpy(dtype=float)
-        known = x[np.isfinite(x) & ((x > 0) | (column not in SIZES))]
+        known = x[np.isfinite(x) & ((x > 0) | (not positive))]
         some = f" ({len(known)} of {len(x)} heads)" if len(known) < len(x) else ""
         if not len(known):
             return "0" if (x == 0).all() else "–"
@@ -183,7 +181,7 @@ def _cells(
     places = table["layer"].to_numpy(dtype=int), table["head"].to_numpy(dtype=int)
     z[places] = scale.colour(table[column])
     texts[places] = [html.escape(written(value)) for value in table[column]]
-    median = html.escape(median_of(table, column))
+    median = html.escape(median_of(table[column], scale.logarithmic))
     figure.add_heatmap(
         z=[[None if math.isnan(v) else round(v, 5) for v in line] for line in z.tolist()],
         customdata=texts.tolist(),
@@ -193,7 +191,7 @@ def _cells(
         ygap=1,
         hoverongaps=True,
         hovertemplate="layer %{y}, head %{x}: <b>%{customdata}</b>"
-        f"<br>{'commonest' if scale.words else 'median'} of all heads: {median}{normal}<extra>{name}</extra>",
+        f"<br>{'most common' if scale.words else 'median'} of all heads: {median}{normal}<extra>{name}</extra>",
         row=row,
         col=1,
     )
@@ -221,9 +219,10 @@ def eigenvalues(m: np.ndarray, v: np.ndarray, title: str, dim: int | None = None
     panels = spectrum_panels(m, v, dim)
     figure = make_subplots(rows=2, cols=1, vertical_spacing=0.2, subplot_titles=[p["heading"] for p in panels])
     text = (
-        "Tokens are drawn to the eigenvalue furthest to the right (large marker): of M when attention is sharp, of V "
-        "late, in clusters. Off the real axis it means rotation. A cross at 0 stands for the directions that the "
-        "head does not see; where it is marked, the head concentrates nothing. The dotted line is real part 0."
+        "The eigenvalue furthest to the right (large marker) dominates: that of M when attention is sharp, that of V "
+        "later, inside clusters. A dominant eigenvalue off the real axis means rotation. The cross at 0 stands for the "
+        "directions that the head does not see; if it is marked, the head does not concentrate tokens. The dotted line "
+        "is real part 0."
     )
     look.dress(figure, html.escape(title), 700, text)
     for row, (panel, name, colour) in enumerate(zip(panels, "MV", (look.BLUE, look.VERMILLION), strict=True), start=1):
@@ -279,9 +278,11 @@ def _digits(values: Any) -> list[float]:
     return [float(f"{value:.5g}") for value in values]
 
 
-def comparison(compared: Comparison) -> go.Figure:
-    """How far each head moved between two checkpoints: a heat map of M's eigenvalues, and the first heads in rank."""
-    table = compared.heads
+def comparison(table: pd.DataFrame) -> go.Figure:
+    """How far each head moved between two checkpoints: a heat map of M's eigenvalues, and the first heads in rank.
+
+    table : one row a head by rank, with the columns layer, head and those of `MEASURES`
+    """
     first = table.head(RANKED)
     layers = int(table["layer"].max()) + 1
     above, below = max(CELL * layers, 120), 30 * len(first) + 40
@@ -293,7 +294,7 @@ def comparison(compared: Comparison) -> go.Figure:
         subplot_titles=["movement of M's eigenvalues", "the heads that moved most"],
     )
     scale = _Scale("spectral_movement", [table])
-    _cells(figure, table, "spectral_movement", scale, "movement", "<br>0 is no movement, 1 as far as 0 is", 1)
+    _cells(figure, table, "spectral_movement", scale, "movement", "<br>0: no movement", 1)
     labels = [f"layer {row.layer}, head {row.head}" for row in first.itertuples()]
     for column, (name, colour) in MEASURES.items():
         changes = [value if math.isfinite(value) else None for value in first[column].astype(float)]
@@ -302,8 +303,8 @@ def comparison(compared: Comparison) -> go.Figure:
         figure.add_bar(name=name, **bar, row=2, col=1)
     text = (
         "Above: the distance between the eigenvalues of M before and after, optimally matched, relative to their size. "
-        f"Below: the {len(first)} heads first in rank with the relative changes of B, V, the score offset and the "
-        "eigenvalues of M; 0 is no change, 1 a change as large as the thing itself."
+        f"Below: the relative changes of B, V, the score offset and the eigenvalues of M, for the first {len(first)} "
+        "heads in rank. 0 means no change; 1 means a change as large as the quantity itself."
     )
     look.dress(figure, "Which heads moved", look.TITLE_HEIGHT + above + below + 300, text)
     axis = scale.axis()
@@ -315,9 +316,7 @@ def comparison(compared: Comparison) -> go.Figure:
         hovermode="closest",
         barmode="group",
     )
-    figure.update_annotations({"font": {"size": 14}, "x": 0, "xanchor": "left"})
-    figure.update_xaxes(title_text="head", dtick=1 if table["head"].max() < 16 else 2, showgrid=False, row=1, col=1)
-    figure.update_yaxes(title_text="layer", dtick=1, showgrid=False, autorange="reversed", row=1, col=1)
+    _head_axes(figure, table, row=1, col=1)
     figure.update_xaxes(title_text="relative change", rangemode="tozero", row=2, col=1)
     figure.update_yaxes(autorange="reversed", row=2, col=1)
     return figure

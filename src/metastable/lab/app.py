@@ -19,7 +19,7 @@ from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from metastable import figures
 from metastable.attention.tree import compiled
-from metastable.encoder.weights import COLUMNS
+from metastable.encoder.columns import COLUMNS
 from metastable.errors import BadInput
 from metastable.lab import callbacks, callbacks_audit, downloads, layout
 from metastable.lab.audits import Audits

@@ -12,10 +12,10 @@ from dash import ClientsideFunction, Input, Output, html
 
 from metastable import figures
 from metastable.encoder.audit import Audit
-from metastable.encoder.report_words import ASSUMPTIONS, head_sentence
+from metastable.encoder.columns import CHECKS, meaning
+from metastable.encoder.report import ASSUMPTIONS, head_sentence, heat_map
 from metastable.encoder.trained_head import LONGEST, TIMES
-from metastable.encoder.weights import CHECKS
-from metastable.figures.heads import meaning, written
+from metastable.figures.heads import written
 from metastable.figures.look import TITLE_HEIGHT, caption
 from metastable.lab.callbacks import Room, sent
 from metastable.lab.runs import one_line
@@ -75,7 +75,7 @@ def modelled(asked: dict[str, Any], room: Room) -> dict[str, Any]:
     if audit is None:
         return answer
     column = asked["column"] if asked["column"] in audit.heads else COLUMN
-    figure = figures.heat_map(audit.heads, column)
+    figure = heat_map(audit.heads, column)
     height = (figure.layout.height - TITLE_HEIGHT) * float(asked["scale"])
     return {
         **answer,
