@@ -232,18 +232,24 @@ def batches(
         yield from _sorted_batches(tokenizer, window, limit, size, counts)
 
 
+def strings(texts: Iterable[str]) -> Iterator[str]:
+    """The texts one by one; BadInput if one of them is no string, or if all is one string."""
+    if isinstance(texts, str):
+        raise BadInput(f"texts is one string, {texts[:20]!r}; give a list of strings or read_texts(path)")
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise BadInput(f"text {number} is of type {type(text).__name__}; texts must be strings")
+        yield text
+
+
 def windows(texts: Iterable[str]) -> Iterator[list[tuple[int, str]]]:
     """The texts with their numbers from 0, cut into windows, within which `batches` sorts them.
 
     Where a window ends depends on the texts in it alone: texts cut between two windows make the same batches.
     """
-    if isinstance(texts, str):
-        raise BadInput(f"texts is one string, {texts[:20]!r}; give a list of strings or read_texts(path)")
     window: list[tuple[int, str]] = []
     held = 0
-    for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise BadInput(f"text {number} is of type {type(text).__name__}; texts must be strings")
+    for number, text in enumerate(strings(texts)):
         if reason := unusable(text):
             raise BadInput(f"text {number} {reason}")
         window.append((number, text))

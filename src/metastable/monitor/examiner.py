@@ -15,8 +15,7 @@ from torch import Tensor
 
 from metastable.encoder.hooks import Passage, Reader, Watch
 from metastable.encoder.load import Encoder
-from metastable.encoder.texts import batches, blank, unusable
-from metastable.errors import BadInput
+from metastable.encoder.texts import batches, blank, strings, unusable
 from metastable.monitor import passes
 from metastable.monitor.baseline import Baseline
 from metastable.monitor.record import NO_TOKEN, Record, records
@@ -58,7 +57,7 @@ class Examiner:
         failed : called with errors of the detectors; the texts of such a pass are rejected in any case
         """
         encoder, tokenizer = self._own()
-        given = _strings(texts)
+        given = list(strings(texts))
         reasons = [_unfit(text) for text in given]
         made = [Record.rejected(reason or NO_TOKEN) for reason in reasons]
         places = [place for place, reason in enumerate(reasons) if reason is None]
@@ -111,16 +110,6 @@ class Examiner:
 def one_line(error: Exception) -> str:
     words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words}"[:200]
-
-
-def _strings(texts: Iterable[str]) -> list[str]:
-    if isinstance(texts, str):
-        raise BadInput(f"texts is one string, {texts[:20]!r}; give a list of strings")
-    found = list(texts)
-    for place, text in enumerate(found):
-        if not isinstance(text, str):
-            raise BadInput(f"text {place} is of type {type(text).__name__}; texts must be strings")
-    return found
 
 
 def _unfit(text: str) -> str | None:

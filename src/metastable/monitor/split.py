@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from typing import IO, Any
 
-from metastable.encoder.texts import blank, unusable
+from metastable.encoder.texts import blank, strings, unusable
 from metastable.errors import BadInput
 from metastable.monitor.conformal import needed
 
@@ -44,7 +44,7 @@ COUNTED = 100_000
 # Counters for texts that repeat: the count of a text is too small by at most 1/2001 of all texts.
 COMMON = 2000
 
-END = object()
+END: Any = object()
 
 
 def part_of(document: str, seed: int) -> str:
@@ -130,15 +130,12 @@ class Split:
 
     def take(self, texts: Iterable[str], documents: Iterable[Any] | None = None) -> None:
         """Put all texts into their parts; `documents` gives one label per text."""
-        if isinstance(texts, str):
-            raise BadInput(f"texts is one string, {texts[:20]!r}; give a list of strings or read_texts(path)")
-        pairs = ((text, None) for text in texts) if documents is None else zip_longest(texts, documents, fillvalue=END)
+        given = strings(texts)
+        pairs = ((text, None) for text in given) if documents is None else zip_longest(given, documents, fillvalue=END)
         for number, (text, label) in enumerate(pairs):
             if text is END or label is END:
                 fewer = "texts" if text is END else "documents"
                 raise BadInput(f"there are only {number} {fewer}; documents must hold one label for each text")
-            if not isinstance(text, str):
-                raise BadInput(f"text {number} is of type {type(text).__name__}; texts must be strings")
             self._take(text, label)
 
     def _take(self, text: str, label: Any) -> None:
