@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import math
+import re
 
 import numpy as np
 import pytest
@@ -252,3 +253,9 @@ def test_examples_in_the_docstrings_run():
     result = doctest.testmod(phases)
     assert result.attempted > 0
     assert result.failed == 0
+
+
+def test_numbers_are_printed_with_few_digits():
+    found = detect(np.linspace(0, 20, 201), np.exp(-np.linspace(0, 20, 201)) + 1 / 3)
+    assert f"least={found.least:.6g}" in repr(found)
+    assert len(max(re.findall(r"[0-9]+", repr(found)), key=len)) <= 6

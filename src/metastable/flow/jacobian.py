@@ -36,7 +36,7 @@ LARGEST_SPACE = 32
 ACCURACY = 1e-4
 
 
-class Response:
+class Jacobian:
     """The derivatives above for tokens x (n, d) with log-weights (n,), in float64; takes O(n²) memory."""
 
     def __init__(self, head: Head, beta: float, x: np.ndarray, log_weights: np.ndarray) -> None:

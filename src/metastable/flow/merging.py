@@ -11,7 +11,7 @@ anew at each merge from places that are wrong by x_i − X. With every token cou
 
 which a merge raises from 0 to e = ( Σ w |x − X|² )^{1/2}. Later the differences grow or shrink as the stability of
 the full system has it. Its Jacobian at the merged state splits: differences ξ inside a group G obey ξ' = A_G ξ with a
-d × d matrix A_G, and the means of the groups obey the Jacobian J of the live system (see `response`). A merge leaves
+d × d matrix A_G, and the means of the groups obey the Jacobian J of the live system (see `jacobian`). A merge leaves
 the means where they were up to second order in δ, so the first order lives inside the groups, as S_G = mean of ξξᵀ, and
 the means move by a displacement η that the spread S causes to second order, through a source q(S):
 
@@ -44,7 +44,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 
 from metastable.cloud import Cloud
-from metastable.flow.jacobian import Response
+from metastable.flow.jacobian import Jacobian
 from metastable.flow.steppers import unit
 from metastable.head import Head
 
@@ -104,7 +104,7 @@ class Merging:
         self.patience, self.wait = 1, 0
         self.parameter, self.largest, self.lost = 0.0, 0.0, False
         self.jumps: list[tuple[float, float]] = []
-        self._before: tuple[float, Response] | None = None
+        self._before: tuple[float, Jacobian] | None = None
 
     @property
     def error(self) -> float:
@@ -126,11 +126,11 @@ class Merging:
         """Carry the error to the next step's end, live tokens at x (n, d) at time t."""
         if not self.jumps or self.lost:
             return
-        after = self._response(x)
+        after = self._jacobian(x)
         assert self._before is not None
         start, before = self._before
-        for response in (before, after):
-            self._carry(response, 0.5 * (t - start))
+        for jacobian in (before, after):
+            self._carry(jacobian, 0.5 * (t - start))
             if self.lost:
                 return
         self._before = (t, after)
@@ -141,19 +141,19 @@ class Merging:
         height = (self.shift * normal).sum(axis=1) + 0.5 * np.trace(self.scatter, axis1=1, axis2=2)
         self.shift = self.shift - height[:, None] * normal
 
-    def _carry(self, response: Response, h: float) -> None:
-        later = response.carry(self.scatter, h)
+    def _carry(self, jacobian: Jacobian, h: float) -> None:
+        later = jacobian.carry(self.scatter, h)
         if not np.isfinite(later).all():
             self._give_up()
             return
-        self.shift = response.shift(self.shift, response.spread(0.5 * (self.scatter + later)), h)
+        self.shift = jacobian.shift(self.shift, jacobian.spread(0.5 * (self.scatter + later)), h)
         self.scatter = later
-        self._judge(response)
+        self._judge(jacobian)
 
-    def _judge(self, response: Response) -> None:
+    def _judge(self, jacobian: Jacobian) -> None:
         """Raise ρ to what merging hides now, and give the error up where the expansion says nothing."""
         inside, means = self._displacements()
-        hidden = response.hidden(self.scatter + self.shift[:, :, None] * self.shift[:, None, :])
+        hidden = jacobian.hidden(self.scatter + self.shift[:, :, None] * self.shift[:, None, :])
         self.parameter = max(self.parameter, hidden, float((inside + means).max()))
         error = self.error
         self.largest = max(self.largest, error)
@@ -181,7 +181,7 @@ class Merging:
         self.patience = 1
         merged = self._merge(x, np.unique(leader, return_inverse=True)[1], t)
         if not self.lost:
-            self._before = (t, self._response(merged))
+            self._before = (t, self._jacobian(merged))
             self._judge(self._before[1])
         return merged
 
@@ -222,9 +222,9 @@ class Merging:
         np.add.at(self.scatter, group, share[:, None, None] * scatter)
         np.add.at(self.shift, group, share[:, None] * (shift + moved))
 
-    def _response(self, x: Tensor) -> Response:
+    def _jacobian(self, x: Tensor) -> Jacobian:
         logs = self.log_weights.double().cpu().numpy()
-        return Response(self.head, self.beta, x.double().cpu().numpy(), logs)
+        return Jacobian(self.head, self.beta, x.double().cpu().numpy(), logs)
 
     def pack(self) -> dict[str, np.ndarray]:
         """All of it as arrays, for a checkpoint."""
@@ -244,4 +244,4 @@ class Merging:
         patience, wait, lost, self.parameter, self.largest = arrays["numbers"].tolist()
         self.patience, self.wait, self.lost = int(patience), int(wait), bool(lost)
         if self.jumps and not self.lost:
-            self._before = (t, self._response(x))
+            self._before = (t, self._jacobian(x))

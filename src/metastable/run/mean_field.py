@@ -71,7 +71,7 @@ class Frames:
 Interval = tuple[float, float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MeanFieldPhases(phases.Phases):
     """Phases of the finest run; each time has an interval, ± its change from the run with cells twice as long.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,22 @@ from metastable.errors import BadInput
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Plateau:
+class _ShortRepr:
+    """A dataclass whose numbers are printed with six digits."""
+
+    def __repr__(self) -> str:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(f'{name}={_short(value)}' for name, value in values.items())})"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_short, value))}{',' if len(value) == 1 else ''})"
+    return f"{value:.6g}" if isinstance(value, float) else repr(value)
+
+
+@dataclass(frozen=True, repr=False)
+class Plateau(_ShortRepr):
     """A stretch of time, [start, end], in which the distance rests near `level` (its median there)."""
 
     start: float
@@ -23,8 +37,8 @@ class Plateau:
     level: float
 
 
-@dataclass(frozen=True)
-class Phases:
+@dataclass(frozen=True, repr=False)
+class Phases(_ShortRepr):
     """What `detect` found. A time is None if the event was not seen up to `horizon`, which is not "never".
 
     `course` is "one time" (a single point is no curve), "still" (the distance stays within `factor`), "falling"

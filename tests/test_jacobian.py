@@ -6,7 +6,7 @@ import scipy.linalg
 import torch
 
 import metastable as ms
-from metastable.flow.jacobian import Response
+from metastable.flow.jacobian import Jacobian
 
 CASES = [(2, 5, 3.0, False), (3, 6, 20.0, False), (4, 7, 0.0, False), (3, 6, 8.0, True)]
 
@@ -16,7 +16,7 @@ def problem(d, n, beta, folded, seed=0):
     B, V, offset = rng.normal(size=(d, d)), rng.normal(size=(d, d)), rng.normal(size=d)
     head = ms.Head(np.eye(d), B, V, offset=offset if folded else None)
     cloud = ms.Cloud(rng.normal(size=(n, d)), weights=rng.uniform(0.1, 1.0, n))
-    return rng, head, cloud, Response(head, beta, cloud.points.numpy(), cloud.log_weights.numpy())
+    return rng, head, cloud, Jacobian(head, beta, cloud.points.numpy(), cloud.log_weights.numpy())
 
 
 def tangent(rng, x):
@@ -92,7 +92,7 @@ def test_linear_equations_are_solved_as_by_dense_exponentials(h):
     columns = np.eye(n * d).reshape(n * d, n, d)
     J = np.stack([response(e).ravel() for e in columns], axis=1)
     J -= 1.1 * max(scipy.linalg.eigvals(J).real) * np.eye(n * d)
-    response.__class__ = type("Shifted", (Response,), {"__call__": lambda self, e: (J @ e.ravel()).reshape(n, d)})
+    response.__class__ = type("Shifted", (Jacobian,), {"__call__": lambda self, e: (J @ e.ravel()).reshape(n, d)})
     eta, q = rng.normal(size=(n, d)), rng.normal(size=(n, d))
     larger = np.block([[J, q.reshape(-1, 1)], [np.zeros((1, n * d + 1))]])
     exact = (scipy.linalg.expm(h * larger) @ np.append(eta.ravel(), 1.0))[:-1].reshape(n, d)
