@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import metastable as ms
-from metastable.run.certificate import gronwall
+from metastable.run.run import gronwall
 from tests.problems import circle_head, head_with_generator
 
 HEAD = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))

@@ -20,7 +20,6 @@ from metastable.transport import (
     Distance,
     bounds,
     coupling,
-    line,
     noise_floor,
     simplex,
     sliced,
@@ -372,8 +371,8 @@ def test_coupling_of_the_same_cloud_in_both_precisions():
 @few
 def test_a_slice_is_the_linear_program_on_the_line(pair, p):
     mu, nu = bounds.two_measures(*pair)
-    thetas = line.random_directions(3, mu.points.shape[1], seed=1)
-    found = line.slice_totals(mu, nu, thetas, float(p))
+    thetas = bounds.random_directions(3, mu.points.shape[1], seed=1)
+    found = bounds.slice_totals(mu, nu, thetas, float(p))
     for theta, total in zip(thetas, found, strict=True):
         flat = [m.points @ theta[:, None] for m in (mu, nu)]
         assert total == close(literal(flat[0], mu.weights, flat[1], nu.weights, p, "chordal"))
@@ -398,7 +397,7 @@ def test_sliced_distance_of_two_diracs(d):
 def test_merge_lines_up_masses_that_differ_by_rounding():
     rng = np.random.default_rng(0)
     w = rng.dirichlet(np.ones(1000))
-    i, j, mass = line.merge(w, 3.7 * w)
+    i, j, mass = bounds.merge(w, 3.7 * w)
     assert (i == np.arange(1000)).all()
     assert (j == i).all()
     np.testing.assert_allclose(mass, w, atol=1e-15)
@@ -554,7 +553,7 @@ def test_distance_reads_well():
     assert float(Distance(0.5, 0.5, 0.5, "m")) == 0.5
 
 
-@pytest.mark.parametrize("name", ["atoms", "between", "bounds", "distance", "limit", "line", "noise"])
+@pytest.mark.parametrize("name", ["atoms", "bounds", "distances", "measure", "noise"])
 def test_examples_in_the_docstrings_run(name):
     result = doctest.testmod(importlib.import_module(f"metastable.transport.{name}"))
     assert result.attempted > 0

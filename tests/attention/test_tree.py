@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import metastable as ms
 from metastable.attention.tree import Tree, compiled
+from metastable.attention.tree.engine import pack
 from metastable.attention.tree.ordered import Ordered
-from metastable.attention.tree.packing import pack
 from metastable.attention.tree.packs import pack_error
 from tests.problems import circle_head
 

@@ -17,8 +17,7 @@ from metastable.arrays import positive, real
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
 from metastable.flow.meanfield import circle
-from metastable.flow.meanfield.cells import Cells
-from metastable.flow.meanfield.flow import CellSizes, follow
+from metastable.flow.meanfield.flow import Cells, CellSizes, follow
 from metastable.flow.meanfield.laws import LogDensity, log_density
 from metastable.flow.meanfield.sphere import triangles
 from metastable.head import Head

@@ -6,11 +6,9 @@ whatever the dtype and the device of the clouds.
 """
 
 from metastable.transport.atoms import two_atoms
-from metastable.transport.between import wasserstein
-from metastable.transport.bounds import coupling
-from metastable.transport.distance import Distance
-from metastable.transport.limit import to_limit
-from metastable.transport.line import sliced
+from metastable.transport.bounds import coupling, sliced
+from metastable.transport.distances import to_limit, wasserstein
+from metastable.transport.measure import Distance
 from metastable.transport.noise import NoiseFloor, noise_floor
 
 __all__ = [

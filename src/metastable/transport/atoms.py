@@ -9,8 +9,16 @@ from numpy.typing import NDArray
 
 from metastable.arrays import Array, matrix, vector
 from metastable.errors import BadInput
-from metastable.transport.distance import Distance, Floats, Measure, check_cost, check_order, exactly, numbers
-from metastable.transport.ground import token_costs
+from metastable.transport.measure import (
+    Distance,
+    Floats,
+    Measure,
+    check_cost,
+    check_order,
+    exactly,
+    numbers,
+    token_costs,
+)
 
 SORTABLE = 4096
 TINY = 1e-300

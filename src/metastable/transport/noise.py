@@ -9,8 +9,7 @@ import numpy as np
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
 from metastable.transport.atoms import Atoms, few_atoms
-from metastable.transport.distance import Floats, Measure, check_cost, check_count, check_order, measure
-from metastable.transport.ground import token_costs
+from metastable.transport.measure import Floats, Measure, check_cost, check_count, check_order, measure, token_costs
 from metastable.transport.simplex import simplex
 
 LARGEST_SAMPLE = 500

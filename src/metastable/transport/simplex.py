@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metastable.transport.distance import Distance, Floats, Measure
-from metastable.transport.ground import pair_costs
+from metastable.transport.measure import Distance, Floats, Measure, pair_costs
 
 ITERATIONS = 10**9
 OPTIMAL = 1

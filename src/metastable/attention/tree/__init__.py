@@ -4,7 +4,7 @@
 
 **How.** The tokens y_j are sorted into a tree of boxes (`boxes`, `ordered`), and so are the queries. A box of queries,
 u = u0 + δ, is answered as a whole (`leaf`): the tokens that can matter somewhere in it are found (`search`, `seeing`,
-`visible`), many close tokens of a circle or sphere are replaced by a few weights on a grid (`packs`, `packing`), Z is
+`visible`), many close tokens of a circle or sphere are replaced by a few weights on a grid (`packs`), Z is
 expanded in δ (`expansion`, `truncation`), and every query of the box costs one polynomial and its gradient. A box
 sees about N/β tokens and there are about β boxes, so that the work is of order N at every β. Where boxes hold few
 queries their sums are formed directly, over the same visible tokens.

@@ -9,7 +9,7 @@ order β, would dictate the time step for ever, long after it is empty.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from metastable.attention import attend
 from metastable.cloud import Cloud
-from metastable.flow.meanfield.cells import Cells
 from metastable.flow.meanfield.kernel import softmax_means
 from metastable.flow.solve import Motion
 from metastable.flow.steppers import first_step
@@ -28,6 +27,46 @@ MARGIN = 60.0
 """Cells that weigh e^{−60} of what could be seen are taken as invisible."""
 SMALLEST = 1e-3
 """Steps are not made smaller than this to keep cells from folding over."""
+
+
+@runtime_checkable
+class Cells(Protocol):
+    """Cells that tile the sphere, whose vertices move with the flow and which keep their mass.
+
+    The flow maps the sphere onto itself, so a cell that moves with it neither gains nor loses mass: the continuity
+    equation is solved by moving the vertices. Masses are logarithms, because the mass that decides when a plateau
+    ends is smaller than any positive float64.
+    """
+
+    points: np.ndarray
+    """(n, d) vertices of norm 1; the solver assigns to it."""
+    log_masses: np.ndarray
+    """(m,) one a cell; their logsumexp is 0 to rounding, for ever."""
+
+    def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
+        """Points (q, d) and log-weights (q,): the measure that the softmax sees."""
+        ...
+
+    def refine(self, longest: float, faintest: float = -np.inf) -> bool:
+        """Split cells longer than this, without loss of mass; whether anything changed.
+
+        Cells that are not heavier than e^faintest need not be split.
+        """
+        ...
+
+    def coarsen(self, shortest: float, faintest: float = -np.inf) -> bool:
+        """Merge neighbours that are tiny together, without loss of mass; whether anything changed.
+
+        Cells that are not heavier than e^faintest may be merged at any size.
+        """
+        ...
+
+    @property
+    def folded(self) -> int:
+        """How many cells are turned over: a step that makes more of them was too long."""
+        ...
+
+    def copy(self) -> Cells: ...
 
 
 class CellSizes(NamedTuple):
