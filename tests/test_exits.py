@@ -6,10 +6,13 @@ import sys
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import metastable as ms
+from metastable.cli.app import app
 from metastable.cli.exits import one_line_errors, slow_machine_note
 from metastable.errors import SchedulerLost
+from tests.encoder import models
 
 
 def ending(error, **options):
@@ -50,6 +53,37 @@ def test_an_internal_error_is_called_a_bug_with_its_place(error, capsys):
     assert "in ending" in said
     assert "--debug" in said
     assert said.count("\n") == 1
+
+
+def test_an_internal_value_error_of_a_command_is_no_bad_input(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise ValueError("shapes differ")
+
+    monkeypatch.setattr("metastable.run.simulation.simulate", fail)
+    result = CliRunner().invoke(app, ["simulate", "--beta", "1", "--until", "1", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 70
+    assert "bug" in result.stderr
+    assert "in fail" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["simulate", "audit"])
+def test_a_full_disk_is_named_with_the_path(command, tmp_path, monkeypatch):
+    given = {
+        "simulate": ["simulate", "--beta", "20", "--until", "1", "--n", "20", "--save", "3"],
+        "audit": ["audit", str(tmp_path / "model")],
+    }
+    if command == "audit":
+        models.tiny("bert").save_pretrained(tmp_path / "model")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    result = CliRunner().invoke(app, [*given[command], "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2, result.output
+    assert str(tmp_path / "out") in result.stderr
+    assert "No space left" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_debug_raises_the_error_itself():

@@ -121,30 +121,15 @@ class _Scale:
         return np.where(good, np.log10(np.where(good, x, 1.0)), np.nan)
 
     def axis(self) -> dict[str, Any]:
-        bar: dict[str, Any] = {"orientation": "h", "y": 0, "yref": "container", "yanchor": "bottom", "thickness": 12}
-        bar |= {"x": 0.5, "len": 1.0, "tickfont": {"size": 12}, "outlinewidth": 0}
         if self.words:
-            n = len(self.names)
-            spare = iter([*FURTHER] * n)
-            colours = [DISCRETE.get(name) or next(spare) for name in self.names]
-            steps = [[(i + side) / n, c] for i, c in enumerate(colours) for side in (0, 1)]
-            labels = [look.wrapped(html.escape(name or "none"), 18) for name in self.names]
-            bar |= {"tickvals": list(range(n)), "ticktext": labels}
-            return {"colorscale": steps, "cmin": -0.5, "cmax": n - 0.5, "colorbar": bar}
-        low, high = self.low, self.high
-        if high - low < 1e-12 * max(1.0, abs(high)):
-            low, high = low - 0.5, high + 0.5
-        if self.logarithmic:
-            ticks = look.round_numbers(low, high)
-            bar |= {"tickvals": [math.log10(t) for t in ticks], "ticktext": [look.number(t) for t in ticks]}
-        else:
-            bar["nticks"] = 6
-        if low < 0 < high and not self.logarithmic:
-            reach = max(-low, high)
-            # Blue to orange is a pair that colour-blind readers can tell apart; white is 0.
-            scale: Any = [[0, look.BLUE], [0.5, "#F4F4F4"], [1, look.VERMILLION]]
-            return {"colorscale": scale, "cmin": -reach, "cmax": reach, "colorbar": bar}
-        return {"colorscale": "Cividis", "cmin": low, "cmax": high, "colorbar": bar}
+            spare = iter([*FURTHER] * len(self.names))
+            return look.word_colours({name or "none": DISCRETE.get(name) or next(spare) for name in self.names})
+        if self.low < 0 < self.high and not self.logarithmic:
+            reach = max(-self.low, self.high)
+            # Colour-blind readers can tell blue from orange; white is 0.
+            scale = [[0, look.BLUE], [0.5, "#F4F4F4"], [1, look.VERMILLION]]
+            return {**look.number_colours(-reach, reach), "colorscale": scale}
+        return look.number_colours(self.low, self.high, self.logarithmic)
 
 
 def written(value: Any) -> str:
@@ -183,7 +168,7 @@ def _cells(
     texts[places] = [html.escape(written(value)) for value in table[column]]
     median = html.escape(median_of(table[column], scale.logarithmic))
     figure.add_heatmap(
-        z=[[None if math.isnan(v) else round(v, 5) for v in line] for line in z.tolist()],
+        z=look.cells(z),
         customdata=texts.tolist(),
         name=name,
         coloraxis="coloraxis",

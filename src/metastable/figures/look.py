@@ -28,6 +28,9 @@ TITLE_HEIGHT = 62
 """Height of the title and the line under it, in pixels."""
 LEGEND_LINE = 20
 """Height of one line of the legend, in pixels."""
+COLOUR_BAR: dict[str, Any] = {"orientation": "h", "x": 0.5, "len": 1.0, "thickness": 14, "outlinewidth": 0}
+COLOUR_BAR |= {"y": 0, "yref": "container", "yanchor": "bottom", "tickfont": {"size": 13}}
+"""A colour bar along the bottom of the figure."""
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 CONFIG: dict[str, Any] = {
     "responsive": True,
@@ -154,6 +157,36 @@ def round_numbers(low: float, high: float) -> list[float]:
             break
     found = found[:: math.ceil(len(found) / 6)] if len(found) > 6 else found
     return found if len(found) > 1 else [10**low, 10**high]
+
+
+def number_colours(low: float, high: float, logarithmic: bool = False) -> dict[str, Any]:
+    """A colour axis for numbers, with its bar at the bottom of the figure, which colour-blind readers can follow.
+
+    logarithmic : the numbers are decimal logarithms, and the bar shows powers
+    """
+    if high - low < 1e-12 * max(1.0, abs(high)):
+        low, high = low - 0.5, high + 0.5
+    bar = {**COLOUR_BAR, "nticks": 6}
+    if logarithmic:
+        ticks = round_numbers(low, high)
+        bar |= {"tickvals": [math.log10(t) for t in ticks], "ticktext": [number(t) for t in ticks]}
+    return {"colorscale": "Cividis", "cmin": low, "cmax": high, "colorbar": bar}
+
+
+def word_colours(colours: dict[str, str]) -> dict[str, Any]:
+    """A colour axis for words: 0 is the first word, 1 the second, and so on.
+
+    colours : the colour of each word
+    """
+    n = len(colours)
+    steps = [[(i + side) / n, colour] for i, colour in enumerate(colours.values()) for side in (0, 1)]
+    bar = {**COLOUR_BAR, "tickvals": list(range(n)), "ticktext": [wrapped(html.escape(word), 18) for word in colours]}
+    return {"colorscale": steps, "cmin": -0.5, "cmax": n - 0.5, "colorbar": bar}
+
+
+def cells(z: Any) -> list[list[float | None]]:
+    """Rows of a heat map: five digits, and None for NaN."""
+    return [[None if math.isnan(value) else round(value, 5) for value in row] for row in np.asarray(z).tolist()]
 
 
 # What follows changes a figure for a page that has its own headings, time slider and colours.

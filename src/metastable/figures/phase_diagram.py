@@ -256,9 +256,7 @@ def _draw_phases(figure: go.Figure, table: Floats, across: _Axis, up: _Axis) -> 
     names = list(PHASES)
     written = [["not decided" if math.isnan(v) else names[int(v)] for v in row] for row in table.tolist()]
     _add_cells(figure, table, written, across, up, "phase")
-    scale = [[(i + side) / 3, colour] for i, colour in enumerate(PHASES.values()) for side in (0, 1)]
-    bar = {**_colour_bar(), "tickvals": [0, 1, 2], "ticktext": names}
-    figure.update_layout(coloraxis={"colorscale": scale, "cmin": -0.5, "cmax": 2.5, "colorbar": bar})
+    figure.update_layout(coloraxis=look.word_colours(PHASES))
     return [
         "Colours are the phase of each run at each time, read from its own distance curve.",
         "White: not computed, or the metastable and the terminal phase are too close to tell apart.",
@@ -276,24 +274,14 @@ def _draw_numbers(
     logs = value in LOGARITHMIC and bool((known > 0).any())
     known = np.log10(known[known > 0]) if logs else known
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
-    if high - low < 1e-12:
-        low, high = low - 0.5, high + 0.5
     z = table
-    bar = _colour_bar()
     if logs:
         z = np.full_like(table, math.nan)
         z[table == 0] = low
         z[table > 0] = np.log10(table[table > 0])
-        ticks = look.round_numbers(low, high)
-        bar |= {"tickvals": [math.log10(t) for t in ticks], "ticktext": [look.number(t) for t in ticks]}
     _add_cells(figure, z, [[look.number(v) for v in row] for row in table.tolist()], across, up, value)
-    figure.update_layout(coloraxis={"colorscale": "Cividis", "cmin": low, "cmax": high, "colorbar": bar})
+    figure.update_layout(coloraxis=look.number_colours(low, high, logs))
     return [f"Colours: {name[0].lower()}{name[1:]}{', on a logarithmic scale' if logs else ''}.", "White: not seen."]
-
-
-def _colour_bar() -> dict[str, Any]:
-    bar: dict[str, Any] = {"orientation": "h", "y": 0, "yref": "container", "yanchor": "bottom", "thickness": 14}
-    return bar | {"x": 0.5, "len": 1.0, "tickfont": {"size": 13}, "outlinewidth": 0, "nticks": 6}
 
 
 def _add_cells(figure: go.Figure, z: Floats, written: list[list[str]], across: _Axis, up: _Axis, name: str) -> None:
@@ -301,9 +289,8 @@ def _add_cells(figure: go.Figure, z: Floats, written: list[list[str]], across: _
         [f"{_label(x)}, {_label(y)}: {words}" for x, words in zip(across.values, row, strict=True)]
         for y, row in zip(up.values, written, strict=True)
     ]
-    rounded = [[None if math.isnan(v) else round(v, 5) for v in row] for row in z.tolist()]
     hover = {"text": texts, "hovertemplate": "%{text}<extra></extra>"}
-    figure.add_heatmap(x=across.edges, y=up.edges, z=rounded, coloraxis="coloraxis", name=name, **hover)
+    figure.add_heatmap(x=across.edges, y=up.edges, z=look.cells(z), coloraxis="coloraxis", name=name, **hover)
 
 
 def _draw_lines(figure: go.Figure, data: xr.Dataset, theory: Theory, up: _Axis, at: dict[str, Any]) -> list[str]:
