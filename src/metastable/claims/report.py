@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
 from metastable.claims import running
 from metastable.claims.experiment import FAIL, INCONCLUSIVE, PASS, Check, Finding, Picture, Series
 from metastable.figures import look
-from metastable.report.page import pages, target_of, write_page
+from metastable.report.page import figure_block, render_page, target_of, write_page
 from metastable.run import storage
 
 SHOWN = 14
@@ -47,17 +45,13 @@ def render(found: running.Findings) -> str:
     total = sum(finding.seconds for finding in found.found.values())
     written = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     about = {"size": found.size, "heads": head, "work": f"{total:.0f} core seconds", "written": written}
-    return (
-        pages()
-        .get_template("claims.html.j2")
-        .render(
-            plotly=Markup(get_plotlyjs()),
-            headline=headline(found),
-            paper=[s for s in sections if not s["claim"].peer],
-            peers=[s for s in sections if s["claim"].peer],
-            about=about,
-            versions=storage.versions(),
-        )
+    return render_page(
+        "claims.html.j2",
+        headline=headline(found),
+        paper=[s for s in sections if not s["claim"].peer],
+        peers=[s for s in sections if s["claim"].peer],
+        about=about,
+        versions=storage.versions(),
     )
 
 
@@ -79,7 +73,7 @@ def _section(name: str, finding: Finding, found: running.Findings) -> dict[str, 
         # A capital at the start of a word, none at the start of a formula such as a = 0.3.
         "sentence": sentence[:1].upper() + sentence[1:] if sentence[1:2].isalpha() else sentence,
         "checks": [_check(check) for check in sorted(finding.checks, key=lambda check: check.outcome == PASS)],
-        "figures": [_figure(f"{name}-{i}", drawn) for i, drawn in enumerate(finding.pictures)],
+        "figures": [figure_block(f"{name}-{i}", figure(drawn)) for i, drawn in enumerate(finding.pictures)],
         "tables": [_table(name, title, rows) for title, rows in finding.tables.items()],
         "command": f"metastable claims {name}" + (" --full" if found.size == "full" else "") + head,
     }
@@ -121,13 +115,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer() and abs(value) < 1e7):
         return f"{int(value):,}".replace(",", " ").replace("-", "−")
     return look.number(value) if isinstance(value, float) else str(value)
-
-
-def _figure(place: str, drawn: Picture) -> dict[str, Any]:
-    html = look.untitled(figure(drawn)).to_html(
-        full_html=False, include_plotlyjs=False, config=look.CONFIG, div_id=f"figure-{place}", default_width="100%"
-    )
-    return {"title": drawn.title, "caption": drawn.caption, "html": Markup(html)}
 
 
 def figure(drawn: Picture) -> go.Figure:

@@ -19,17 +19,12 @@ LONGEST = 120
 """A longer value in a table is cut after this many characters."""
 
 
-def pages() -> Environment:
-    """The templates. Every value is escaped, and a missing value is an error."""
-    found = Environment(loader=PackageLoader("metastable.report"), autoescape=True, undefined=StrictUndefined)
-    found.filters["number"] = number
-    found.filters["formula"] = lambda text: Markup(raised(text))
-    return found
-
-
 def render_page(template: str, **values: Any) -> str:
-    """A page as HTML that needs no network: plotly.js is part of it."""
-    return pages().get_template(template).render(plotly=Markup(get_plotlyjs()), **values)
+    """A page as HTML that needs no network, because plotly.js is part of it. Values are escaped; none may be missing."""
+    templates = Environment(loader=PackageLoader("metastable.report"), autoescape=True, undefined=StrictUndefined)
+    templates.filters["number"] = number
+    templates.filters["formula"] = lambda text: Markup(raised(text))
+    return templates.get_template(template).render(plotly=Markup(get_plotlyjs()), **values)
 
 
 def figure_block(kind: str, figure: go.Figure) -> dict[str, Any]:
