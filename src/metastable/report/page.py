@@ -20,7 +20,7 @@ LONGEST = 120
 
 
 def render_page(template: str, **values: Any) -> str:
-    """A page as HTML that needs no network, because plotly.js is part of it. Values are escaped; none may be missing."""
+    """A page as HTML that needs no network: plotly.js is part of it. Values are escaped, and none may be missing."""
     templates = Environment(loader=PackageLoader("metastable.report"), autoescape=True, undefined=StrictUndefined)
     templates.filters["number"] = number
     templates.filters["formula"] = lambda text: Markup(raised(text))
