@@ -1,6 +1,6 @@
-"""The lab's server: seconds until the first frames of a run can be drawn, and until it is complete with its distances.
+"""The lab's server: seconds until the first frames of a run can be drawn, and until the run and its distances are done.
 
-The run is that of the page at N = 5000, d = 3, β = 100 and its usual horizon. The drawing in the browser comes on top.
+The run is that of the page at N = 5000, d = 3, β = 100 and the default horizon. Drawing in the browser is not included.
 """
 
 from __future__ import annotations
@@ -10,27 +10,28 @@ from typing import Any
 
 from measure import record
 
-from metastable.lab.controls import Controls
-from metastable.lab.runs import Runs, warm_up
+from metastable.lab.app import warm_up
+from metastable.lab.runs import Runs
+from metastable.lab.state import State
 
-CONTROLS = Controls(n=5000)
+STATE = State(n=5000)
 BARS = {"first_frames": 2.0, "complete": 10.0}
 REPEATS = 5
 
 
 def once(runs: Runs, key: int) -> dict[str, float]:
-    """Asked four times a second, as the page does."""
+    """Times of one run, with the page's four requests a second."""
     began, found = time.perf_counter(), {}
-    runs.start("tab", key, [CONTROLS])
+    runs.start("tab", key, [STATE])
     while "complete" not in found:
         time.sleep(0.25)
         seconds = time.perf_counter() - began
-        if "first_frames" not in found and runs.partial("tab", key):
+        if "first_frames" not in found and runs.results("tab", key)[0]:
             found["first_frames"] = seconds
-        if runs.look("tab", key).status == "done":
+        if runs.progress("tab", key).status == "done":
             found["complete"] = seconds
-        elif runs.look("tab", key).status == "failed":
-            raise SystemExit(runs.look("tab", key).message)
+        elif runs.progress("tab", key).status == "failed":
+            raise SystemExit(runs.progress("tab", key).message)
     return found
 
 

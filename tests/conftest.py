@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -53,8 +54,8 @@ def chromium():
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-@pytest.fixture(scope="module")
-def browser():
+@contextmanager
+def launched_browser():
     path = chromium()
     if path is None:
         words = "no Chromium found: install one or set METASTABLE_CHROMIUM to its path"
@@ -67,3 +68,9 @@ def browser():
         browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with launched_browser() as browser:
+        yield browser

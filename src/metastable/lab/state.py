@@ -1,181 +1,374 @@
-"""The whole page as one value: what a link restores, and what is wrong with it."""
+"""The state of the page: its fields with their readers, defaults and limits, and the simulations they describe.
+
+A state is written in three forms, and each form restores it exactly: the texts of the page's fields, the query of a
+link, and `State` itself. A text that cannot be read is kept in `State.unread`, and `problems` says what to enter.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
-from metastable.lab.controls import Controls, cloud_of, head_of
-from metastable.lab.problems import controls_problems
+from metastable.errors import BadInput
+from metastable.lab.encoders import TEXTS, EncoderCache
+from metastable.lab.matrices import parse_matrices
+from metastable.problem import Problem
 
-__all__ = ["Controls", "State", "cloud_of", "head_of", "problems", "second"]
-
-COMPARED = {"": "", "beta": "second β", "n": "second N", "weights": ""}
-"""What two runs may differ in, and what the field `other` then is."""
-VIEWS = ("laboratory", "audit")
-THEMES = ("light", "dark")
+LAWS = {
+    "uniform": "uniform",
+    "graded": "graded weights",
+    "fibonacci": "Fibonacci lattice (d = 3)",
+    "equally_spaced": "equally spaced (d = 2)",
+    "von_mises_fisher": "one von Mises–Fisher cluster",
+    "mixture": "three clusters",
+    "tokens": "tokens of the encoder",
+}
+"""Initial laws and their labels."""
+TRAINED_LAWS = ("tokens", "uniform")
+"""Initial laws for a head of a trained encoder."""
+LAW_DIMENSION = {"fibonacci": 3, "equally_spaced": 2}
+"""Laws that exist in one dimension only."""
+COMPARISONS = {
+    "": "one run only",
+    "beta": "two temperatures β",
+    "n": "two numbers of tokens N",
+    "weights": "equal and graded weights",
+}
+"""What two runs may differ in, with labels."""
+DIMENSIONS = (2, 32)
+EIGENVALUES_HINT = "enter numbers from −100 to 100, as 1.5, 1.0, 0.6"
+MOST_TOKENS = 20_000
+LARGEST_SEED = 2**53 - 1
+"""The largest integer that JavaScript represents exactly."""
 LONGEST_QUERY = 250_000
+"""The largest number of characters of a link's query."""
+FRAMES_BYTES = 64 * 2**20
+"""The memory for the frames of one run. A tab keeps several arrays of this size."""
+ALL_FRAMES, FEW_FRAMES, FEWEST_FRAMES = 101, 51, 21
+MANY_TOKENS = 2000
+"""Runs with more tokens and runs of trained heads save few frames: each saved time ends a step, and steps are slow."""
+MOST_NUMBERS = FRAMES_BYTES // (8 * FEWEST_FRAMES)
+"""The largest N·d."""
+
+
+class Field(NamedTuple):
+    """How to read the text of a field: `read` raises ValueError if the text is wrong, and `hint` says what to enter."""
+
+    read: Callable[[str], Any]
+    hint: str = ""
+
+
+def _number(kind: Callable[[str], Any], low: float, high: float, hint: str) -> Field:
+    return Field(lambda text: _within(kind(text), low, high), f"enter {hint}")
+
+
+def _choice(names: Iterable[str]) -> Field:
+    known = {name: name for name in names}
+    return Field(known.__getitem__, f"choose one of {', '.join(known).strip(', ').replace('_', ' ')}")
+
+
+def _within(value: Any, low: float, high: float) -> Any:
+    if not low <= value <= high:
+        raise ValueError
+    return value
+
+
+def _real(text: str) -> float:
+    return float(text.replace("\u2212", "-").replace("∞", "inf"))
+
+
+def _beta(text: str) -> float:
+    value = _real(text)
+    return value if value == math.inf else _within(value, 0.0, 1e6)
+
+
+def _eigenvalues(text: str) -> tuple[float, ...]:
+    return tuple(_within(_real(part), -100.0, 100.0) for part in re.split(r"[\s,;]+", text.strip(" ,;")))
+
+
+def _pair(text: str) -> tuple[int, int] | None:
+    if not text:
+        return None
+    layer, head = map(int, text.split(","))
+    return layer, head
+
+
+FIELDS = {
+    "d": _number(int, *DIMENSIONS, "a whole number from {} to {}".format(*DIMENSIONS)),
+    "interaction": Field(_eigenvalues, EIGENVALUES_HINT),
+    "value": Field(_eigenvalues, EIGENVALUES_HINT),
+    "angle": _number(_real, -360, 360, "a number from −360 to 360"),
+    "matrices": Field(str, "paste B, an empty line, and V"),
+    "trained": Field(str, "enter MODEL:layer:head"),
+    "law": _choice(LAWS),
+    "n": _number(int, 1, MOST_TOKENS, f"a whole number from 1 to {MOST_TOKENS}"),
+    "seed": _number(int, 0, LARGEST_SEED, f"a whole number from 0 to {LARGEST_SEED}"),
+    "beta": Field(_beta, "enter a number from 0 to 1000000, or inf"),
+    "until": _number(_real, math.ulp(0.0), 1000, "a number above 0, at most 1000"),
+    "compare": _choice(COMPARISONS),
+    "other": Field(str),
+    "view": _choice(("laboratory", "audit")),
+    "model": Field(str),
+    "column": Field(str),
+    "head": Field(_pair, "enter a layer and a head, as 3,7"),
+    "time": _number(_real, 0, 1000, "a number from 0 to 1000"),
+    "theme": _choice(("light", "dark")),
+}
+"""All fields of the page and of a link."""
 
 
 @dataclass(frozen=True)
 class State:
-    """All that is to be seen on the page.
+    """The state of the page. The fields up to `until` describe a simulation.
 
-    controls : the run; with `compare` the first of two
-    compare, other : "beta" or "n" with the second β or N, or "weights": equal weights against graded ones
-    view : "laboratory" or "audit"; model, column and head (layer, head) are those of the audit
-    time : where the slider stands
-    unread : what a link said that could not be read, (field, line) each; the field has its default then
+    d, interaction, value, angle : see `Head.from_spectra`
+    matrices : B and V, see `parse_matrices`; replaces the four above
+    trained : MODEL:layer:head; replaces the five above, and one unit of time is one layer
+    law, n, seed : the initial law of the tokens, see `LAWS`
+    beta : inverse temperature; inf is hardmax
+    until : the horizon
+    compare, other : a second run with another β or N, or with graded weights (see `COMPARISONS`); `other` is the text
+        of the second β or N
+    view : "laboratory" or "audit"; `model`, `column` and `head` (layer, head) belong to the audit
+    time : the position of the time slider
+    unread : (name, text) of each field whose text cannot be read; the field itself has its default value
     """
 
-    controls: Controls = field(default_factory=Controls)
+    d: int = 3
+    interaction: tuple[float, ...] = (1.5, 1.0, 0.6)
+    value: tuple[float, ...] = (1.2, 0.9, 0.5)
+    angle: float = 35.0
+    matrices: str = ""
+    trained: str = ""
+    law: str = "uniform"
+    n: int = 1000
+    seed: int = 0
+    beta: float = 100.0
+    until: float = 15.0
     compare: str = ""
-    other: float | None = None
+    other: str = ""
     view: str = "laboratory"
     model: str = ""
     column: str = ""
     head: tuple[int, int] | None = None
     time: float = 0.0
     theme: str = "light"
-    unread: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    unread: tuple[tuple[str, str], ...] = field(default=())
 
-    def to_query(self) -> str:
-        """The state as `name=value&…`, without a question mark: what differs from the default, exactly.
+    @classmethod
+    def from_texts(cls, texts: Mapping[str, str]) -> State:
+        """The state with these texts in its fields. Other names are ignored."""
+        found: dict[str, Any] = {}
+        unread: list[tuple[str, str]] = []
+        for name, spec in FIELDS.items():
+            if name in texts:
+                try:
+                    found[name] = spec.read(texts[name])
+                except (ValueError, KeyError, OverflowError):
+                    unread.append((name, texts[name]))
+        return cls(**found, unread=tuple(unread))
 
-        >>> State(Controls(d=2, interaction=(1.5, 0.6), beta=math.inf), compare="n", other=500).to_query()
-        'd=2&interaction=1.5,0.6&beta=inf&compare=n&other=500'
-        """
-        said, usual = _flat(self), _flat(State())
-        pairs = [(name, _written(value)) for name, value in said.items() if value != usual[name]]
-        return urlencode(pairs, safe=",:/", errors="replace")
+    def texts(self) -> dict[str, str]:
+        return {name: _written(getattr(self, name)) for name in FIELDS} | dict(self.unread)
 
     @classmethod
     def from_query(cls, query: str) -> State:
-        """The state that a link says, with or without its question mark. Names that are not known do not count."""
+        """The state of a link, with or without its question mark."""
         try:
             if len(query) > LONGEST_QUERY:
                 raise ValueError
-            given = dict(parse_qsl(query.removeprefix("?"), keep_blank_values=True))
-        except ValueError:
-            return cls(unread=(("link", "the link is too long to be read; the page shows its defaults"),))
-        unread: list[tuple[str, str]] = []
-        found: dict[str, Any] = {}
-        for name, reader in READERS.items():
-            if name in given:
-                try:
-                    found[name] = reader(given[name])
-                except (ValueError, OverflowError):
-                    shown = given[name] if len(given[name]) <= 30 else f"{given[name][:30]}…"
-                    unread.append((name, f"the link says {shown!r}, which cannot be read"))
-        own = {name: found.pop(name) for name in CONTROLS if name in found}
-        return cls(controls=Controls(**own), **found, unread=tuple(unread))
+            return cls.from_texts(dict(parse_qsl(query.removeprefix("?"), keep_blank_values=True)))
+        except ValueError as error:
+            raise BadInput("the link is too long; the page shows its defaults") from error
+
+    def to_query(self) -> str:
+        """The state as `name=value&…`: only the fields that differ from their defaults.
+
+        >>> State(d=2, interaction=(1.5, 0.6), beta=math.inf, compare="n", other="500").to_query()
+        'd=2&interaction=1.5,0.6&beta=inf&compare=n&other=500'
+        """
+        defaults = State().texts()
+        pairs = [(name, text) for name, text in self.texts().items() if text != defaults[name]]
+        return urlencode(pairs, safe=",:/", errors="replace")
+
+    @classmethod
+    def from_page(cls, given: Mapping[str, Any]) -> State:
+        """The state of the page's fields. Only the chosen source of the head counts, and its field must be filled."""
+        texts = {name: str(given[name] or "").strip() for name in FIELDS if name in given}
+        source = given.get("source")
+        texts |= {name: "" for name in ("matrices", "trained") if name != source}
+        if texts.get("compare") not in ("beta", "n"):
+            texts["other"] = ""
+        state = cls.from_texts(texts)
+        if source in ("matrices", "trained") and not getattr(state, source):
+            state = replace(state, unread=(*state.unread, (source, "")))
+        return state
+
+    def to_page(self) -> dict[str, str]:
+        """The texts for the page's fields: `from_page` restores this state from them."""
+        texts = {name: text for name, text in self.texts().items() if name not in ("time", "theme")}
+        # Buttons set these two, so a user could not correct them.
+        texts |= {name: _written(getattr(self, name)) for name in ("view", "head")}
+        lists = {name: texts[name].replace(",", ", ") for name in ("interaction", "value")}
+        return {**texts, **lists, "source": self.source}
+
+    @property
+    def source(self) -> str:
+        """How the head is given: "trained", "matrices" or "spectra"."""
+        return next((name for name in ("trained", "matrices") if getattr(self, name)), "spectra")
+
+    @property
+    def address(self) -> tuple[str, int, int]:
+        """(model, layer, head) of a trained head."""
+        from metastable.encoder.trained_head import parse_address
+
+        return parse_address(self.trained)
+
+    def runs(self) -> list[State]:
+        """The states of the runs to show: one, or the two to compare. They differ from this state in nothing else."""
+        first = replace(self, **{name: getattr(State(), name) for name in VIEW_FIELDS})
+        if self.compare == "weights":
+            return [first, replace(first, law="graded")]
+        if self.compare in ("beta", "n"):
+            return [first, State.from_texts({**first.texts(), self.compare: self.other})]
+        return [first]
+
+    @property
+    def key(self) -> str:
+        """A text that is the same for two states if and only if they have the same runs."""
+        return " ".join(run.to_query() for run in self.runs())
 
 
-CONTROLS = tuple(f.name for f in fields(Controls))
+VIEW_FIELDS = ("compare", "other", "view", "model", "column", "head", "time", "theme")
+"""The fields that do not describe a simulation."""
 
 
-def problems(of: Controls | State) -> dict[str, str]:
-    """Field → one line on what is wrong with it; empty if all is well.
+def problems(state: State) -> dict[str, str]:
+    """The error message of each wrong field; empty if the runs can start. No model is loaded."""
+    first, *others = state.runs()
+    found = _problems(first)
+    if state.compare == "weights" and state.law != "uniform":
+        found.setdefault("compare", "equal and graded weights are compared for the uniform law; choose it")
+    for other in others:
+        new = [line for name, line in _problems(other).items() if name not in found]
+        if new:
+            found["compare" if state.compare == "weights" else "other"] = new[0]
+    return found
 
-    Of a state also: what its link could not say ("link" stands for the whole of it), and what is wrong with the second
-    run, beside `other` or `compare`.
+
+def check(state: State) -> None:
+    """Raise BadInput if a field is wrong."""
+    for name, line in problems(state).items():
+        raise BadInput(f"{name}: {line}")
+
+
+def _problems(state: State) -> dict[str, str]:
+    """`problems` of a state with one run."""
+    found = {name: f"{_shown(text)}: {FIELDS[name].hint}" for name, text in state.unread}
+    known = [law for law in LAWS if law != "tokens"]
+    try:
+        if state.source == "trained":
+            state.address  # noqa: B018  (raises BadInput)
+            known = list(TRAINED_LAWS)
+            if state.n < 2:
+                found.setdefault("n", "a trained head needs at least 2 tokens")
+        else:
+            _check_size(state, found)
+    except BadInput as error:
+        found.setdefault(state.source, str(error))
+    if state.law not in known:
+        found.setdefault("law", f"{state.law}: {_choice(known).hint}")
+    if not found and state.source != "trained":
+        # For example: graded tokens of a head without a dominant direction.
+        found |= {name if name in FIELDS else state.source: line for name, line in problem_of(state).faults().items()}
+    return found
+
+
+def _check_size(state: State, found: dict[str, str]) -> None:
+    """Add to `found` what the dimension of the head rules out."""
+    dim, (low, high) = _dimension(state), DIMENSIONS
+    if not low <= dim <= high:
+        found.setdefault("matrices", f"B and V are {dim}×{dim}; the size must be from {low} to {high}")
+    for name in ("interaction", "value") if state.source == "spectra" and "d" not in found else ():
+        count = len(getattr(state, name))
+        if count != dim:
+            found.setdefault(name, f"{count} given, but d = {dim} needs {dim}")
+    if state.n * dim > MOST_NUMBERS:
+        found.setdefault("n", f"at most {MOST_NUMBERS // dim} tokens fit into memory for d = {dim}")
+    if LAW_DIMENSION.get(state.law, dim) != dim:
+        found.setdefault("law", f"{state.law.replace('_', ' ')} needs d = {LAW_DIMENSION[state.law]}, but d is {dim}")
+
+
+def _dimension(state: State) -> int:
+    """d of a head that is not trained."""
+    return len(parse_matrices(state.matrices)[0]) if state.source == "matrices" else state.d
+
+
+def problem_of(state: State, encoders: EncoderCache | None = None, frames: int = ALL_FRAMES) -> Problem:
+    """The simulation of a state with one run, with at most so many frames. A trained head is loaded."""
+    count = min(_frames(state), frames)
+    options = {} if count == ALL_FRAMES else {"t_eval": count}
+    beta, until = float(state.beta), float(state.until)
+    if state.source == "trained":
+        from metastable.encoder.trained_head import prepare
+
+        texts = TEXTS if state.law == "tokens" else None
+        encoder = (encoders or EncoderCache()).load(state.address[0])
+        ready = prepare(state.trained, texts, state.law, state.n, until, beta, seed=state.seed, encoder=encoder)
+        if ready.head.dim * len(ready.cloud) > MOST_NUMBERS:
+            fewer = f"use at most {MOST_NUMBERS // ready.head.dim} tokens"
+            raise BadInput(f"{len(ready.cloud)} tokens in d = {ready.head.dim} need too much memory; {fewer}")
+        return ready.replace(**options)
+    cloud = {"law": state.law, "n": state.n, **_law_arguments(state)}
+    if state.source == "matrices":
+        B, V = parse_matrices(state.matrices)
+        return Problem({"interaction": B, "value": V}, cloud, beta, until, options)
+    head = {"interaction": list(state.interaction), "value": list(state.value), "angle": state.angle}
+    return Problem(head, cloud, beta, until, options)
+
+
+def common_frames(states: Sequence[State]) -> int:
+    """The number of frames for runs that are compared: one time slider moves them all."""
+    return min(map(_frames, states))
+
+
+def _law_arguments(state: State) -> dict[str, Any]:
+    """The arguments of an initial law besides n, d and the head.
+
+    von Mises–Fisher: mean direction (1, …, 1), κ = 2d. Mixture: proportions ½, 3/10, 1/5 around three directions with
+    coordinates ±1, which are orthogonal if 4 divides d, κ = 4d.
     """
-    if isinstance(of, Controls):
-        return controls_problems(of)
-    own = controls_problems(of.controls)
-    return {**_comparison(of, own), **own, **dict(of.unread)}
+    d, seed = _dimension(state), {"seed": state.seed}
+    if state.law == "von_mises_fisher":
+        return {"mean": [1.0] * d, "kappa": 2.0 * d, **seed}
+    if state.law == "mixture":
+        signs = ([1.0, 1.0, 1.0, 1.0], [1.0, -1.0, 1.0, -1.0], [-1.0, -1.0, 1.0, 1.0])
+        means = [[pattern[i % 4] for i in range(d)] for pattern in signs]
+        return {"means": means, "kappas": 4.0 * d, "proportions": [0.5, 0.3, 0.2], **seed}
+    return {} if state.law in LAW_DIMENSION else seed
 
 
-def _comparison(state: State, own: dict[str, str]) -> dict[str, str]:
-    if state.compare not in COMPARED:
-        return {"compare": f"choose one of {', '.join(name for name in COMPARED if name)}, or nothing"}
-    if state.compare == "weights" and state.controls.law != "uniform":
-        return {"compare": "equal against graded weights: the law must be uniform, and the second run is graded"}
-    beside = "other" if COMPARED[state.compare] else "compare"
-    other = second(state)
-    if other is None:
-        return {} if not state.compare else {"other": f"give the {COMPARED[state.compare]}"}
-    new = {name: line for name, line in controls_problems(other).items() if name not in own}
-    return {beside: next(iter(new.values()))} if new else {}
-
-
-def second(state: State) -> Controls | None:
-    """The run to show beside the first, None if there is none or nothing to tell them apart."""
-    if state.compare == "weights":
-        return replace(state.controls, law="graded")
-    if state.other is None or not COMPARED.get(state.compare):
-        return None
-    if state.compare == "beta":
-        return replace(state.controls, beta=state.other)
-    whole = math.isfinite(state.other) and state.other == int(state.other)
-    # What is no whole number is refused later, by its own line.
-    return replace(state.controls, n=int(state.other) if whole else state.other)  # type: ignore[arg-type]
-
-
-def _flat(state: State) -> dict[str, Any]:
-    own = {name: getattr(state.controls, name) for name in CONTROLS}
-    rest = {f.name: getattr(state, f.name) for f in fields(state) if f.name not in ("controls", "unread")}
-    return {**own, **rest}
+def _frames(state: State) -> int:
+    """The number of frames of a run: fewer where they would take long or much memory."""
+    if state.source == "trained":
+        return FEW_FRAMES
+    count = FEW_FRAMES if state.n > MANY_TOKENS else ALL_FRAMES
+    return min(count, FRAMES_BYTES // (8 * state.n * _dimension(state)))
 
 
 def _written(value: Any) -> str:
     """The shortest text from which the same value is read."""
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple):
         return ",".join(_written(part) for part in value)
     if isinstance(value, float):
         return repr(value).removesuffix(".0")
     return "" if value is None else str(value)
 
 
-def _float(text: str) -> float:
-    return float(text.replace("\u2212", "-").replace("∞", "inf"))
-
-
-def _floats(text: str) -> tuple[float, ...]:
-    return tuple(_float(part) for part in text.split(",")) if text else ()
-
-
-def _int(text: str) -> int:
-    return int(text)
-
-
-def _pair(text: str) -> tuple[int, int]:
-    first, second = (int(part) for part in text.split(","))
-    return first, second
-
-
-def _finite(text: str) -> float:
-    found = _float(text)
-    if not math.isfinite(found):
-        raise ValueError
-    return found
-
-
-def _optional(reader: Callable[[str], Any]) -> Callable[[str], Any]:
-    return lambda text: reader(text) if text else None
-
-
-def _one_of(known: tuple[str, ...]) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in known:
-            raise ValueError
-        return text
-
-    return read
-
-
-READERS: dict[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("d", "n", "seed"), _int),
-    **dict.fromkeys(("interaction", "value"), _floats),
-    **dict.fromkeys(("angle", "beta", "until"), _float),
-    **dict.fromkeys(("matrices", "trained", "law", "compare", "model", "column"), str),
-    "other": _optional(_float),
-    "view": _one_of(VIEWS),
-    "head": _optional(_pair),
-    "time": _finite,
-    "theme": _one_of(THEMES),
-}
-"""How each field of a link is read."""
+def _shown(text: str) -> str:
+    one_line = " ".join(text.split())
+    return one_line[:30] + "…" * (len(one_line) > 30) or "empty"

@@ -1,13 +1,12 @@
-/* The page's own script, in four files: what all share, the controls, the time, and the answers of the server.
+/* The script of the page, in four files: shared functions, the fields, the time, and the answers of the server.
  *
- * A figure carries in layout.meta.key the state that it was made for. `lab.wanted` is the key of the controls as they
- * stand, or null from the first touch of a control until the server has accepted it. A figure whose key is not the wanted
- * one is greyed: see `refresh`.
+ * The layout.meta.key of a figure is the key of the run that it shows. `lab.wanted` is the key of the current fields, or
+ * null from the first change of a field until the server has read it. `refresh` greys every figure with another key.
  */
 (function () {
   "use strict";
 
-  const LONGEST = 60000; // characters of an address that the server takes
+  const LONGEST = 60000; // the largest number of characters of an address that the server accepts
   const clientside = (window.dash_clientside = window.dash_clientside || {});
   clientside.lab = {};
   const root = document.documentElement;
@@ -17,12 +16,12 @@
   const lab = (window.lab = {
     clientside, root, by, graph,
     send: (id, data) => clientside.set_props(id, { data }),
-    /* This page, for the server; a reloaded or a copied one is another. */
+    /* The name of this tab for the server. A reloaded or duplicated page has another name. */
     tab: Array.from(crypto.getRandomValues(new Uint8Array(16)), (b) => b.toString(16).padStart(2, "0")).join(""),
     fields: {}, query: "", wanted: null, problems: {}, status: "", time: 0, until: 1, spheres: [null, null],
   });
 
-  /* ---- greyed or not ---- */
+  /* ---- greyed figures ---- */
 
   const ENDED = (lab.ENDED = ["done", "failed", "stopped"]);
 
@@ -38,7 +37,7 @@
     return lab.status === "asking" ? "not computed yet" : "computing …";
   }
 
-  /* Grey every figure that was not made for the controls as they stand. */
+  /* Grey every figure that does not belong to the current fields. */
   lab.refresh = function () {
     for (const name of ["sphere-1", "sphere-2", "curve", "theory"]) {
       const box = by(`box-${name}`), shown = name !== "sphere-2" || root.dataset.compare === "yes";
@@ -73,7 +72,7 @@
   preferred.addEventListener("change", () => lab.themeChosen || lab.changeTheme(usual(), false));
   Object.assign(root.dataset, { view: "laboratory", source: "spectra", compare: "no", other: "no", audited: "no", head: "no" });
 
-  /* On a wall the figures' texts grow with the window, as those of the page do (see lab.css). */
+  /* On large screens the text of figures grows with the window, as the text of the page does (see lab.css). */
   const scale = () => (window.innerWidth < 1700 ? 1 : Math.min(2, Math.round(window.innerWidth / 142) / 10));
   lab.scale = scale();
   window.addEventListener("resize", () => {
@@ -92,9 +91,9 @@
     window.dispatchEvent(new Event("resize"));
   };
 
-  /* ---- the address bar, and what is said beside it ---- */
+  /* ---- the address bar, messages, downloads ---- */
 
-  /* The address bar holds the state: what the server made of the controls, the time, and a theme that was chosen. */
+  /* The address bar shows the state: the fields as the server read them, the time, and the theme if it was chosen. */
   lab.address = function () {
     const state = new URLSearchParams(lab.query);
     if (lab.time > 0) state.set("time", String(Number(lab.time.toFixed(6))));
@@ -110,9 +109,9 @@
   };
 
   lab.copyLink = async function () {
-    // The link is of controls that the server has read.
+    // The link contains the fields as the server read them: wait for its answer.
     for (let i = 0; i < 20 && lab.answered !== lab.serial; i += 1) await new Promise((done) => setTimeout(done, 100));
-    if (lab.answered !== lab.serial) return lab.tell("the lab has not read the controls yet; try again");
+    if (lab.answered !== lab.serial) return lab.tell("the server has not read the fields yet; try again");
     lab.address();
     if (location.href.length > LONGEST) return lab.tell("these matrices are too long for a link; download the script instead");
     try {
@@ -128,7 +127,7 @@
     lab.tell(`preparing the ${kind} …`);
     const body = new URLSearchParams({ tab: lab.tab, state: lab.query });
     const response = await fetch(`download/${kind}`, { method: "POST", body }).catch(() => null);
-    if (!response || !response.ok) return lab.tell(response ? await response.text() : "the lab does not answer");
+    if (!response || !response.ok) return lab.tell(response ? await response.text() : "the server does not answer");
     const link = document.createElement("a");
     link.href = URL.createObjectURL(await response.blob());
     link.download = response.headers.get("X-Name");
@@ -137,11 +136,11 @@
     lab.tell(`${link.download} saved`);
   };
 
-  /* ---- a tab that is there says so, one that goes away frees its run ---- */
+  /* ---- tell the server that this tab is open, or that it closes ---- */
 
   setInterval(async () => {
     const there = await fetch(`tab/${lab.tab}/touch`, { method: "POST" }).then((r) => r.ok, () => false);
-    if (!there) lab.tell("the lab does not answer; is it still running?");
+    if (!there) lab.tell("the server does not answer; is it still running?");
   }, 5000);
   window.addEventListener("pagehide", () => navigator.sendBeacon(`tab/${lab.tab}/close`));
   window.addEventListener("pageshow", (event) => event.persisted && lab.changed(0));

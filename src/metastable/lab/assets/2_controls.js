@@ -1,4 +1,4 @@
-/* The controls: what is in them, what depends on it, and when the server hears of it. */
+/* The fields: their contents, what depends on them, and when they are sent to the server. */
 (function () {
   "use strict";
 
@@ -6,10 +6,10 @@
   const DEBOUNCE = 350;
   Object.assign(lab, { serial: 0, consent: "", model: "", patience: 10000 });
 
-  /* Somebody here has asked for the model in the field: it, and no other, may be read. */
+  /* The user asked for the model in the field: the server may load this model. */
   lab.agree = () => (lab.consent = lab.fields.trained.trim().split(":").slice(0, -2).join(":"));
 
-  /* β is 10^(7p/970 − 1) up to 10⁶ at p = 970; the last stretch of the slider is ∞. */
+  /* The slider position p means β = 10^(7p/970 − 1), up to 10⁶ at p = 970; from p = 985 on, β = ∞. */
   const SLIDERS = {
     beta: {
       text: (p) => (p >= 985 ? "inf" : String(Number((10 ** (Math.min(p, 970) / (970 / 7) - 1)).toPrecision(3)))),
@@ -19,7 +19,7 @@
   };
   const value = (text) => (/^\s*(inf|infinity|∞)\s*$/i.test(text) ? Infinity : Number(text));
 
-  /* Put a text into a field, and show what depends on it. */
+  /* Put a text into a field and update what depends on it. */
   const put = (lab.put = function (name, text, slid) {
     lab.fields[name] = text;
     const element = by(`field-${name}`);
@@ -41,9 +41,9 @@
     }
   }
 
-  /* What follows from a choice, so that it can be seen at once what it does. */
+  /* Changes of other fields that follow from a change of one field. */
   const FOLLOWS = {
-    /* A new dimension keeps the eigenvalues that there are: it drops the last, or goes on with 0.8 times the last. */
+    /* A new dimension removes the last eigenvalues, or appends 0.8 times the last one. */
     d() {
       const d = Number(lab.fields.d);
       if (!Number.isInteger(d) || d < 2 || d > 32) return;
@@ -69,7 +69,7 @@
     },
   };
 
-  /* B = diag(b) and V = R diag(v) Rᵀ as they stand in the fields, written out: something to change. */
+  /* The matrices B = diag(b) and V = R diag(v) Rᵀ of the fields, as text to edit. */
   function spelled() {
     const numbers = (name) => lab.fields[name].split(/[\s,;]+/).filter(Boolean).map(Number);
     const b = numbers("interaction"), v = numbers("value"), angle = (Number(lab.fields.angle) * Math.PI) / 180;
@@ -80,7 +80,7 @@
     return `${rows((i, j) => unit(i, j) * b[i])}\n\n${rows((i, j) => v.reduce((sum, x, k) => sum + R(i, k) * x * R(j, k), 0))}`;
   }
 
-  /* Laws that the head at hand cannot have cannot be chosen. */
+  /* Disable the initial laws that do not exist for this head. */
   function offered() {
     const trained = lab.fields.source === "trained", d = Number(lab.fields.d);
     const spectra = lab.fields.source === "spectra";
@@ -105,11 +105,11 @@
     if (name === "model") return;
     if (FOLLOWS[name]) FOLLOWS[name]();
     changed(name === "trained" ? null : event.target.tagName === "SELECT" ? 0 : DEBOUNCE);
-    if (name === "trained") lab.showStatus({ status: "asking", message: "Enter follows this head", fraction: 0 });
+    if (name === "trained") lab.showStatus({ status: "asking", message: "press Enter to load this head", fraction: 0 });
     lab.refresh();
   });
 
-  /* A model's name is used when it is complete: after Enter, or when the field is left. */
+  /* The name of a model is read after Enter, or when the field loses the focus. */
   document.addEventListener("change", (event) => {
     if (event.target.id !== "field-trained") return;
     lab.agree();
@@ -119,7 +119,7 @@
     if (event.key === "Enter" && event.target.id === "field-model") lab.auditModel();
   });
 
-  /* Controls have changed: nothing that is shown answers them any more, until the server says so. */
+  /* A field has changed: all figures are outdated until the server has answered. */
   const changed = (lab.changed = function (delay, again) {
     lab.serial += 1;
     lab.wanted = null;
@@ -131,11 +131,11 @@
     if (delay === null) return;
     const tell = () => send("fields", { ...lab.fields, ...told, sent: Date.now() });
     lab.timer = setTimeout(tell, delay);
-    // What was lost on the way is sent again, until the server has answered it.
+    // Send the fields again until the server has answered: a request may be lost.
     lab.sending = setInterval(() => (lab.answered === told.serial ? clearInterval(lab.sending) : tell()), lab.patience);
   });
 
-  /* What is wrong, beside the field that it is wrong with. */
+  /* Show each error message beside its field. */
   lab.showProblems = function (problems) {
     lab.problems = problems;
     const told = { ...problems, model: lab.modelProblem };
@@ -152,7 +152,7 @@
   const CLICKS = {
     play: () => lab.toggle(),
     stop: () => {
-      // Also what has not been sent yet.
+      // Do not send a pending change either.
       if (lab.wanted === null) { changed(null); lab.showStatus({ status: "stopped", message: "stopped", fraction: 0 }); }
       return fetch(`tab/${lab.tab}/stop`, { method: "POST" });
     },
@@ -172,11 +172,11 @@
     const button = event.target.closest("button");
     if (!button || !CLICKS[button.id]) return;
     CLICKS[button.id]();
-    // After a click with the mouse the space bar belongs to the player again; the keyboard keeps its place.
+    // After a mouse click the space bar plays again; keyboard users keep the focus.
     if (event.detail > 0) button.blur();
   });
 
-  /* The page is there: put the state of the link into the controls and go. */
+  /* The page is complete: put the state of the link into the fields and start. */
   clientside.lab.restore = function (restored) {
     if (!restored) return;
     for (const slider of document.querySelectorAll("input[type=range][id^=slide-]"))

@@ -1,4 +1,4 @@
-/* One time for everything: the slider, the keys and the player move it, spheres and cursor follow. No server is asked. */
+/* One time for all figures. The slider, the keys and the player change it; spheres and cursor follow without the server. */
 (function () {
   "use strict";
 
@@ -14,9 +14,9 @@
   const times = () => (lab.spheres[0] ? lab.spheres[0].times : [0]);
   const shownTime = () => times()[indexAt(times(), lab.time)];
 
-  /* ---- figures that come from the server ---- */
+  /* ---- figures from the server ---- */
 
-  /* Take the frames out of a sphere and put its tokens where they are now. */
+  /* Store the frames of a sphere and show the frame of the current time. */
   lab.staged = function (figure, which) {
     const { times, id } = figure.layout.meta, frames = figure.frames, moving = frames[0].traces;
     const shown = indexAt(times, lab.time);
@@ -27,14 +27,14 @@
     return figure;
   };
 
-  /* A box that is higher than wide would cut the sphere off on both sides: look at it from further away. */
+  /* A box that is higher than wide would cut off the sphere on both sides: move the camera away. */
   function stepBack(figure, box) {
     const eye = ((figure.layout.scene || {}).camera || {}).eye, legend = 100;
     const high = eye && box.clientWidth ? (box.clientHeight - legend) / box.clientWidth : 1;
     if (high > 1) for (const axis of ["x", "y", "z"]) eye[axis] *= 0.2 + 0.8 * high;
   }
 
-  /* Put the cursor of a curve where the time is. */
+  /* Move the cursor of a curve to the current time. */
   lab.pointed = function (figure) {
     for (const shape of figure.layout.shapes) if (shape.name === "cursor") shape.x0 = shape.x1 = shownTime();
     return figure;
@@ -58,7 +58,7 @@
     by("time").setAttribute("aria-valuetext", `t = ${digits(shownTime())}`);
   };
 
-  /* Bring spheres and cursor to the time; while that takes, only the latest time counts. */
+  /* Draw spheres and cursor at the current time. Calls during the drawing are merged into one. */
   lab.paint = async function () {
     lab.again = true;
     if (lab.painting) return;
@@ -82,7 +82,7 @@
 
   async function paintSphere(which) {
     const sphere = lab.spheres[which], plot = graph(`sphere-${which + 1}`);
-    // Between the answer and its drawing the plot is still that of another run.
+    // Until the answer is drawn, the plot shows another run.
     if (!sphere || !plot || !plot.layout || (plot.layout.meta || {}).id !== sphere.id) return;
     const i = indexAt(sphere.times, lab.time), moved = {};
     if (i === sphere.shown) return;
@@ -99,7 +99,7 @@
       await window.Plotly.relayout(plot, { [`shapes[${k}].x0`]: t, [`shapes[${k}].x1`]: t });
   }
 
-  /* Two spheres turn together. */
+  /* Two spheres rotate together. */
   lab.turn = function (name, change) {
     const camera = change["scene.camera"], other = graph(name === "sphere-1" ? "sphere-2" : "sphere-1");
     if (!camera || !lab.spheres[1] || !other || !other.layout.scene) return;
@@ -125,13 +125,13 @@
     if (indexAt(times(), lab.time) === times().length - 1 && !lab.polling) moveTo(0);
     by("play").textContent = "❚❚ Pause";
     lab.player = setInterval(() => {
-      if (lab.painting) return; // a slow machine plays slowly rather than in jumps
+      if (lab.painting) return; // a slow machine plays slowly instead of skipping frames
       if (indexAt(times(), lab.time) < times().length - 1) step(1);
-      else if (!lab.polling) pause(); // of a run under way there will be more
+      else if (!lab.polling) pause(); // an unfinished run will have more frames
     }, FRAME);
   });
 
-  /* Over a figure the wheel scrolls the page; Plotly would swallow it. */
+  /* The mouse wheel scrolls the page also over a figure; Plotly would stop the event. */
   document.addEventListener("wheel", (event) => {
     if (event.target.closest(".js-plotly-plot")) event.stopPropagation();
   }, { capture: true, passive: true });

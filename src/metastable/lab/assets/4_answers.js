@@ -1,4 +1,4 @@
-/* What the server says: controls accepted or wrong, how a run is getting on, its figures; and the same of an audit. */
+/* The answers of the server: errors of fields, the progress and the figures of a run, and of an audit. */
 (function () {
   "use strict";
 
@@ -16,12 +16,12 @@
     clock();
   });
 
-  /* The clock ticks faster than some answers come; a question is asked again only when it seems to be lost. */
+  /* Ask for progress. A request without an answer is repeated after FORGOTTEN milliseconds. */
   clientside.lab.beat = function () {
     const now = Date.now();
     if (lab.polling && now - lab.busy > FORGOTTEN) {
       lab.busy = now;
-      // Pictures of a run under way come as often as they are cheap to make.
+      // The figures of an unfinished run are drawn at most every REDRAW milliseconds, and less often if they are slow.
       const due = now - lab.drawn > Math.max(REDRAW, 4 * lab.cost);
       const asked = { tab: lab.tab, key: lab.wanted, query: lab.query, seen: lab.seen, due, now };
       send("tick", { ...asked, theme: lab.theme, scale: lab.scale });
@@ -29,7 +29,7 @@
     if (lab.auditing && now - lab.auditBusy > FORGOTTEN) lab.askModel();
   };
 
-  /* Ask for all figures once more, in other colours or another size. */
+  /* Ask for all figures again, in another theme or size. */
   lab.redraw = function () {
     lab.seen = -1;
     lab.drawn = 0;
@@ -55,7 +55,7 @@
     by("download-script").disabled = lab.wanted === null;
   };
 
-  /* The server has read the controls: they are wrong, or a run for them is on its way. */
+  /* The server has read the fields: a field is wrong, or the run was started. */
   clientside.lab.accept = function (job) {
     if (!job || job.serial !== lab.serial) return;
     lab.answered = job.serial;
@@ -76,13 +76,13 @@
     lab.refresh();
   };
 
-  /* How the run is getting on. Figures come with it when there are new ones. */
+  /* The progress of the run, with figures if there are new ones. */
   clientside.lab.answer = function (answer) {
     const nothing = clientside.no_update, none = [nothing, nothing, nothing];
     if (!answer || answer.key !== lab.wanted) return none;
     lab.busy = 0;
-    if (answer.status === "unknown") { lab.changed(0); return none; } // forgotten, after a long sleep: once more
-    // Of a theme or size that has been left meanwhile: it is asked for again.
+    if (answer.status === "unknown") { lab.changed(0); return none; } // the server forgot the run, for example while the computer slept: start it again
+    // The theme or size has changed since the request: ask again.
     if (answer.theme && (answer.theme !== lab.theme || answer.scale !== lab.scale)) { lab.redraw(); return none; }
     lab.seen = answer.version;
     lab.showStatus(answer);
@@ -105,7 +105,7 @@
     plot.setAttribute("aria-label", figure.layout.meta.caption);
   }
 
-  /* A graph has been given a figure: listen to it. */
+  /* A graph has its first figure: listen to its events. */
   clientside.lab.watch = function () {
     for (const name of ["sphere-1", "sphere-2", "curve", "heat-map"]) {
       const plot = graph(name);
@@ -144,7 +144,7 @@
     const nothing = clientside.no_update;
     if (!answer || answer.model !== lab.model) return [nothing, nothing];
     lab.auditBusy = 0;
-    // Audits of other tabs may have taken its place.
+    // Audits of other tabs may have replaced it: start it again.
     if (answer.status === "unknown" && root.dataset.audited === "yes") { lab.askModel(true); return [nothing, nothing]; }
     if (answer.column && lab.fields.column && answer.column !== lab.fields.column && lab.columns().includes(lab.fields.column)) {
       lab.askModel();
@@ -164,7 +164,7 @@
     lab.put("column", answer.column);
     root.dataset.audited = "yes";
     by("box-heat-map").querySelector(".plot").style.minHeight = `${answer.height}px`;
-    entitle("heat-map", answer.figure);
+    entitle("heat-map", answer.figure, answer.title);
     answer.figure.layout.shapes = frame();
     if (lab.head && (lab.head[0] >= answer.layers || lab.head[1] >= answer.heads)) {
       lab.tell(`this model has no head ${lab.head[1]} in layer ${lab.head[0]}`);
@@ -192,7 +192,7 @@
     lab.fields.head = `${layer},${head}`;
     by("field-at-layer").value = layer;
     by("field-at-head").value = head;
-    // Shown once its words are there: those of another head must not stand beside it.
+    // Hide the head until its own text arrives.
     root.dataset.head = "no";
     askHead();
   }
@@ -214,14 +214,14 @@
     }, HEAD_LOST);
   }
 
-  /* A frame around the open head in the heat map. */
+  /* A frame around the selected head in the heat map. */
   function frame() {
     if (!lab.head) return [];
     const [layer, head] = lab.head, line = { color: lab.theme === "dark" ? "#ffffff" : "#000000", width: 3 };
     return [{ type: "rect", x0: head - 0.5, x1: head + 0.5, y0: layer - 0.5, y1: layer + 0.5, line }];
   }
 
-  /* From a head of the table to its run. */
+  /* Start the simulation of a head of the audit. */
   lab.follow = function (facts) {
     lab.put("source", "trained");
     for (const name of ["trained", "beta", "until", "n", "law", "compare", "other"]) lab.put(name, facts[name] || "");
