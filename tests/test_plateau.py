@@ -82,7 +82,7 @@ def test_turning_the_head_changes_nothing():
         (ms.Head.from_interaction(np.eye(3), np.diag([3.0, 2.0, 1.0])), 100.0, "is for d = 2"),
         (ms.Head.from_interaction(np.eye(2), rotation(0.5)), 100.0, "complex dominant pair"),
         (ms.Head.from_interaction(np.eye(2), np.eye(2)), 100.0, "two atoms"),
-        (ms.Head.from_interaction(np.eye(2), np.diag([2.0, 1.0])), 100.0, "nobody leaves"),
+        (ms.Head.from_interaction(np.eye(2), np.diag([2.0, 1.0])), 100.0, "does not end"),
         (ms.Head.from_interaction(-DEEP.B, -DEEP.V), 300.0, "the forecast needs clusters that hold together"),
         (ms.Head.from_interaction(np.diag([1.0, 0.0]), np.diag([2.0, 1.0])), 300.0, "invertible B"),
         (ms.Head(np.eye(2), DEEP.B, DEEP.V, offset=[0.1, 0.0]), 300.0, "an offset"),

@@ -81,19 +81,19 @@ def test_token_rate_is_the_rate_of_the_exact_flow():
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
-@pytest.mark.parametrize("p", [1, 2])
-def test_law_rate_is_the_decay_of_the_exact_law(seed, p):
+def test_law_rate_is_the_decay_of_the_exact_law(seed):
     """On a graded cloud W_p(μ_t^∞, ν) must fall at min(c, κ dim E/p); with clocks that differ, κ ≠ c."""
     head = circle_head(0.3, (1.4, 0.35), -0.1 * seed, (1.2, 0.9))
     th = head.theory()
-    cloud = ms.graded(20_000, head, smallest=1e-30)
+    cloud = ms.graded(5_000, head, smallest=1e-30)
     times = torch.tensor([0.0, 12.0, 16.0])
     pushed = th.limit(cloud.points)
     frames = ms.zero_temperature_flow(head, cloud, times)
     from metastable import transport
 
-    first, last = (transport.to_limit(cloud.moved_to(x), pushed, th.basis, p, "chordal").value for x in frames[1:])
-    assert math.log(first / last) / 4.0 == pytest.approx(th.law_rate(p), rel=0.03)
+    for p in (1, 2):
+        first, last = (transport.to_limit(cloud.moved_to(x), pushed, th.basis, p, "chordal").value for x in frames[1:])
+        assert math.log(first / last) / 4.0 == pytest.approx(th.law_rate(p), rel=0.03)
 
 
 def test_law_rate_may_be_decided_by_a_later_eigenvector():

@@ -1,4 +1,4 @@
-"""Reading arrays that users hand in: what is refused, and in which words."""
+"""Arrays and numbers that users pass in: checks with clear messages, and products in the calling thread."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ SERIAL_MULTIPLICATIONS = 2**18
 
 
 def tensor(a: Array, name: str, finite: bool = True) -> Tensor:
+    """A real tensor, float32 if it was that and float64 otherwise; BadInput names the argument."""
     try:
         t = (a if isinstance(a, Tensor) else torch.from_numpy(_plain(a))).detach()
     except (TypeError, ValueError, RuntimeError) as error:

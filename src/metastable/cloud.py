@@ -1,8 +1,8 @@
 """Clouds of tokens: points on the unit sphere with weights, and the laws they start from.
 
 A cloud is the measure Σ w_j δ_{x_j}. With w_j = 1/N it is the particle system; with other weights it is a
-quadrature of the mean-field equation. Weights are kept as logarithms, so that the mass of nearly empty
-regions survives down to e^{-700} and far below.
+quadrature of the mean-field equation. Weights are stored as logarithms, so that they can be smaller than the
+smallest float.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Cloud:
         x = matrix(points, "points")
         if x.shape[1] < 2:
             raise BadInput(f"points have {x.shape[1]} coordinate; the sphere needs d ≥ 2")
-        # By the largest coordinate first: the squares of very large or small ones would not be finite or not 0.
+        # Divide by the largest coordinate first: squares of very large coordinates overflow, those of small ones are 0.
         largest = x.abs().amax(dim=1, keepdim=True)
         if bool((largest == 0).any()):
             raise BadInput(f"point {int(largest.argmin())} is the zero vector, which has no direction; remove it")
@@ -213,8 +213,8 @@ def mixture(
 def graded(n: int, head: Head, smallest: float = 1e-8, seed: int = 0) -> Cloud:
     """A weighted quadrature of the uniform law with tokens crowded towards {Πx = 0}.
 
-    Tokens that start near {Πx = 0} decide how fast the law converges and when the plateau ends, and N equal
-    weights soon have none of them. Write x = r·a + √(1−r²)·b with a in the row space of Π (dimension m) and
+    Tokens that start near {Πx = 0} decide how fast the law converges and when the plateau ends. Among N tokens of equal
+    weight there are few of them. Write x = r·a + √(1−r²)·b with a in the row space of Π (dimension m) and
     b orthogonal to it; under the uniform law r² ~ Beta(m/2, (d−m)/2), independent of the directions a and b.
     The n strata of r are the n-quantiles of ½·(law of r) + ½·(log-uniform on [smallest, 1]); each carries one
     token with the exact mass of its stratum and directions a, b that fill their spheres evenly (see

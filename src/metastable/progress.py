@@ -1,4 +1,4 @@
-"""Progress bars with the time left, on a terminal; nothing in a pipe. And what else may watch a simulation."""
+"""Progress bars with the time left, on a terminal and not in a pipe, and objects that watch a simulation."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Watcher(Protocol):
-    """A context manager that `simulate` reports to, in its own thread. What a call raises ends the run.
+    """A context manager that `simulate` calls, in its own thread. An exception of a call ends the run.
 
-    at(t) : after every step, also after one that is taken again because it was too long
-    stage() : if there is one, before every evaluation of the field; a step has several
-    frame(t, x) : the positions (N, d) at each saved time, 0 included, in order; a run that is resumed reports those of
-        before too. x is what the run keeps: it must not be changed
+    at(t) : called after every step, also after a rejected one
+    stage() : optional; called before every evaluation of the field (a step has several)
+    frame(t, x) : called with the positions (N, d) at each saved time, 0 included, in order. A resumed run also reports
+        the frames from before the interruption. x belongs to the run and must not be changed
     """
 
     def __enter__(self) -> Any: ...
@@ -32,7 +32,7 @@ class Watcher(Protocol):
 
 
 def watching(until: float, progress: bool | Watcher | None) -> Watcher:
-    """Whom `simulate` reports to: the object it was given, or a bar that is shown or not."""
+    """The object that `simulate` calls: the watcher that it was given, or a progress bar."""
     if isinstance(progress, Watcher):
         return progress
     if progress is not None and not isinstance(progress, int):
@@ -42,7 +42,7 @@ def watching(until: float, progress: bool | Watcher | None) -> Watcher:
 
 
 class _Bar:
-    """Context manager around one bar. `show` None means: when standard error is a terminal."""
+    """Context manager for one bar. With `show` None it is shown if standard error is a terminal."""
 
     def __init__(self, total: float | None, words: str, show: bool | None, after: str = "") -> None:
         self.show = sys.stderr.isatty() if show is None else show
@@ -80,11 +80,11 @@ class Progress(_Bar):
         self._move(t)
 
     def frame(self, t: float, x: Tensor) -> None:
-        """A bar has no picture."""
+        """A bar shows no frames."""
 
 
 class Shares(_Bar):
-    """Several pieces of work: call it with the share of each that is done."""
+    """A bar for several tasks: call it with the share of each task that is done."""
 
     def __init__(self, names: Sequence[str], show: bool | None) -> None:
         super().__init__(1.0, "starting", show)
@@ -98,7 +98,7 @@ class Shares(_Bar):
 
 
 class Texts(_Bar):
-    """Texts as they are read, their number not known beforehand: call it with how many are done."""
+    """A bar for texts whose number is unknown: call it with how many are done."""
 
     def __init__(self, show: bool | None = None, what: str = "texts") -> None:
         super().__init__(None, "measuring", show, f"{{task.completed:.0f}} {what}")

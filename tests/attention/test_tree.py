@@ -188,7 +188,7 @@ def test_a_run_of_tight_clusters_is_the_same_by_every_engine():
     """Long after departure all tokens sit in two clusters, far smaller than a box of queries."""
     head = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
     curves = [
-        ms.simulate(head, ms.equally_spaced(2500), 300.0, 14.0, t_eval=8, tol=1e-5, engine=engine).distance().values
+        ms.simulate(head, ms.equally_spaced(1500), 300.0, 14.0, t_eval=8, tol=1e-5, engine=engine).distance().values
         for engine in ("tree", "flash")
     ]
     assert np.abs(curves[0] - curves[1]).max() < 1e-3

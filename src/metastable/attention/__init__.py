@@ -56,9 +56,9 @@ class BoundedMean(NamedTuple):
 def choose(engine: str, log_weights: Tensor, d: int, queries: int, tol: float) -> str:
     """The engine that `engine` stands for: itself, or for "auto" the quickest one that keeps to `tol`.
 
-    The tree costs about a(N + n) and flash b·N·n, so the tree is quicker from N·n/(N + n) = a/b on. That number was
-    measured (benchmarks/crossover.py) for the uniform and clustered clouds, β and tolerances that suit the tree least;
-    it is on the CPU alone. In five dimensions the tree is quicker for clustered clouds only: "auto" does not take it.
+    The tree costs about a(N + n) and flash b·N·n, so the tree is quicker from N·n/(N + n) = a/b on. This threshold was
+    measured on the CPU (benchmarks/crossover.py) for the clouds, β and tolerances that are worst for the tree. In five
+    dimensions the tree is quicker for clustered clouds only, so "auto" does not choose it there.
     """
     choice(engine, "engine", ("auto", *ENGINES, "tree"))
     if engine != "auto":
@@ -77,8 +77,8 @@ def attend(cloud: Cloud, queries: Array, engine: str = "auto", tol: float = TREE
 
     For a field, u = β Bᵀx. "dense" and "flash" give the same numbers up to rounding, in a time ∝ N·n and in memory
     O((N + n)·d) plus one block. "tree" is for low dimension: certified |m − exact| ≤ `tol` for every query, in about
-    O(N + n), float64 on the CPU; its first use compiles for about twenty seconds. "auto" takes the quickest of the
-    three, see `choose`: ask for "dense" or "flash" where `tol` is not exact enough.
+    O(N + n), float64 on the CPU. Its first use compiles for about twenty seconds. "auto" takes the quickest of the
+    three (see `choose`). Use "dense" or "flash" for results that are exact to rounding.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""How the velocities of all tokens answer when tokens are displaced: the Jacobian of the particle system.
+"""The Jacobian of the particle system: how the velocities of all tokens change when tokens are displaced.
 
 Tokens x_i with weights w_i move by f_i = P_{x_i} V m_i, with m_i = Σ_j p_ij x_j, p_ij ∝ w_j e^{⟨u_i, x_j⟩} and
 u_i = R x_i + βa, R = βBᵀ. Write g_i = V m_i, Σ_i = Σ_j p_ij (x_j − m_i)(x_j − m_i)ᵀ, and G_i = V Σ_i R, the derivative
@@ -6,7 +6,7 @@ of g_i in x_i. A displacement η of the tokens changes the velocities, to first 
 
     (Jη)_i = A_i η_i + P_i V Σ_j p_ij [ (x_j − m_i)⟨u_i, η_j⟩ + η_j ],      A_i = P_i G_i − ⟨g_i, x_i⟩ I − x_i g_iᵀ.
 
-A_i is what token i feels because it stands elsewhere, the sum what it feels because the others do.
+A_i is the effect of the displacement of token i itself, the sum is the effect of the displacements of the others.
 
 If each x_j stands for a group of tokens x_j + ξ with mean ξ = 0 and mean ξξᵀ = S_j, then a displacement inside a group
 obeys ξ' = A_j ξ to first order, because the others see the group's mean only. To second order the mean of group i moves
@@ -34,6 +34,7 @@ from metastable.head import Head
 LARGEST_SPACE = 32
 """Dimension of the Krylov space at which a step of the linear equation is halved instead."""
 ACCURACY = 1e-4
+"""Largest relative error of a step of the linear equation."""
 
 
 class Jacobian:

@@ -4,32 +4,32 @@
 group has a diameter of at most δ (no chains), and the groups depend on nothing else. The group becomes one token at
 X = Σwx/|Σwx| with the weight Σw.
 
-**Error.** Tokens that coincide stay together, so the merged run is a solution of the full system of N tokens, started
-anew at each merge from places that are wrong by x_i − X. With every token coupled to itself,
+**Error.** Tokens that coincide stay together. The merged run is therefore a solution of the full system of N tokens,
+restarted at each merge from positions that are wrong by x_i − X. With every token coupled to itself,
 
     W₂(μ_t, merged μ_t) ≤ ( Σ_i w_i |x_i(t) − X_i(t)|² )^{1/2},
 
-which a merge raises from 0 to e = ( Σ w |x − X|² )^{1/2}. Later the differences grow or shrink as the stability of
-the full system has it. Its Jacobian at the merged state splits: differences ξ inside a group G obey ξ' = A_G ξ with a
-d × d matrix A_G, and the means of the groups obey the Jacobian J of the live system (see `jacobian`). A merge leaves
-the means where they were up to second order in δ, so the first order lives inside the groups, as S_G = mean of ξξᵀ, and
-the means move by a displacement η that the spread S causes to second order, through a source q(S):
+which a merge raises from 0 to e = ( Σ w |x − X|² )^{1/2}. Later the differences grow or shrink according to the
+stability of the full system. Its Jacobian at the merged state splits: differences ξ inside a group G obey ξ' = A_G ξ
+with a d × d matrix A_G, and the means of the groups obey the Jacobian J of the live system (see `jacobian`). A merge
+leaves the means unchanged up to second order in δ. The first order is inside the groups, S_G = mean of ξξᵀ. The means
+move by a displacement η that the spread S causes to second order, through a source q(S):
 
     S_G' = A_G S_G + S_G A_Gᵀ,     η' = Jη + q(S),     E₀ = ( Σ W_G tr S_G )^{1/2} + ( Σ W_G |η_G|² )^{1/2}.
 
 Both equations are solved along the run, from step to step, and every merge adds its displacements to S and η. What is
 reported is E = 2 (1 + ρ) E₀. Here ρ is the parameter of the expansion, the largest so far of two numbers: the standard
 deviation that the displacements make in any token's scores (of order β|Bᵀx|δ at a merge), and (tr S_G)^{1/2} + |η_G| in
-any group. From the time that ρ exceeds 1/3, or E the diameter 2 of the sphere, E is inf: the expansion is not trusted
-any more. Where merged tokens would come apart (as for V negative definite) S grows, and so does E; where a token
-stands so near to a watershed that merging may have pushed it across, η grows.
+any group. Once ρ exceeds 1/3, or E the diameter 2 of the sphere, E is inf, because the expansion is not valid there.
+Where merged tokens would come apart (as for V negative definite) S grows, and so does E. Where a token is so close to
+the boundary between two basins of attraction that merging may have moved it across, η grows.
 
 **What is proved, what is measured.** For δ → 0 the distance is at most E₀ up to terms of third order. That the factor
 2 (1 + ρ) covers those terms, and the error of solving for S and η with the run's own steps, is measured: on random
 heads, in tests/test_merging.py. The error of time stepping itself (`tol`) is not in E.
 
 A Grönwall bound E' ≤ ΛE, with Λ the largest eigenvalue of the symmetric part of the full Jacobian in the inner product
-Σ w⟨·,·⟩, takes the worst displacement of all tokens for the one at hand. While tokens still concentrate that costs a
+Σ w⟨·,·⟩, assumes the worst displacement of all tokens. While tokens still concentrate, that costs a
 factor e^{∫Λ} with Λ of order 1 to 10 (measured: 150 tokens, d = 3, β = 100, t < 10), for differences that shrink.
 """
 

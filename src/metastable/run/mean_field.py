@@ -212,7 +212,7 @@ def mean_field(
     t_eval : how many equally spaced times to save, or the times themselves; 201 unless given
     progress : show a bar for each level; by default when standard error is a terminal
 
-    In d = 3 there are about 30 β/h² triangles: β = 30 takes minutes, and β = 400 is as far as one would wait. d ≥ 4 is
+    In d = 3 there are about 30 β/h² triangles: β = 30 takes minutes, and β = 400 is a practical limit. d ≥ 4 is
     refused: use `simulate` with `graded` clouds.
 
     Examples

@@ -1,4 +1,4 @@
-"""Observables of one cloud: how far tokens have come together, without reference to any limit."""
+"""Observables of one cloud: how concentrated the tokens are, without reference to a limit law."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from metastable.cloud import Cloud
 from metastable.head import Head
 
 LINKED = 50_000
-"""Tokens for the cluster count: a smaller part of a spread-out cloud would fall apart into single tokens."""
+"""Tokens for the cluster count: in a smaller sample of a spread-out cloud every token would be a cluster."""
 
 
 def observe(head: Head, cloud: Cloud, beta: float, sample: int, seed: int) -> dict[str, float]:

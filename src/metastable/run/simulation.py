@@ -81,11 +81,11 @@ def simulate(
     engine : "auto", "dense", "flash" or "tree" (certified to `tol`, d ≤ 3), see `attend`
     merge : δ. Tokens closer than this become one weighted token, so that long runs of clusters cost little; the frames
         show each token where its cluster is, and `Run.merge_error` bounds what merging changed (see `merging`)
-    checkpoint : a path like "run.zarr". The run is saved there, progress is kept beside it in "run.zarr.part", and
-        the same call after an interruption goes on from there to the same bits
+    checkpoint : a path like "run.zarr". The run is saved there. Its state is kept beside it in "run.zarr.part", and the
+        same call after an interruption continues from there and ends bit for bit the same
     overwrite : replace another run at `checkpoint` instead of refusing
-    progress : show a bar with the time left; by default when standard error is a terminal. Or a `progress.Watcher`,
-        which is told of every step and every saved frame, and stops the run by raising
+    progress : show a bar with the time left; by default if standard error is a terminal. Or a `progress.Watcher`, which
+        is called after every step and with every saved frame; an exception that it raises ends the run
 
     Raises
     ------

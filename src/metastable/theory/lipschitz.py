@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 
 SAMPLES = 4096
+"""Random points that are tried first."""
 STARTS = 24
+"""The best points, from which gradient ascent starts."""
 ITERATIONS = 60
+"""Steps of the ascent."""
 
 
 def symmetric_derivative(B: Tensor, M: Tensor, x: Tensor) -> Tensor:

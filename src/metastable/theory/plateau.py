@@ -60,11 +60,11 @@ class Forecast(NamedTuple):
 def forecast(theory: Theory, beta: float) -> Forecast:
     """When the plateau of the uniform law under this head ends at inverse temperature β (d = 2).
 
-    The error was found by comparing with solved mean fields of forty random heads (studies/forecast.py): all departures
-    seen at such a βD lay between `lower` and `upper`. Below βD = 11.5 it was off by up to a factor of 2.7, and
-    is refused. So is what was compared with nothing: d > 2, no limit law or one that is not two atoms, D = 0 (V fixes e
-    too, and nobody leaves), clusters that come apart (⟨e, Ve⟩ ≤ 0) or look away from themselves (⟨e, Be⟩ ≤ 0), a
-    source x_r that dries up before the cluster leaves.
+    The error was measured against solved mean fields of forty random heads (studies/forecast.py): every departure
+    observed at such a βD lay between `lower` and `upper`. Below βD = 11.5 the forecast was wrong by up to a factor of
+    2.7 and is refused. Cases without such a comparison are refused too: d > 2; no limit law, or one that is not two
+    atoms; D = 0 (V fixes e too, so that the plateau does not end); clusters that come apart (⟨e, Ve⟩ ≤ 0) or do not
+    attend to themselves (⟨e, Be⟩ ≤ 0); a tail whose source x_r is empty before the cluster leaves.
 
     Examples
     --------
@@ -123,14 +123,14 @@ class _Tail:
     def _check(self, own_value: float) -> None:
         look = float(self.e @ self.B @ self.e)
         if self.D / self.s <= 1e-9:
-            raise BadInput(f"D is {self.D:.2g}: ±e are fixed by V as well, and nobody leaves the plateau")
+            raise BadInput(f"D is {self.D:.2g}: ±e are fixed by V as well, so the plateau does not end")
         if own_value <= 0 or look <= 0:
             which, value = ("V", own_value) if own_value <= 0 else ("B", look)
             raise BadInput(f"⟨e, {which}e⟩ is {value:.3g}; the forecast needs clusters that hold together, above 0")
         dry = float(np.linalg.norm(self.B.T @ self.source) - abs(self.source @ self.B @ self.e))
         if dry <= self.D:
             where = f"D is {dry:.3g} there and {self.D:.3g} at e"
-            raise BadInput(f"the source of the tail dries up first ({where}): no forecast, use ms.mean_field")
+            raise BadInput(f"the source of the tail is empty before the cluster leaves ({where}); use ms.mean_field")
 
     def _way(self, sign: float) -> tuple[np.ndarray, ...]:
         """Along re ± x_r: the points, their angle from e, log f, the time up to a constant, and dθ₀/d log r."""
@@ -186,4 +186,4 @@ def _refuse(theory: Theory) -> None:
     if theory.no_limit:
         raise BadInput(theory.no_limit)
     if theory.dim != 1 or not theory.attention.semisimple or theory.singular:
-        raise BadInput("the forecast needs an invertible B and a limit law of two atoms; this head has other")
+        raise BadInput("the forecast needs an invertible B and a limit law of two atoms; this head does not have both")

@@ -21,6 +21,7 @@ from metastable.transport.measure import (
 )
 
 SORTABLE = 4096
+"""Up to this many keys are sorted; larger arrays are reduced by selection first."""
 TINY = 1e-300
 MASS_ROUNDING = 64 * 2.0**-52
 """Mass that two sums of the same weights in different orders may differ by."""
@@ -115,8 +116,8 @@ def to_few_atoms(mu: Measure, atoms: Atoms, p: float, cost: str) -> Distance:
 def _threshold(keys: Floats, weights: Floats, target: float) -> float:
     """A key such that the tokens below it weigh at most `target` and those up to it at least that.
 
-    Selection: a sample brackets the place, the tokens outside the bracket are weighed and put aside, until few
-    are left to sort. A sample that misleads costs time, never the answer.
+    Selection: a sample gives a bracket for the key, and the tokens outside it are weighed and removed, until few are
+    left to sort. An unlucky sample costs time and does not change the answer.
     """
     below, mass = 0.0, float(weights.sum())
     while (size := len(keys)) > SORTABLE:

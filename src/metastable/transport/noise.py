@@ -13,6 +13,7 @@ from metastable.transport.measure import Floats, Measure, check_cost, check_coun
 from metastable.transport.simplex import simplex
 
 LARGEST_SAMPLE = 500
+"""Samples of laws with more than two atoms have at most this many tokens."""
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,15 @@ import numpy as np
 from metastable.transport.measure import Distance, Floats, Measure, pair_costs
 
 ITERATIONS = 10**9
+"""Most iterations of the simplex."""
 OPTIMAL = 1
 """POT's result code for a problem that is solved."""
 PAIRS = 10**8
-"""The largest problem the simplex is given, in pairs of tokens: 10⁴ × 10⁴, about a minute and 4 GB."""
+"""Largest problem for the simplex, in pairs of tokens: 10⁴ × 10⁴ takes about a minute and 4 GB."""
 BYTES_PER_PAIR = 48
 """Cost matrix, plan and the solver's own arrays, measured."""
 MASS_UNIT = 2.0**-52
+"""Masses are rounded to multiples of this."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def fits(n: int, m: int) -> bool:
 def _exact_masses(a: Floats, b: Floats) -> tuple[Floats, Floats]:
     """Both weights in whole multiples of 2⁻⁵², with equal sums, so that the solver's sums have no rounding.
 
-    Otherwise mass of the order 1e-16 goes astray across the sphere, and W₂ cannot come below 1e-8.
+    Otherwise the solver moves a rounding error of mass, about 1e-16, across the sphere, and W₂ cannot be below 1e-8.
     """
     a, b = np.rint(a / MASS_UNIT), np.rint(b / MASS_UNIT)
     surplus = a.sum() - b.sum()

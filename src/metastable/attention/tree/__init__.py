@@ -37,13 +37,12 @@ boxes are chosen, what A is, which degree is tried first: all that is heuristic 
 
 **Rounding** is not in `bound`. Scores are formed as ⟨u, y − c⟩ with c near the mean, so a weight that counts
 has a relative error of a few ε (1 + |u| |y − c|), ε = 1.1e-16, sums and polynomials a few ε times the mean of e^{T_j},
-which the size of a box keeps below e^5 or so; y − c itself is as exact as the tokens are, and boxes are right to a few
-ε |y|. We assume that all this is small against tol. It is for tol ≥ 1e-9; below, and where |u| ε nears
-tol, the answer is that of float64 and the bound that of exact arithmetic.
+which the size of a box keeps below about e^5. The differences y − c are as exact as the tokens, and boxes are exact to
+a few ε |y|. The certificate assumes that all of this is small against tol, which holds for tol ≥ 1e-9. For a smaller
+tol, and where |u| ε is close to tol, the answer is that of float64 and the bound is that of exact arithmetic.
 
-**Threads** are plain ones that live as long as the call (the kernels release the interpreter lock): no OpenMP
-pool to spin or to collide with that of torch. Under 2000 queries the calling thread does
-all but the packing.
+**Threads** are Python threads that end with the call (the kernels release the interpreter lock). They do not compete
+with the OpenMP threads of torch. Up to 2000 queries are answered by the calling thread; only packing uses others.
 """
 
 from .compiling import compiled, compiling

@@ -1,8 +1,8 @@
-"""The first use: every kernel is compiled once and kept on disk.
+"""The first use of the tree engine: every kernel is compiled once and kept on disk.
 
-Numba compiles in one thread, whoever asks. So a second process does a part of it at the same time: it leaves its
-kernels in the same cache, and the first one, when it comes to them, finds them there. Where there is no second process
-to be had, or its work comes too late, the first compiles them itself.
+Numba compiles in one thread. A second process therefore compiles a part of the kernels at the same time and leaves them
+in the same cache, where the first process finds them. If the second process cannot be started, or is late, the first
+process compiles these kernels itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .workspace import Tokens, Work, make_work
 
 
 def compiling(d: int) -> None:
-    """Compile every kernel, and see that a small cloud can be answered with them."""
+    """Compile every kernel, and answer a small cloud with them as a check."""
     with _beside(d):
         descend.compile(_types_of_descend(d))
         points = _few(d)
@@ -35,13 +35,13 @@ def compiling(d: int) -> None:
 
 
 def compiled() -> bool:
-    """Whether the kernels are ready, in this process or on disk: if not, the first call compiles for some seconds."""
+    """Whether the kernels are ready, in this process or on disk. If not, the first call compiles for about 20 s."""
     folder = _cache()
     return bool(descend.signatures) or (folder is not None and any(folder.glob("descent.descend-*.nbc")))
 
 
 def beside(d: int) -> None:
-    """What the second process compiles: the building of a tree, then what `descend` comes to last."""
+    """The part of the second process: the kernels that build a tree, then those that `descend` needs last."""
     # The collector finds nothing among millions of nodes of syntax trees. This process does nothing else.
     gc.disable()
     Tree(_few(d))._tokens(1.0, 0.1)

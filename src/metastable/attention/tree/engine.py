@@ -19,7 +19,7 @@ QUERY_LEAF = 8
 WIDEST = 1.8
 # Half-width of the boxes of queries that are tried first, in standard deviations of the softmax.
 COARSE = 0.35
-# So few queries are answered by one thread.
+# Up to this many queries are answered by one thread.
 FEW_QUERIES = 2_000
 # A refit keeps the topology until the leaves have grown, on average, by this factor.
 DEGRADED = 1.5

@@ -10,7 +10,7 @@ import numpy as np
 
 from .boxes import fit_below, sort_below
 
-# Below this many points a second thread costs more than it brings.
+# With fewer points, one thread is faster than several.
 SERIAL = 20_000
 
 
@@ -25,8 +25,8 @@ def threads() -> int:
 def run_all(work: Callable[..., object], arguments: Iterable[tuple]) -> list:
     """`work(*a)` for each a, on threads that end with the call.
 
-    The kernels release the interpreter lock, so plain threads are enough: no OpenMP pool that spins between calls
-    or fights with the one of torch, and the queue of the executor balances uneven tasks.
+    The kernels release the interpreter lock, so plain threads are enough. They do not compete with the OpenMP threads
+    of torch, and the queue of the executor balances uneven tasks.
     """
     arguments = list(arguments)
     if len(arguments) < 2 or threads() < 2:

@@ -17,11 +17,11 @@ from metastable.head import Head
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)
 ALIKE = 0.5
-"""Neighbours whose log-densities differ by less are of like density."""
+"""Neighbours whose log-densities differ by at most this are merged."""
 SPREAD = 0.004
 """Neighbours of any density are merged when together they are shorter than this share of `shortest`."""
 DEEPEST = 48
-"""How often an interval of the starting law is halved at most."""
+"""An interval of the starting law is halved at most this often."""
 
 
 class Intervals:

@@ -1,9 +1,9 @@
 """Moving the cells with their own flow: Dormand–Prince 5(4) on the vertices, splitting and merging after each step.
 
-A point mass of logarithm ℓ, wherever it sits, is seen by the query u = βBᵀx only if |u| + ℓ reaches the largest score
-of x. Cells fainter than the least of (largest score − |u|) over all vertices, by a margin, are seen by nobody: they
-are merged and no longer split. Without this the line between two antipodal clusters, where points part at a rate of
-order β, would dictate the time step for ever, long after it is empty.
+A point mass of logarithm ℓ contributes to the softmax mean of the query u = βBᵀx only if |u| + ℓ reaches the largest
+score of x, wherever the mass is. Cells whose logarithm is below the minimum of (largest score − |u|) over all vertices,
+by a margin, contribute nothing: they are merged and no longer split. Otherwise the line between two antipodal
+clusters, where points separate at a rate of order β, would determine the time step long after it is empty.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from metastable.head import Head
 from metastable.progress import Progress
 
 MARGIN = 60.0
-"""Cells that weigh e^{−60} of what could be seen are taken as invisible."""
+"""Logarithm: a cell with less than e^{−60} of the mass that could contribute counts as invisible."""
 SMALLEST = 1e-3
 """Steps are not made smaller than this to keep cells from folding over."""
 
