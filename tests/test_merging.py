@@ -9,7 +9,7 @@ import torch
 import metastable as ms
 from metastable.flow import merging
 from metastable.flow.merging import Merging, groups
-from metastable.run.certificate import gronwall
+from metastable.run.run import gronwall
 from tests.problems import circle_head
 
 HEAD = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
