@@ -11,8 +11,8 @@ encoder's typical n.
 - *spread*: none of these.
 
 **Predictions** come from the heads whose limit law is two points ±e. At zero temperature, one layer of such a head
-alone would bring the tokens of a text closer to that law by `predicted_approach` (see `measure.HeadLens`). A head
-*met* its prediction if the tokens came closer by at least HALF of it, and *missed* it otherwise, if the interval over texts
+alone would bring the tokens of a text closer to that law by `predicted_approach` (see `measure.HeadLens`). A head *met*
+its prediction if the tokens came closer by at least HALF of it, and *missed* it otherwise, if the interval over texts
 decides. Heads that predict less than LEAST are not counted. A layer met the prediction if more of its heads met than
 missed it. It is *undecided* if the texts do not decide, and *not applicable* if no head predicts two points. Each head
 is compared with what the whole layer did, so some layers meet a prediction by chance; the count of the twin shows how
