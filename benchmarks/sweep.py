@@ -13,11 +13,11 @@ from typing import Any
 from measure import ratios, record
 
 import metastable as ms
+from metastable.files import Journal
 from metastable.scale import cluster
-from metastable.scale.journal import HEADER, Journal
 from metastable.scale.plan import Plan, make
 from metastable.scale.points import compute, packed
-from metastable.scale.sweep import Points, _Leader
+from metastable.scale.sweep import PointsBar, compute_points
 
 HEAD = {"interaction": [1.5, 0.6], "value": [1.0, 0.7]}
 SIZES = (1000, 3000, 10_000)
@@ -31,9 +31,9 @@ def lead(client: Any, chosen: Plan) -> float:
     """Compute and keep all points on workers that are up already; the seconds."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        with Journal(Path(folder) / "journal", chosen.identity, 8 * chosen.width) as journal:
-            _Leader(chosen, journal, client, Points(chosen.size, False), False).compute(list(range(chosen.size)))
-            assert len(journal.found) == chosen.size
+        with Journal(Path(folder) / "journal", chosen.identity) as journal:
+            compute_points(chosen, range(chosen.size), journal, client, PointsBar(chosen.size, False))
+            assert len(journal.status) == chosen.size
         return time.perf_counter() - began
 
 
@@ -96,7 +96,8 @@ def whole(points: int) -> None:
         ended.set()
         thread.join()
     last = max(size for size, _, _ in seen)
-    began = next(when for size, _, when in seen if size > HEADER)
+    # The file appears with its header, just before the first record.
+    began = seen[0][2]
     marks = [next(m for size, m, _ in seen if size >= share * last) for share in (0.1, 0.5, 0.99)]
     print(over - began, *marks)
 

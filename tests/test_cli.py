@@ -68,7 +68,7 @@ def test_special_cases_are_reported_and_not_crashed(tmp_path, extra):
 def test_a_rotating_head_says_that_there_is_no_limit(tmp_path):
     config = tmp_path / "rotating.toml"
     config.write_text(
-        "beta = 5\nuntil = 1\nsave = 4\n[head]\ninteraction = [[1, 0], [0, 1]]\nvalue = [[0.1, -1], [1, 0.1]]\n"
+        "beta = 5\nuntil = 1\nt_eval = 4\n[head]\ninteraction = [[1, 0], [0, 1]]\nvalue = [[0.1, -1], [1, 0.1]]\n"
         '[cloud]\nlaw = "equally_spaced"\nn = 20\n'
     )
     result = invoke(config, "--out", tmp_path / "out")
@@ -79,7 +79,7 @@ def test_a_rotating_head_says_that_there_is_no_limit(tmp_path):
 def test_flags_override_the_file_and_a_second_call_resumes(tmp_path):
     config = tmp_path / "run.toml"
     config.write_text(
-        "beta = 5\nuntil = 1\nsave = 4\n[head]\ninteraction = [1.0, 2.0]\nvalue = [1.0, 2.0]\n[cloud]\nn = 30\n"
+        "beta = 5\nuntil = 1\nt_eval = 4\n[head]\ninteraction = [1.0, 2.0]\nvalue = [1.0, 2.0]\n[cloud]\nn = 30\n"
     )
     out = tmp_path / "out"
     assert invoke(config, "--beta", "7", "--out", out).exit_code == 0
@@ -96,7 +96,7 @@ def test_heads_and_clouds_from_files(tmp_path):
     np.savez(tmp_path / "head.npz", query=np.eye(2), key=np.eye(2), value=np.diag([2.0, 1.0]))
     np.savez(tmp_path / "cloud.npz", points=np.eye(2), weights=[1.0, 3.0])
     config = tmp_path / "run.toml"
-    config.write_text('beta = 5\nuntil = 1\nsave = 3\n[head]\nfile = "head.npz"\n[cloud]\nfile = "cloud.npz"\n')
+    config.write_text('beta = 5\nuntil = 1\nt_eval = 3\n[head]\nfile = "head.npz"\n[cloud]\nfile = "cloud.npz"\n')
     result = invoke(config, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert ms.Run.load(tmp_path / "out").cloud.weights.tolist() == pytest.approx([0.25, 0.75])
@@ -107,7 +107,7 @@ def test_merging_by_flag_and_by_file(tmp_path):
     assert shown.exit_code == 0, shown.output
     assert "merging at distance 0.001 left" in shown.stdout
     config = tmp_path / "run.toml"
-    config.write_text("beta = 20\nuntil = 60\nsave = 4\nmerge = 1e-3\n[cloud]\nn = 40\n")
+    config.write_text("beta = 20\nuntil = 60\nt_eval = 4\nmerge = 1e-3\n[cloud]\nn = 40\n")
     found = json.loads(invoke(config, "--json", "--out", tmp_path / "file").stdout)
     run = ms.Run.load(tmp_path / "file")
     assert torch.equal(run.frames, ms.Run.load(tmp_path / "flag").frames)

@@ -439,6 +439,7 @@ class Journal:
                     other_header = True
                 elif whole and not (start == 0 and line == self._header()):
                     self._take(line[:-1], start)
+                self._ordered &= whole
                 start += len(line)
         # Records of this computation below the header of another one: the header is damaged.
         self.foreign = other_header and not self.status

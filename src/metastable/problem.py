@@ -268,10 +268,7 @@ def build_cloud(table: Mapping[str, Any], head: Head) -> Cloud:
     """A cloud from a [cloud] table; d and head are filled in from the head."""
     if "file" in table:
         _allow(table, ("file",), "[cloud] with file")
-        arrays = _load_arrays(table["file"])
-        refuse_unknown(arrays, ("points", "weights"), table["file"])
-        _require(arrays, ("points",), table["file"])
-        return Cloud(arrays["points"], arrays.get("weights"))
+        return cloud_from_file(table["file"])
     law = choice(table.get("law", "uniform"), "[cloud] law", LAWS)
     given = {key: value for key, value in table.items() if key != "law"}
     if given.pop("d", head.dim) != head.dim:
@@ -281,6 +278,14 @@ def build_cloud(table: Mapping[str, Any], head: Head) -> Cloud:
     refuse_unknown(given, [name for name in wanted if name not in filled], f"[cloud] with law = {law!r}")
     _require({**given, **filled}, [n for n, p in wanted.items() if p.default is p.empty], f"[cloud] with law = {law!r}")
     return LAWS[law](**given, **filled)
+
+
+def cloud_from_file(path: str) -> Cloud:
+    """A cloud from a .npy file of points (N×d), or from a .npz file of points and weights."""
+    arrays = _load_arrays(path)
+    refuse_unknown(arrays, ("points", "weights"), path)
+    _require(arrays, ("points",), path)
+    return Cloud(arrays["points"], arrays.get("weights"))
 
 
 def script(problems: Sequence[Problem], about: str, names: Sequence[str] = ("run", "other")) -> str:

@@ -1,36 +1,49 @@
-"""One small cluster for all tests of the room, and the bytes of a folder."""
+"""One small cluster for all tests of the room, and helpers for folders, journals and workers."""
 
 import contextlib
 import io
-import logging
+import os
+import signal
 import threading
 import time
 
 import pytest
 
-from metastable.scale.cluster import THREADS
-from metastable.scale.journal import FRONT, HEADER, scan
+from metastable.scale.cluster import connected
 
 
 @pytest.fixture(scope="session")
 def cluster():
-    """Two worker processes, each with a nanny that starts it again when it dies."""
-    from distributed import LocalCluster
-
-    with LocalCluster(
-        n_workers=2,
-        threads_per_worker=1,
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-        silence_logs=logging.CRITICAL,
-        env=THREADS,
-    ) as found:
-        yield found
+    """A client of two worker processes; each is restarted when it dies."""
+    with connected(workers=2) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")
 def scheduler(cluster):
-    return cluster.scheduler_address
+    return cluster.scheduler.address
+
+
+@pytest.fixture
+def one_death(cluster):
+    """A task is given up at the first death of its worker, instead of the third; each takes seconds."""
+
+    def allow(failures, dask_scheduler=None):
+        before, dask_scheduler.allowed_failures = dask_scheduler.allowed_failures, failures
+        return before
+
+    before = cluster.run_on_scheduler(allow, 0)
+    yield
+    cluster.run_on_scheduler(allow, before)
+
+
+def kill_a_worker(cluster):
+    """End one worker process as a machine that runs out of memory does; it is started again."""
+    pids: list[int] = []
+    while not pids:
+        # A worker that just died does not answer.
+        pids = list(cluster.run(os.getpid, on_error="ignore").values())
+    os.kill(pids[-1], signal.SIGKILL)
 
 
 def files(folder):
@@ -39,25 +52,19 @@ def files(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
-def finished(journal):
-    """How many records a growing journal may hold, without reading them."""
-    return max(0, journal.stat().st_size - HEADER) if journal.exists() else 0
-
-
-def records(folder, plan):
-    """The points in the journal, each with where its record begins and ends."""
-    found = scan(folder / "journal", plan.identity, 8 * plan.width).found
-    return {i: (e.offset - FRONT.size, e.offset + e.length + 32) for i, e in found.items()}
+def finished(path):
+    """How many whole lines a growing file has."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 @contextlib.contextmanager
-def when_grown(journal, sizes, act):
-    """Call act() each time the journal passes one of the sizes, from a thread; yields the list of sizes acted on."""
+def when_grown(path, sizes, act):
+    """Call act() each time the file passes one of these numbers of lines; yields the list of numbers acted on."""
     acted, ended = [], threading.Event()
 
     def watch():
         for size in sorted(sizes):
-            while finished(journal) < size:
+            while finished(path) < size:
                 if ended.wait(0.01):
                     return
             act()
@@ -72,10 +79,10 @@ def when_grown(journal, sizes, act):
         thread.join()
 
 
-def until_grown(process, journal, size):
-    """Wait until the journal that another process writes has passed a size."""
+def until_grown(process, path, size):
+    """Wait until the file that another process writes has this many lines."""
     deadline = time.monotonic() + 300
-    while finished(journal) < size and process.poll() is None and time.monotonic() < deadline:
+    while finished(path) < size and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
 
 

@@ -1,10 +1,8 @@
-"""Texts of many lengths without a file, a small encoder on the disk, and workers that die."""
+"""Texts of many lengths without a file and a small encoder on the disk."""
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 
 from tests.encoder import models
 
@@ -33,9 +31,3 @@ def save_small(folder):
     models.tiny("bert", vocab_size=30522).save_pretrained(folder)
     models.tokenizer().save_pretrained(folder)
     return folder
-
-
-def kill_a_worker(cluster):
-    """End one worker process as a machine that runs out of memory does; its nanny starts another."""
-    pid = next(nanny.pid for nanny in cluster.workers.values() if nanny.pid)
-    os.kill(pid, signal.SIGKILL)

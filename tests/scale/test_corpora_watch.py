@@ -15,8 +15,8 @@ from metastable.encoder.texts import Line
 from metastable.errors import BadInput
 from metastable.monitor.baseline import Baseline
 from metastable.scale import corpora
-from tests.scale.conftest import when_grown
-from tests.scale.corpus import kill_a_worker, save_small, sentences, write
+from tests.scale.conftest import kill_a_worker, when_grown
+from tests.scale.corpus import save_small, sentences, write
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 GIBBERISH = ["qxz vkk jjw pqz wvx", "zzgh kqj xxv wqp lkk", "vvw qqz jxk pww zzk"]
@@ -112,13 +112,13 @@ def test_workers_must_find_the_same_baseline(watching, scheduler):
     folder = watching[3]
     encoder = load(watching[1])
     source = corpora.Source.of(encoder, False)
-    watched = corpora.Watched(source, folder, "0" * 64, "full", 0.01, 32)
+    watched = corpora.WatchTask(source, folder, "0" * 64, "full", 0.01, 32)
     for case, words in (
         (watched, "finds another baseline in"),
         (replace(watched, baseline="/nowhere"), "cannot load the baseline, which every worker must find"),
     ):
         with pytest.raises(BadInput, match=words) as caught:
-            list(corpora.scored(case, [[Line(1, "A text.")]], scheduler, None, True))
+            list(corpora.records_on_workers(case, [[Line(1, "A text.")]], scheduler, None, True))
         assert "\n" not in str(caught.value)
 
 

@@ -8,15 +8,19 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from metastable.files import Journal
 from metastable.scale import dataset
 from metastable.scale.dataset import Places
-from metastable.scale.journal import Journal
 from metastable.scale.plan import make
-from metastable.scale.points import outcome
+from metastable.scale.points import record
 from tests.scale.conftest import files
 
 PLAN = make(
-    {"law": ["uniform", "equally_spaced"], "beta": [-1.0, 5.0, math.inf], "interaction": [[1.5, 0.6], [1.0, 0.2]]},
+    {
+        "law": ["uniform", "equally_spaced", "fibonacci"],
+        "beta": [5.0, 50.0, math.inf],
+        "interaction": [[1.5, 0.6], [1.0, 0.2]],
+    },
     {"value": [1.0, 0.7]},
     {"n": 12},
     {"until": 1.0, "t_eval": 3},
@@ -24,29 +28,32 @@ PLAN = make(
 )
 
 
+RUN = {"until": 1.0, "beta": 1.0, "t_eval": 1001}
+
+
 @pytest.fixture(scope="module")
-def outcomes():
-    return [outcome(PLAN, index) for index in range(PLAN.size)]
+def results():
+    return [record(PLAN, index) for index in range(PLAN.size)]
 
 
-def made(folder, outcomes):
+def made(folder, results):
     folder.mkdir(exist_ok=True)
     places = Places(folder)
-    with Journal(places.journal, PLAN.identity, 8 * PLAN.width) as journal:
-        journal.append(outcomes)
+    with Journal(places.journal, PLAN.identity) as journal:
+        journal.append(results)
         dataset.write(PLAN, journal, places)
     return places
 
 
-def test_values_stand_at_their_labels(tmp_path, outcomes):
-    data = dataset.load(made(tmp_path / "sweep", outcomes))
+def test_values_stand_at_their_labels(tmp_path, results):
+    data = dataset.load(made(tmp_path / "sweep", results))
     assert data["distance"].dims == ("law", "beta", "interaction", "time")
     assert data["least"].dims == ("law", "beta", "interaction")
-    assert data.sizes == {"law": 2, "beta": 3, "interaction": 2, "time": 3}
-    for index, code, payload in outcomes:
+    assert data.sizes == {"law": 3, "beta": 3, "interaction": 2, "time": 3}
+    for index, code, payload in results:
         values = PLAN.values(index)
         here = data.sel(law=values["law"], beta=values["beta"], interaction=json.dumps(values["interaction"]))
-        assert int(here["status"]) == code == (values["beta"] < 0)
+        assert int(here["status"]) == code == (values["law"] == "fibonacci")
         if code:
             assert str(here["reason"].values) == payload.decode()
             assert np.isnan(here["distance"]).all()
@@ -61,33 +68,33 @@ def test_values_stand_at_their_labels(tmp_path, outcomes):
         assert int(here["cloud_seed"]) == (-1 if seed is None else seed)
 
 
-def test_everything_is_described(tmp_path, outcomes):
-    data = dataset.load(made(tmp_path / "sweep", outcomes))
+def test_everything_is_described(tmp_path, results):
+    data = dataset.load(made(tmp_path / "sweep", results))
     for name in (*data.data_vars, "beta", "time"):
         assert data[name].attrs["description"], name
         assert data[name].attrs["units"], name
     assert data["course"].attrs["flag_meanings"] == "one_time still falling settled"
     configuration = json.loads(data.attrs["configuration"])
-    assert configuration["axes"]["beta"] == [-1.0, 5.0, "inf"]
+    assert configuration["axes"]["beta"] == [5.0, 50.0, "inf"]
     assert set(json.loads(data.attrs["versions"])) >= {"metastable", "torch"}
 
 
-def test_it_is_opened_lazily(tmp_path, outcomes):
-    data = dataset.load(made(tmp_path / "sweep", outcomes))
+def test_it_is_opened_lazily(tmp_path, results):
+    data = dataset.load(made(tmp_path / "sweep", results))
     assert not data["distance"].variable._in_memory
 
 
-def test_every_order_gives_the_same_bytes(tmp_path, outcomes):
-    one = made(tmp_path / "one", outcomes)
-    other = made(tmp_path / "two", outcomes[::-1])
+def test_every_order_gives_the_same_bytes(tmp_path, results):
+    one = made(tmp_path / "one", results)
+    other = made(tmp_path / "two", results[::-1])
     assert files(one.folder) == files(other.folder)
     # No times and no names of machines hide in it.
     assert files(one.folder).keys() >= {"journal", "manifest.json", "sweep.zarr/distance/c/0/0/0/0"}
 
 
 @pytest.mark.parametrize("harm", ["flip", "remove", "add", "manifest", "no manifest", "folder", "journal"])
-def test_any_harm_to_the_files_is_found_and_mended_from_the_journal(tmp_path, outcomes, harm):
-    places = made(tmp_path / "sweep", outcomes)
+def test_any_harm_to_the_files_is_found_and_mended_from_the_journal(tmp_path, results, harm):
+    places = made(tmp_path / "sweep", results)
     good, chunk = files(places.folder), places.dataset / "distance/c/0/0/0/0"
     assert dataset.faults(PLAN, places) == []
     if harm == "flip":
@@ -110,23 +117,27 @@ def test_any_harm_to_the_files_is_found_and_mended_from_the_journal(tmp_path, ou
         with open(places.journal, "ab") as handle:
             handle.write(b"x")
     assert len(dataset.faults(PLAN, places)) == 1
-    with Journal(places.journal, PLAN.identity, 8 * PLAN.width) as journal:
+    with Journal(places.journal, PLAN.identity) as journal:
         dataset.write(PLAN, journal, places)
     assert dataset.faults(PLAN, places) == []
     assert files(places.folder) == good
 
 
-def test_a_name_that_ends_in_zarr_is_the_dataset(tmp_path, outcomes):
+def test_a_name_that_ends_in_zarr_is_the_dataset(tmp_path, results):
     places = Places(tmp_path / "mine.zarr")
     places.folder.mkdir()
-    with Journal(places.journal, PLAN.identity, 8 * PLAN.width) as journal:
-        journal.append(outcomes)
+    with Journal(places.journal, PLAN.identity) as journal:
+        journal.append(results)
         dataset.write(PLAN, journal, places)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.zarr", "mine.zarr.kept"]
     assert dataset.faults(PLAN, places) == []
 
 
-def test_large_arrays_are_cut_into_blocks():
-    assert dataset._chunks((3, 4)) == (3, 4)
-    assert dataset._chunks((1000, 1000, 10)) == (6, 1000, 10)
-    assert dataset._chunks((7, 200_000)) == (1, 65_536)
+def test_large_arrays_are_cut_into_blocks(tmp_path):
+    plan = make({"seed": list(range(70))}, {"interaction": [1.5, 0.6], "value": [1.0, 0.7]}, {"n": 2}, RUN)
+    (tmp_path / "s").mkdir()
+    with Journal(tmp_path / "s" / "journal", plan.identity) as journal:
+        dataset.write(plan, journal, Places(tmp_path / "s"))
+    data = dataset.load(Places(tmp_path / "s"))
+    assert data["distance"].encoding["chunks"] == (65, 1001)
+    assert data["status"].encoding["chunks"] == (70,)

@@ -41,13 +41,13 @@ def test_points_that_differ_in_beta_or_head_share_their_tokens_and_others_do_not
     tokens = {}
     for i in range(found.size):
         values = found.values(i)
-        cloud = found.cloud_at(i, found.head_at(i))
+        cloud = found.problem(i).cloud
         assert len(cloud) == values["n"]
         tokens.setdefault((values["n"], values["seed"]), set()).add(cloud.points.numpy().tobytes())
     assert [len(different) for different in tokens.values()] == [1, 1, 1, 1]
     assert len(set().union(*tokens.values())) == 4
     # Not even the first twenty of thirty tokens are those of the smaller cloud.
-    small, large = (found.cloud_at(i, found.head_at(i)).points for i in (0, 2))
+    small, large = (found.problem(i).cloud.points for i in (0, 2))
     assert not torch.equal(small, large[:20])
 
 
@@ -63,11 +63,19 @@ def test_seeds_do_not_depend_on_the_order_of_axes_or_on_other_points():
     assert plan({"tol": [1e-5]}).cloud_seed(0) == by_seed[0]
 
 
+def test_the_order_of_the_axes_belongs_to_the_sweep():
+    """Points are numbered by it: with another order, the same number is another point."""
+    one = without("beta", {"beta": [1.0, 2.0], "seed": [0, 1]})
+    other = without("beta", {"seed": [0, 1], "beta": [1.0, 2.0]})
+    assert one.values(1) != other.values(1)
+    assert one.identity != other.identity
+
+
 def test_a_lattice_has_no_seed():
     found = plan({"law": ["uniform", "equally_spaced"]})
     assert found.cloud_seed(0) is not None
     assert found.cloud_seed(1) is None
-    assert torch.equal(found.cloud_at(1, found.head_at(1)).points, ms.equally_spaced(20).points)
+    assert torch.equal(found.problem(1).cloud.points, ms.equally_spaced(20).points)
 
 
 def test_the_description_is_json_and_every_part_counts():
@@ -90,7 +98,7 @@ def test_arrays_and_ready_things_may_be_given():
     cloud, head = ms.uniform(9, d=2, seed=4), ms.Head.from_spectra([1.5, 0.6], [1.0, 0.7])
     found = make({"beta": np.geomspace(1, 100, 3)}, head, cloud, {"until": 1.0})
     assert found.axes["beta"] == pytest.approx([1.0, 10.0, 100.0])
-    assert found.cloud_at(2, head) is cloud
+    assert found.problem(2).cloud is cloud
     assert found.cloud_seed(0) is None
     assert found.identity != make({"beta": [1.0, 10.0, 100.0]}, head, ms.uniform(9, d=2), {"until": 1.0}).identity
 
@@ -103,8 +111,8 @@ def test_files_are_read_once(tmp_path):
     found = plan({"tol": [1e-5]}, head=table, cloud={"file": str(tmp_path / "points.npy")})
     (tmp_path / "points.npy").unlink()
     (tmp_path / "head.npz").unlink()
-    assert torch.equal(found.head_at(0).B, head.B)
-    assert len(found.cloud_at(0, head)) == 2
+    assert torch.equal(found.problem(0).head.B, head.B)
+    assert len(found.problem(0).cloud) == 2
 
 
 def test_times_of_the_dataset():
@@ -124,17 +132,17 @@ BAD = {
     "twice": (lambda: plan({"seed": [1, 1]}), "holds a value twice"),
     "mixed": (lambda: plan({"seed": [1, "a"]}), "all numbers, all words or all lists"),
     "none": (lambda: plan({"merge": [None, 0.1]}), "all numbers, all words or all lists"),
-    "nan": (lambda: plan({"tol": [math.nan]}), "not one"),
+    "nan": (lambda: plan({"tol": [math.nan]}), "numbers"),
     "fixed too": (lambda: plan({"beta": [1.0]}), "both an axis and a fixed value"),
     "no until": (lambda: make({"beta": [1.0]}, SPECTRA, {"n": 3}, {}), "until is missing"),
     "no n": (lambda: plan({"seed": [0]}, cloud={"law": "uniform"}), "need n"),
     "wrong law": (lambda: plan({"law": ["unform"]}), "law is 'unform'"),
-    "not of the law": (lambda: plan({"kappa": [1.0]}), "unknown name 'kappa'"),
+    "not of the law": (lambda: plan({"kappa": [1.0]}), "unknown key 'kappa'"),
     "fixed head": (
         lambda: plan({"gap": [0.1]}, head=ms.Head.from_interaction(torch.eye(2), torch.eye(2))),
-        "the axis gap makes the head",
+        "the axis gap",
     ),
-    "fixed tokens": (lambda: plan({"n": [5]}, cloud=ms.uniform(5, d=2)), "makes the tokens"),
+    "fixed tokens": (lambda: plan({"n": [5]}, cloud=ms.uniform(5, d=2)), "the axis n"),
     "other d": (lambda: plan({"seed": [0]}, cloud={"n": 3, "d": 3}), "the head has d = 2"),
     "no head": (lambda: plan({"seed": [0]}, head={}), "the head needs interaction"),
     "gap twice": (lambda: plan({"seed": [0]}, head={**SPECTRA, "gap": 0.1}), "both gap and interaction"),
@@ -142,7 +150,22 @@ BAD = {
     "no outputs": (lambda: plan({"seed": [0]}, outputs={}), "no outputs"),
     "observables": (lambda: plan({"seed": [0]}, outputs={"observables": ["cluster"]}), "did you mean 'clusters'"),
     "late time": (lambda: plan({"seed": [0]}, outputs={"distance": [2.0]}), "between 0 and 1"),
-    "run": (lambda: plan({"seed": [0]}, tolerance=1), "unknown name 'tolerance'"),
+    "negative beta": (lambda: without("beta", {"beta": [-1.0, 5.0]}), "beta is -1"),
+    "negative fixed beta": (lambda: plan({"seed": [0]}, beta=-1.0), "beta is -1"),
+    "no tokens": (lambda: plan({"n": [0, 5]}, cloud={}), "n is 0"),
+    "minus infinity": (lambda: without("beta", {"beta": [-math.inf, 1.0]}), "beta is -inf"),
+    "words": (lambda: without("beta", {"beta": ["a", "b"]}), "must be numbers"),
+    "words for a spectrum": (lambda: plan({"value": ["x", "y"]}, head={"interaction": [1.0, 2.0]}), "must be numbers"),
+    "no spectrum": (lambda: plan({"value": [[], [1.0, 0.7]]}, head={"interaction": [1.0, 2.0]}), "d ≥ 2 numbers"),
+    "large": (lambda: plan({"seed": [2**63, 1]}), "63 bits"),
+    "two zeros": (lambda: plan({"gap": [0.0, -0.0]}, head={"value": [1.0, 0.7]}), "a value twice"),
+    "lists of tokens": (lambda: plan({"n": [[1, 2]]}, cloud={}), "must be numbers"),
+    "gap beside an interaction": (lambda: plan({"gap": [0.1, 0.2]}), "both gap and interaction"),
+    "mean field as a word": (lambda: plan({"seed": [0]}, mean_field="false"), "give true or false"),
+    "tokens of a mean field": (lambda: plan({"n": [5, 6]}, cloud={}, mean_field=True), "remove the axis n"),
+    "merging of a mean field": (lambda: plan({"seed": [0]}, merge=0.1, mean_field=True), "unknown key 'merge'"),
+    "step of a mean field": (lambda: plan({"step": [0.1, 0.2]}, mean_field=True), "unknown key 'step'"),
+    "run": (lambda: plan({"seed": [0]}, tolerance=1), "unknown key 'tolerance'"),
 }
 
 

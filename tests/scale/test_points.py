@@ -13,9 +13,9 @@ SPECTRA = {"interaction": [1.5, 0.6], "value": [1.0, 0.7], "seed": 2}
 
 
 def numbers(plan, index):
-    code = points.outcome(plan, index)
-    assert code[:2] == (index, points.DONE), code[2]
-    row = np.frombuffer(code[2], dtype="<f8")
+    found = points.record(plan, index)
+    assert found[:2] == (index, points.DONE), found.payload
+    row = np.frombuffer(found.payload, dtype="<f8")
     ends = np.cumsum([count for _, count in plan.columns])
     return {name: part for (name, _), part in zip(plan.columns, np.split(row, ends[:-1]), strict=True)}
 
@@ -40,7 +40,7 @@ def test_observables_are_those_of_the_run_at_the_kept_times():
     plan = make({"beta": [5.0]}, SPECTRA, {"n": 25}, {"until": 2.0}, outputs)
     found = numbers(plan, 0)
     cloud = ms.uniform(25, d=2, seed=plan.cloud_seed(0))
-    run = ms.simulate(plan.head_at(0), cloud, beta=5.0, until=2.0, t_eval=[0.5, 2.0], progress=False)
+    run = ms.simulate(plan.problem(0).head, cloud, beta=5.0, until=2.0, t_eval=[0.5, 2.0], progress=False)
     expected = run.observables()
     for name in names:
         assert np.array_equal(found[name], expected[name].values[1:]), name
@@ -56,10 +56,10 @@ def test_times_that_a_point_does_not_reach_are_nan():
 
 def test_phases_are_read_off_the_whole_curve_even_if_few_distances_are_kept():
     few = make({"beta": [50.0]}, SPECTRA, {"n": 25}, {"until": 6.0}, {"distance": [3.0], "phases": True})
-    assert few.width == 1 + 5
+    assert sum(count for _, count in few.columns) == 1 + 5
     run = ms.simulate(
-        few.head_at(0),
-        few.cloud_at(0, few.head_at(0)),
+        few.problem(0).head,
+        few.problem(0).cloud,
         beta=50.0,
         until=6.0,
         progress=False,
@@ -67,47 +67,45 @@ def test_phases_are_read_off_the_whole_curve_even_if_few_distances_are_kept():
     assert numbers(few, 0)["least"][0] == pytest.approx(run.phases().least, rel=1e-4)
 
 
+def reason(head, beta=5.0, **law):
+    plan = make({"beta": [beta]}, head, {"n": 9, **law}, {"until": 1.0})
+    found = points.record(plan, 0)
+    assert (found.number, found.status) == (0, points.FAILED)
+    assert b"\n" not in found.payload
+    return found.payload.decode()
+
+
 def test_points_fail_with_a_reason_in_one_line():
-    plan = make({"beta": [-1.0, 5.0]}, SPECTRA, {"n": 10}, {"until": 1.0})
-    index, code, why = points.outcome(plan, 0)
-    assert (index, code) == (0, points.FAILED)
-    assert b"beta is -1" in why
-    assert b"\n" not in why
-    rotating = make(
-        {"beta": [5.0]}, {"interaction": [[1, 0], [0, 1]], "value": [[0, 1], [-1, 0]]}, {"n": 9}, {"until": 1}
-    )
-    assert b"no limit point" in points.outcome(rotating, 0)[2]
-    fast = make({"beta": [5.0]}, {"interaction": [1e200, 1], "value": [1e200, 1]}, {"n": 9}, {"until": 1})
-    assert points.outcome(fast, 0)[1] == points.FAILED
-    assert points.reason(MemoryError()) == "not enough memory for this many tokens"
-    assert points.reason(KeyError("x\ny")).startswith("unexpected KeyError: ")
+    assert "no limit point" in reason({"interaction": [[1, 0], [0, 1]], "value": [[0, 1], [-1, 0]]})
+    assert "no step is small enough" in reason({"interaction": [1e200, 1], "value": [1e200, 1]})
+    assert "must agree" in reason(SPECTRA, law="fibonacci")
+    assert reason(SPECTRA, n=10**14) == "not enough memory for this many tokens"
 
 
-def test_a_group_gives_the_outcomes_of_its_points_whatever_came_before():
+def test_a_group_gives_the_records_of_its_points_whatever_came_before():
     plan = make({"beta": [5.0, 50.0], "seed": [0, 1]}, SPECTRA, {"n": 10}, {"until": 1.0, "t_eval": 3})
-    together, seconds = points.compute(points.packed(plan), (3, 0, 2))
-    assert together == [points.outcome(plan, i) for i in (3, 0, 2)]
-    assert seconds > 0
+    together = points.compute(points.packed(plan), (3, 0, 2))
+    assert together == [points.record(plan, i) for i in (3, 0, 2)]
+
+
+def test_workers_with_other_versions_are_refused_also_when_they_come_later(monkeypatch):
+    spec = points.packed(make({"beta": [1.0]}, SPECTRA, {"n": 10}, {"until": 1.0}))
+    monkeypatch.setattr("metastable.run.storage.versions", lambda: {"numpy": "0.0.1"})
+    with pytest.raises(ms.BadInput, match="a worker has"):
+        points.compute(spec, [0])
 
 
 def test_a_mean_field_point_is_that_of_the_solver():
     fixed = {"until": 2.0, "tol": 0.01, "mean_field": True, "t_eval": 5}
     plan = make({"beta": [10.0, 20.0]}, SPECTRA, {}, fixed)
     found = numbers(plan, 1)
-    run = ms.mean_field(plan.head_at(1), "uniform", beta=20.0, until=2.0, tol=0.01, t_eval=5)
+    run = ms.mean_field(plan.problem(1).head, "uniform", beta=20.0, until=2.0, tol=0.01, t_eval=5)
     assert np.array_equal(found["distance"], run.distance().values)
     assert (found["least"][0], found["least_time"][0]) == (run.phases().least, run.phases().least_time)
 
 
 def test_a_mean_field_that_is_not_known_well_enough_fails():
     plan = make({"beta": [20.0]}, SPECTRA, {}, {"until": 2.0, "tol": 1e-12, "mean_field": True, "t_eval": 3})
-    _, status, words = points.outcome(plan, 0)
-    assert status == points.FAILED
-    assert "more than tol" in words.decode()
-
-
-def test_a_mean_field_takes_no_setting_of_tokens():
-    with pytest.raises(ms.BadInput, match="unknown name 'merge'"):
-        make({"beta": [20.0]}, SPECTRA, {}, {"until": 2.0, "merge": 0.1, "mean_field": True})
-    with pytest.raises(ms.BadInput, match="unknown name 'step'"):
-        make({"beta": [20.0], "step": [0.1, 0.2]}, SPECTRA, {}, {"until": 2.0, "mean_field": True})
+    found = points.record(plan, 0)
+    assert found.status == points.FAILED
+    assert b"more than tol" in found.payload

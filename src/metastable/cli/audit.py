@@ -85,7 +85,7 @@ def audit(
                 raise BadInput("--workers and --scheduler are for measuring on texts; give --texts FILE too")
             from metastable.scale import corpora
 
-            spread = corpora.Audit(texts, out / "partial", scheduler, workers, allow_pickle)
+            spread = corpora.MeasureOnWorkers(texts, out / "partial", scheduler, workers, allow_pickle)
         with Texts() as bar:
             found = room.audit(
                 model, texts, reference=reference, loops=loop, layer=layer, special=special, batch_size=batch_size,

@@ -139,8 +139,9 @@ def watch(
             from metastable.scale import corpora
 
             of = (str(baseline.absolute()), digest, setting, alpha, batch_size)
-            watched = corpora.Watched(corpora.Source.of(encoder, allow_pickle), *of)
-            records = stack.enter_context(closing(corpora.scored(watched, coming, scheduler, workers, out is not None)))
+            watched = corpora.WatchTask(corpora.Source.of(encoder, allow_pickle), *of)
+            found = corpora.records_on_workers(watched, coming, scheduler, workers, out is not None)
+            records = stack.enter_context(closing(found))
         code = _through(records, monitor, folder, Screen(monitor, as_json, texts), private)
         raise typer.Exit(code)
 

@@ -203,7 +203,7 @@ def audit(
     `reference` is another audit, shown beside every figure; `seed` is that of the random twin, which
     `beside_random` = False leaves out. An expression in
     `fail_on` that cannot be asked of the tables is refused before any text is read; `Audit.findings` evaluates it.
-    `measuring` goes through the texts: in this process, or on many (`scale.corpora.Audit`).
+    `measuring` goes through the texts: in this process, or on many (`scale.corpora.MeasureOnWorkers`).
     """
     beside = Audit.load(reference) if isinstance(reference, (str, Path)) else reference
     encoder = load(model, allow_pickle=allow_pickle, tokenizer=tokenizer)

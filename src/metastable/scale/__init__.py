@@ -1,5 +1,5 @@
-"""Sweeps and corpora on Dask: on the cores of this machine, or on any Dask cluster. Nothing finished is lost.
+"""Sweeps and corpora on Dask: on the cores of this machine, or on any Dask cluster.
 
-`plan` says which points there are, `points` computes one, `journal` keeps it, `dataset` makes one labelled dataset of
-all, `cluster` starts or finds the workers, and `sweep` leads.
+`sweep` makes a labelled dataset: `plan` says which points there are, `points` computes one, `dataset` labels them,
+`report` draws them. `corpora` measures and watches texts. Both run `tasks` on the workers of `cluster`.
 """

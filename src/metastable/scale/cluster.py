@@ -1,14 +1,17 @@
-"""The workers: processes of this machine, or those of any Dask cluster, with one thread each for the libraries."""
+"""Dask workers: processes of this machine, or those of any Dask cluster, each with one thread for numerical libraries.
+
+The cluster of this machine lives in a process of its own (see `local`). So the environment, the signal handlers, the
+log levels and Dask's configuration of the calling process stay as they are.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import multiprocessing
+import json
 import os
 import signal
+import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -24,13 +27,13 @@ if TYPE_CHECKING:
 THREADS = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "METASTABLE_THREADS"), "1"
 )
-MEMORY = {"MALLOC_TRIM_THRESHOLD_": 2**28, "MALLOC_MMAP_THRESHOLD_": 2**25}
-"""For glibc. Dask's own setting gives memory back after every tensor and takes it anew for the next one, a page fault
-for every page of it."""
+# For glibc, in bytes. With Dask's own setting, memory is returned after every tensor and requested again for the next.
+MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**28), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
+# A task is given up after this many workers died on it; on a cluster of others, that cluster's setting holds.
 DEATHS = 3
-"""So many workers may die on a task before it is given up; on a cluster that is not ours its own setting holds."""
+# Seconds to wait for a scheduler to answer, and for the cluster of this machine to close.
 REACH_SECONDS = 8
-_told: set[str] = set()
+CLOSE_SECONDS = 15
 PLUGIN = "metastable-one-thread"
 
 
@@ -38,96 +41,91 @@ PLUGIN = "metastable-one-thread"
 def connected(
     scheduler: str | None = None, workers: int | None = None, memory: int | str | None = None
 ) -> Iterator[Client]:
-    """A Dask client: of the scheduler at this address, or of a cluster of this machine that ends with the context.
+    """A Dask client of the scheduler at this address, or of a cluster of this machine that ends with the context.
 
-    The cluster has `workers` processes, one a core unless given, with one thread each. `memory` is the limit of one
-    worker, as 4000000000 or "4GB"; unless given the machine's memory divided by the workers. Dask puts what it holds
-    on the disk at 70 % of the limit and restarts a worker at 95 %. The address of Dask's dashboard is printed.
+    workers : processes of the cluster of this machine, each with one thread; by default one for each core
+    memory : limit of one worker, as 4000000000 or "4GB"; by default the machine's memory divided by the workers.
+        Dask restarts a worker that exceeds 95 % of the limit
+
+    The address of Dask's dashboard is printed to standard error.
     """
     if find_spec("distributed") is None:
         raise BadInput("this needs Dask: pip install 'metastable[scale]'")
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        # A worker that reads the script again would start workers of its own, without end.
-        raise BadInput('put the call under `if __name__ == "__main__":`, for workers read the script again')
-    with _quiet(), contextlib.ExitStack() as stack:
-        if scheduler is None:
-            client = stack.enter_context(_local(workers, memory))
-        else:
-            if workers is not None or memory is not None:
-                raise BadInput("workers and memory are of a cluster on this machine; leave them away with a scheduler")
-            client = stack.enter_context(_remote(scheduler))
-        _prepare(client, scheduler)
-        needs = "" if find_spec("bokeh") else " (it shows its charts once bokeh is installed)"
+    if scheduler is not None and (workers is not None or memory is not None):
+        raise BadInput("workers and memory are for a cluster on this machine; leave them out with a scheduler")
+    with contextlib.ExitStack() as stack:
+        address = stack.enter_context(_local_cluster(workers, memory)) if scheduler is None else scheduler
+        client = stack.enter_context(_client(address))
+        _prepare(client, "of this machine" if scheduler is None else f"at {scheduler}")
+        needs = "" if find_spec("bokeh") else " (its charts need bokeh)"
         print(f"metastable: dashboard: {client.dashboard_link}{needs}", file=sys.stderr)
-        with client.as_current():
-            yield client
+        stack.enter_context(client.as_current())
+        yield client
 
 
 @contextlib.contextmanager
-def _local(workers: int | None, memory: int | str | None) -> Iterator[Client]:
-    import dask
-    from distributed import Client, LocalCluster
-
-    count = _how_many(workers)
-    settings: dict[str, int] = {f"distributed.nanny.pre-spawn-environ.{name}": size for name, size in MEMORY.items()}
-    with dask.config.set({"distributed.scheduler.allowed-failures": DEATHS - 1, **settings}):
+def _local_cluster(workers: int | None, memory: int | str | None) -> Iterator[str]:
+    """The address of a new cluster of this machine."""
+    count = _worker_count(workers)
+    settings = {"workers": count, "memory": _memory_limit(memory, count), "deaths": DEATHS}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "metastable.scale.local", json.dumps(settings)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **THREADS, **MEMORY, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        # Ctrl-C in a terminal ends this process, which then closes the cluster.
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        answer = json.loads(line) if line else {"error": "their process ended at once"}
+        if "error" in answer:
+            raise BadInput(f"the workers did not start ({' '.join(answer['error'].split())}); try fewer workers")
+        yield answer["address"]
+    finally:
+        process.stdin.close()
+        process.stdout.close()
         try:
-            cluster = LocalCluster(
-                n_workers=count,
-                threads_per_worker=1,
-                memory_limit=_bytes(memory, count),
-                host="127.0.0.1",
-                dashboard_address="127.0.0.1:0",
-                silence_logs=logging.CRITICAL,
-                env=THREADS,
-            )
-        except (RuntimeError, OSError, TimeoutError) as error:
-            words = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise BadInput(f"the workers did not start ({words}); {_guard()}") from error
-        try:
-            with Client(cluster, set_as_default=False) as client:
-                yield client
-        finally:
-            # Dask stumbles over a worker that died a moment ago and is being started again just now.
-            with contextlib.suppress(AssertionError):
-                cluster.close()
-
-
-def _guard() -> str:
-    return 'in a script put the call under `if __name__ == "__main__":`; see docs/clusters.md'
+            process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 @contextlib.contextmanager
-def _remote(address: str) -> Iterator[Client]:
+def _client(address: str) -> Iterator[Client]:
     from distributed import Client
 
     try:
         client = Client(address, timeout=REACH_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError, TypeError) as error:
         raise BadInput(
-            f"cannot reach a Dask scheduler at {address}; give its address as tcp://HOST:PORT, and see that it runs"
+            f"cannot reach a Dask scheduler at {address}; give its address as tcp://HOST:PORT, and check that it runs"
         ) from error
     try:
         yield client
     finally:
-        if client.status == "running":
-            with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):
+            if client.status == "running":
                 client.unregister_worker_plugin(PLUGIN)
         with contextlib.suppress(Exception):
             client.close(timeout=2)
 
 
-def _how_many(workers: int | None) -> int:
+def _worker_count(workers: int | None) -> int:
     cores = threads()
     if workers is None:
         return cores
-    wanted = whole(workers, "workers", 1, "one worker or more is needed")
+    wanted = whole(workers, "workers", 1, "at least one worker is needed")
     if wanted > cores:
-        print(f"metastable: {wanted} workers wanted, but this machine has {cores} cores: {cores}", file=sys.stderr)
+        print(f"metastable: {wanted} workers were requested; this machine has {cores} cores", file=sys.stderr)
     return min(wanted, cores)
 
 
-def _bytes(memory: int | str | None, count: int) -> int:
+def _memory_limit(memory: int | str | None, count: int) -> int:
+    """Bytes of one worker."""
     from dask.utils import parse_bytes
     from distributed.system import MEMORY_LIMIT
 
@@ -136,83 +134,62 @@ def _bytes(memory: int | str | None, count: int) -> int:
     try:
         return min(int(parse_bytes(memory)), int(MEMORY_LIMIT))
     except (ValueError, AttributeError, TypeError):
-        raise BadInput(f"memory is {memory!r}; give the limit of one worker as 4GB") from None
+        raise BadInput(f"memory is {memory!r}; give the limit of one worker, as 4GB") from None
 
 
-def _prepare(client: Client, scheduler: str | None) -> None:
-    """One thread a worker, also for those that join later; and the same versions everywhere, or other bits come out."""
+def _prepare(client: Client, where: str) -> None:
+    """Give every worker one thread and check its versions; also of workers that join later."""
     from distributed import WorkerPlugin
 
     class OneThread(WorkerPlugin):
         name = PLUGIN
 
-        def __init__(self, versions: dict[str, str], ours: bool) -> None:
-            self.versions, self.ours = versions, ours
+        def __init__(self, versions: dict[str, str]) -> None:
+            self.versions = versions
 
         def setup(self, worker: Any) -> None:
             from metastable.scale import cluster
 
-            cluster.one_thread()
-            cluster.same_versions(self.versions)
-            if self.ours:
-                cluster.leave_ctrl_c_to_the_client()
+            self.before = cluster.one_thread()
+            cluster.check_versions(self.versions)
+
+        def teardown(self, worker: Any) -> None:
+            import torch
+
+            torch.set_num_threads(self.before)
 
     try:
-        client.register_plugin(OneThread(store.versions(), scheduler is None))
+        client.register_plugin(OneThread(store.versions()))
     except BadInput:
         raise
     except Exception as error:
         words = " ".join(str(error).split()) or type(error).__name__
-        where = "of this machine" if scheduler is None else f"at {scheduler}"
         raise BadInput(f"the workers {where} cannot be used ({words}); install metastable[scale] there") from error
 
 
-def one_thread() -> None:
-    """Give this process one thread for BLAS, OpenMP, numba, torch and the tree engine: as many workers as cores."""
+def one_thread() -> int:
+    """Let torch, numba and the tree engine use one thread in this worker; returns torch's number of threads before.
+
+    There are as many workers as cores, so more threads would only compete.
+    """
     import torch
 
+    before = torch.get_num_threads()
     os.environ.update(THREADS)
     torch.set_num_threads(1)
     if "numba" in sys.modules:
         import numba
 
         numba.set_num_threads(1)
+    return before
 
 
-def threads_of(client: Client) -> int:
-    """How many threads the workers have; where there are none, that is said, once for each client."""
-    found = sum(client.nthreads().values())
-    if not found and client.id not in _told:
-        _told.add(client.id)
-        print("metastable: the scheduler has no workers yet: waiting for one", file=sys.stderr)
-    return found
-
-
-def leave_ctrl_c_to_the_client() -> None:
-    """A terminal sends Ctrl-C to workers too, where it would end in tracebacks before the client has closed them."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def same_versions(expected: dict[str, str]) -> None:
+def check_versions(expected: dict[str, str]) -> None:
+    """Raise BadInput if this worker has other versions than the process that sends the tasks."""
     found = store.versions()
     for name, version in expected.items():
         if found.get(name) != version:
             raise BadInput(
-                f"a worker has {name} {found.get(name)} and this process {version}: the same point could have other "
-                "bits; install the same versions"
+                f"a worker has {name} {found.get(name)} and this process {version}; install the same versions, "
+                "because results could differ in their last digits"
             )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Dask's own log says at length what the errors here say in a line."""
-    logs = [logging.getLogger(name) for name in ("distributed", "tornado", "asyncio")]
-    before = [log.level for log in logs]
-    for log in logs:
-        log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for log, level in zip(logs, before, strict=True):
-            log.setLevel(level)

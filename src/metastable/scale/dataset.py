@@ -1,13 +1,13 @@
-"""The dataset of a sweep: one labelled Zarr group made of the journal, with a checksum of each of its files.
+"""The dataset of a sweep: one labelled Zarr group made from the journal, with a checksum of each of its files.
 
-    sweep.json      the sweep's description: axes, head, tokens, solver, outputs, versions
-    journal         every finished point (see `journal`)
+    sweep.json      the description of the sweep: axes, head, tokens, solver, outputs, versions
+    journal         every finished point (see `files.Journal`)
     sweep.zarr      the dataset
     manifest.json   SHA-256 of the journal and of every file of sweep.zarr
 
-Nothing in it depends on the clock, the machine's name, the number of workers or the order of the points, so the same
-sweep gives the same bytes. It is written under a temporary name and renamed; a missing or damaged file is found by the
-manifest (Zarr itself reads a missing chunk as fill values, without a word) and made again from the journal.
+Nothing in it depends on the clock, the name of the machine, the number of workers or the order of the points, so the
+same sweep gives the same bytes. The manifest reveals a missing or damaged file (Zarr itself reads a missing chunk as
+fill values), and the dataset is then made again from the journal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,14 +27,13 @@ import xarray as xr
 from metastable import files
 from metastable.errors import BadInput
 from metastable.head import Head
-from metastable.problem import build_head
+from metastable.problem import HEAD_CHANGES, build_head
 from metastable.run import storage as store
-from metastable.scale.journal import Journal, disk_trouble
-from metastable.scale.plan import HEAD, Plan
+from metastable.scale.plan import Plan
 from metastable.scale.points import COURSES, DONE
 
+# Largest number of values in a chunk: half a megabyte before compression.
 CHUNK = 65_536
-"""Numbers in a chunk, at most: half a megabyte before compression."""
 
 AXES: dict[str, tuple[str, str]] = {
     "beta": ("inverse temperature; inf is hardmax", "1"),
@@ -69,7 +67,7 @@ VARIABLES: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Places:
-    """Where the files of a sweep are. `out` is a folder; or a name that ends in .zarr, which is then the dataset."""
+    """The paths of a sweep. `out` is a folder, or a name that ends in .zarr, which is then the dataset."""
 
     out: Path
 
@@ -98,25 +96,25 @@ class Places:
         return self.folder / "report.html"
 
     def clear(self) -> None:
-        """Remove a sweep, and what a killed process left of its making."""
+        """Remove a sweep."""
         for path in (self.manifest, self.journal, self.description, self.page):
             path.unlink(missing_ok=True)
         self.tidy()
         shutil.rmtree(self.dataset, ignore_errors=True)
 
     def tidy(self) -> None:
-        for ending in ("tmp", "old"):
-            shutil.rmtree(_beside(self.dataset, ending), ignore_errors=True)
-        for leftover in self.folder.glob(".*.tmp"):
+        """Remove temporary files of a killed process."""
+        files.recover(self.dataset)
+        for leftover in self.folder.glob(".*.tmp*"):
             leftover.unlink(missing_ok=True)
 
 
-def assemble(plan: Plan, journal: Journal) -> xr.Dataset:
-    """The labelled dataset of all points in the journal; those that are not there have status -1."""
-    table = np.full((plan.size, plan.width), math.nan)
+def assemble(plan: Plan, journal: files.Journal) -> xr.Dataset:
+    """The labelled dataset of all points in the journal; points that are not there have status -1."""
+    table = np.full((plan.size, sum(count for _, count in plan.columns)), math.nan)
     status = np.full(plan.size, -1, dtype=np.int8)
     reasons = np.full(plan.size, "", dtype=object)
-    for index, code, payload in journal.payloads():
+    for index, code, payload in journal.records():
         status[index] = code
         if code == DONE:
             table[index] = np.frombuffer(payload, dtype="<f8")
@@ -129,21 +127,18 @@ def assemble(plan: Plan, journal: Journal) -> xr.Dataset:
     for name, count in plan.columns:
         block = table[:, start : start + count]
         start += count
-        if name == "course":
-            codes = np.nan_to_num(block[:, 0], nan=-1).astype(np.int8)
-            data[name] = (dims, codes.reshape(plan.shape))
-        elif count == 1 and name in plan.phases:
-            data[name] = (dims, block[:, 0].reshape(plan.shape))
-        else:
+        if name not in plan.phases:
             data[name] = ((*dims, "time"), block.reshape(*plan.shape, count))
+            continue
+        codes = np.nan_to_num(block, nan=-1).astype(np.int8) if name == "course" else block
+        data[name] = (dims, codes.reshape(plan.shape))
     data["status"] = (dims, status.reshape(plan.shape))
     data["reason"] = (dims, reasons.reshape(plan.shape))
     data["cloud_seed"] = (dims, np.array([-1 if s is None else s for s in seeds], np.int64).reshape(plan.shape))
     coords: dict[str, Any] = {name: (name, _labels(values)) for name, values in plan.axes.items()}
     if any("time" in found for found, _ in data.values()):
         coords["time"] = ("time", np.array(plan.times))
-    found = xr.Dataset(data, coords=coords, attrs=_attributes(plan))
-    return _described(found)
+    return _described(xr.Dataset(data, coords=coords, attrs=_attributes(plan)))
 
 
 def head_of(data: xr.Dataset, **at: Any) -> Head:
@@ -151,7 +146,7 @@ def head_of(data: xr.Dataset, **at: Any) -> Head:
     table = json.loads(data.attrs["configuration"])["head"]
     if "dtype" in table:
         return store.head_from_json(table, getattr(torch, table["dtype"]))
-    moved = {name: at.get(name, data[name].values.tolist()[0]) for name in HEAD if name in data.dims}
+    moved = {name: at.get(name, data[name].values.tolist()[0]) for name in HEAD_CHANGES if name in data.dims}
     spectra = {name: json.loads(v) if isinstance(v, str) else v for name, v in moved.items()}
     return build_head({**table, **spectra})
 
@@ -184,28 +179,18 @@ def _described(data: xr.Dataset) -> xr.Dataset:
     return data
 
 
-def write(plan: Plan, journal: Journal, places: Places) -> None:
-    """Make the dataset from the journal, whole or not at all, and then its manifest."""
-    target = places.dataset
-    temporary, old = _beside(target, "tmp"), _beside(target, "old")
-    try:
+def write(plan: Plan, journal: files.Journal, places: Places) -> None:
+    """Make the dataset from the journal, and then its manifest."""
+    with files.writing(places.dataset):
         journal.put_in_order()
         places.manifest.unlink(missing_ok=True)
-        places.tidy()
-        data = assemble(plan, journal)
-        chunks = {str(name): {"chunks": _chunks(data[name].shape)} for name in data.data_vars}
+    data = assemble(plan, journal)
+    chunks = {str(name): {"chunks": _chunks(data[name].shape)} for name in data.data_vars}
+    with files.replacing(places.dataset) as temporary:
         data.to_zarr(temporary, mode="w", zarr_format=3, consolidated=False, encoding=chunks)
-        sums = _checksums(temporary, sync=True)
-        if target.exists():
-            os.rename(target, old)
-        os.rename(temporary, target)
-        shutil.rmtree(old, ignore_errors=True)
-        record = {"identity": plan.identity.hex(), "journal": _sha256(places.journal), "files": sums}
-        files.write_text(places.manifest, json.dumps(record, indent=1) + "\n")
-    except OSError as error:
-        raise disk_trouble(target, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        sums = _checksums(temporary)
+    record = {"identity": plan.identity, "journal": _checksum(places.journal), "files": sums}
+    files.write_json(places.manifest, record)
 
 
 def _chunks(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -218,22 +203,22 @@ def _chunks(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def faults(plan: Plan, places: Places) -> list[str]:
-    """What is wrong with the dataset on the disk; empty if every file is there, and none other, as it was written."""
+    """What is wrong with the dataset on the disk; empty if its files are exactly those that were written."""
     try:
         record = json.loads(places.manifest.read_text(encoding="utf-8"))
-        identity, journal, files = record["identity"], record["journal"], dict(record["files"])
+        identity, journal, expected = record["identity"], record["journal"], dict(record["files"])
     except FileNotFoundError:
-        return ["it was not written to its end"]
+        return ["it was not completed"]
     except (OSError, ValueError, KeyError, TypeError):
         return ["its manifest is damaged"]
-    if identity != plan.identity.hex() or journal != _sha256(places.journal):
+    if identity != plan.identity or journal != _checksum(places.journal):
         return ["it does not belong to the journal"]
     if not places.dataset.is_dir():
         return [f"{places.dataset.name} is missing"]
     found = _checksums(places.dataset)
-    wrong = [f"{name} is missing" for name in files if name not in found]
-    wrong += [f"{name} is damaged" for name in files if name in found and found[name] != files[name]]
-    return wrong + [f"{name} does not belong there" for name in found if name not in files]
+    wrong = [f"{name} is missing" for name in expected if name not in found]
+    wrong += [f"{name} is damaged" for name in expected if name in found and found[name] != expected[name]]
+    return wrong + [f"{name} does not belong there" for name in found if name not in expected]
 
 
 def load(places: Places) -> xr.Dataset:
@@ -244,19 +229,13 @@ def load(places: Places) -> xr.Dataset:
         raise BadInput(f"there is no sweep at {places.dataset}; make it with sweep") from error
 
 
-def _checksums(folder: Path, sync: bool = False) -> dict[str, str]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    if sync:
-        for path in files:
-            with open(path, "rb") as handle:
-                os.fsync(handle.fileno())
-    return {path.relative_to(folder).as_posix(): _sha256(path) for path in files}
+def _checksums(folder: Path) -> dict[str, str]:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): _checksum(path) for path in paths}
 
 
-def _sha256(path: Path) -> str:
+def _checksum(path: Path) -> str:
+    if not path.exists():
+        return ""
     with open(path, "rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-def _beside(target: Path, ending: str) -> Path:
-    return target.with_name(f".{target.name}.{ending}")

@@ -1,63 +1,57 @@
-"""One point of a sweep: a simulation, and the numbers that are kept of it. This is what workers do."""
+"""One point of a sweep: a simulation, and the numbers that are kept of it. Workers run this."""
 
 from __future__ import annotations
 
 import math
 import pickle
-import time
-import warnings
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-from metastable.cloud import Cloud
 from metastable.errors import BadInput, SimulationStopped
-from metastable.head import Head
+from metastable.files import Record
+from metastable.problem import Problem
 from metastable.run import storage as store
-from metastable.run.mean_field import mean_field
+from metastable.run.mean_field import refined
 from metastable.run.observables import observe
 from metastable.run.run import BaseRun
 from metastable.run.simulation import saved_times, simulate
-from metastable.scale.cluster import same_versions
+from metastable.scale.cluster import check_versions
 from metastable.scale.plan import FRAMES, Plan
 
 COURSES = ("one time", "still", "falling", "settled")
 DONE, FAILED = 0, 1
-# As `Run.observables` has them.
+# As in `Run.observables`: tokens in the sample, and its seed.
 SAMPLE, SAMPLE_SEED = 1000, 0
-
-Outcome = tuple[int, int, bytes]
-"""Number of the point, DONE or FAILED, and its outputs as float64 bytes or the reason as UTF-8."""
 
 
 def packed(plan: Plan) -> bytes:
-    """A plan as it goes to workers, with the versions that they must have too."""
+    """A plan as it is sent to workers, with the versions that they must have."""
     return pickle.dumps((plan, store.versions()))
 
 
-def compute(spec: bytes, indices: Sequence[int]) -> tuple[list[Outcome], float]:
-    """The outcomes of some points of a packed plan, and the seconds that they took."""
-    plan, began = _unpacked(spec), time.perf_counter()
-    return [outcome(plan, index) for index in indices], time.perf_counter() - began
+def compute(spec: bytes, indices: Sequence[int]) -> list[Record]:
+    """The records of some points of a packed plan."""
+    plan = _unpacked(spec)
+    return [record(plan, index) for index in indices]
 
 
 @lru_cache(maxsize=2)
 def _unpacked(spec: bytes) -> Plan:
     plan, versions = pickle.loads(spec)
     assert isinstance(plan, Plan)
-    # Also of workers that joined when the sweep was under way.
-    same_versions(versions)
+    # Workers that joined during the sweep are checked here.
+    check_versions(versions)
     return plan
 
 
-def outcome(plan: Plan, index: int) -> Outcome:
-    """A point's numbers, or why it has none: one bad point must not end a sweep of thousands."""
+def record(plan: Plan, index: int) -> Record:
+    """The numbers of a point as float64 bytes, or the reason why it failed: one bad point does not end a sweep."""
     try:
-        return index, DONE, np.ascontiguousarray(measure(plan, index), dtype="<f8").tobytes()
+        return Record(index, DONE, np.ascontiguousarray(measure(plan, index), dtype="<f8").tobytes())
     except Exception as error:
-        return index, FAILED, reason(error).encode()
+        return Record(index, FAILED, reason(error).encode())
 
 
 def reason(error: BaseException) -> str:
@@ -72,51 +66,38 @@ def reason(error: BaseException) -> str:
 
 def measure(plan: Plan, index: int) -> np.ndarray:
     """The numbers of one point, in the order of `plan.columns`."""
-    arguments = plan.arguments(index)
-    head = plan.head_at(index)
-    cloud = plan.cloud_at(index, head)
-    until = float(arguments["until"])
-    save = arguments.pop("t_eval", FRAMES)
+    problem = plan.problem(index)
+    until = float(problem.until)
     kept = [t for t in plan.times if t <= until]
-    # Phases are read off a whole curve, also where distances are kept at a few times only.
-    whole = saved_times(save if isinstance(save, int) else [t for t in save if t <= until], until)
-    times = [*kept, *whole] if plan.phases else kept
-    run = _solved(head, cloud, times, arguments)
+    t_eval = problem.options.get("t_eval", FRAMES)
+    # Phases need the whole curve, also if distances are kept at a few times only.
+    whole = saved_times(t_eval if isinstance(t_eval, int) else [t for t in t_eval if t <= until], until)
+    run = _solved(plan, problem.replace(t_eval=[*kept, *whole] if plan.phases else kept))
     places = np.searchsorted(run.times.numpy(), kept)
-    parts = [_along(plan, run.distance().values[places])] if plan.distance else []
+    parts = [_over_time(plan, run.distance().values[places])] if plan.distance else []
     if plan.observables:
         seen = [observe(run.head, run.at(int(i)), run.beta, SAMPLE, SAMPLE_SEED) for i in places]
-        parts += [_along(plan, [row[name] for row in seen]) for name in plan.observables]
+        parts += [_over_time(plan, [row[name] for row in seen]) for name in plan.observables]
     if plan.phases:
-        parts.append(_phases(plan, run))
+        phases = run.phases()
+        numbers = {name: getattr(phases, name) for name in plan.phases}
+        if "course" in numbers:
+            numbers["course"] = COURSES.index(phases.course)
+        parts.append(np.array([math.nan if value is None else float(value) for value in numbers.values()]))
     return np.concatenate(parts)
 
 
-def _solved(head: Head, cloud: Cloud, times: list[float], arguments: dict[str, Any]) -> BaseRun:
-    if not arguments.pop("mean_field", False):
-        return simulate(head, cloud, t_eval=times, progress=False, **arguments)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        solved = mean_field(head, cloud, t_eval=times, progress=False, **arguments)
-    if not solved.converged:
-        raise BadInput(f"the mean field is known to {solved.discretisation:.2g} only, which is more than tol")
-    return solved
+def _solved(plan: Plan, problem: Problem) -> BaseRun:
+    if not plan.mean_field:
+        return simulate(problem.head, problem.cloud, **problem.arguments, progress=False)
+    run = refined(problem.head, problem.cloud, **problem.arguments, progress=False)
+    if not run.converged:
+        raise BadInput(f"the error of the mean field is {run.discretisation:.2g}, which is more than tol")
+    return run
 
 
-def _along(plan: Plan, values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """The values at the first times; NaN at those that this point does not reach."""
+def _over_time(plan: Plan, values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """The values at the first times; NaN at the times that this point does not reach."""
     row = np.full(len(plan.times), math.nan)
     row[: len(values)] = values
     return row
-
-
-def _phases(plan: Plan, run: BaseRun) -> np.ndarray:
-    found = run.phases()
-    numbers = {
-        "concentrated": math.nan if found.concentrated is None else found.concentrated,
-        "terminal": math.nan if found.terminal is None else found.terminal,
-        "least": found.least,
-        "least_time": found.least_time,
-        "course": float(COURSES.index(found.course)),
-    }
-    return np.array([numbers[name] for name in plan.phases])
