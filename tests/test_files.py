@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from metastable import files
 from metastable.errors import BadInput
-from metastable.files import Journal, Lines, Record
+from metastable.files import Entry, Journal, Lines
 
 MINE, OTHER = "a" * 64, "b" * 64
 many = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 records = st.lists(
-    st.builds(Record, st.integers(0, 50), st.sampled_from([0, 1]), st.binary(max_size=60)),
+    st.builds(Entry, st.integers(0, 50), st.sampled_from([0, 1]), st.binary(max_size=60)),
     max_size=12,
     unique_by=lambda record: record.number,
 )
@@ -341,7 +341,7 @@ def test_garbage_anywhere_never_becomes_a_record(tmp_path, kept, holes):
 
 def test_a_damaged_newline_costs_no_record(tmp_path):
     path = tmp_path / "journal"
-    blob = bytearray(written(path, [Record(i, 0, b"JJJJ" * i) for i in range(4)]))
+    blob = bytearray(written(path, [Entry(i, 0, b"JJJJ" * i) for i in range(4)]))
     newline = blob.index(b"\n", blob.index(b"\n") + 1)
     for damage in (0x0B, 0x4A, 0x1A):
         blob[newline] = damage
@@ -352,24 +352,24 @@ def test_a_damaged_newline_costs_no_record(tmp_path):
 def test_a_result_that_comes_twice_is_ignored(tmp_path):
     path = tmp_path / "journal"
     with Journal(path, MINE) as journal:
-        assert journal.append([Record(1, 0, b"a"), Record(2, 1, b"bad"), Record(1, 0, b"b")]) == 2
+        assert journal.append([Entry(1, 0, b"a"), Entry(2, 1, b"bad"), Entry(1, 0, b"b")]) == 2
         size = path.stat().st_size
-        assert journal.append([Record(1, 0, b"c"), Record(2, 0, b"good")]) == 0
+        assert journal.append([Entry(1, 0, b"c"), Entry(2, 0, b"good")]) == 0
         assert path.stat().st_size == size
         # Only a failure may be replaced, and only when asked.
-        assert journal.append([Record(1, 0, b"d"), Record(2, 0, b"good")], replace_failed=True) == 1
-    assert reading(path) == {1: Record(1, 0, b"a"), 2: Record(2, 0, b"good")}
+        assert journal.append([Entry(1, 0, b"d"), Entry(2, 0, b"good")], replace_failed=True) == 1
+    assert reading(path) == {1: Entry(1, 0, b"a"), 2: Entry(2, 0, b"good")}
 
 
 def test_the_journal_of_another_computation_is_left_alone(tmp_path):
     path = tmp_path / "journal"
-    before = written(path, [Record(1, 0, b"x")], identity=OTHER)
+    before = written(path, [Entry(1, 0, b"x")], identity=OTHER)
     mine = Journal(path, MINE)
     assert mine.foreign
     assert mine.begun
     assert reading(path) == {}
     with pytest.raises(BadInput, match="another computation"):
-        mine.append([Record(1, 0, b"y")])
+        mine.append([Entry(1, 0, b"y")])
     assert path.read_bytes() == before
 
 
@@ -379,13 +379,13 @@ def test_a_file_that_is_no_journal_is_left_alone(tmp_path):
     mine = Journal(path, MINE)
     assert not mine.begun
     with pytest.raises(BadInput, match="another computation"):
-        mine.append([Record(1, 0, b"y")])
+        mine.append([Entry(1, 0, b"y")])
     assert path.read_text() == "dear diary\ntoday"
 
 
 def test_reading_a_journal_does_not_change_it(tmp_path):
     path = tmp_path / "journal"
-    torn = written(path, [Record(1, 0, b"x"), Record(2, 0, b"y")])[:-3]
+    torn = written(path, [Entry(1, 0, b"x"), Entry(2, 0, b"y")])[:-3]
     path.write_bytes(torn)
     assert list(reading(path)) == [1]
     assert path.read_bytes() == torn
@@ -394,7 +394,7 @@ def test_reading_a_journal_does_not_change_it(tmp_path):
 
 
 def test_in_order_the_bytes_do_not_depend_on_the_past(tmp_path):
-    path, kept = tmp_path / "journal", [Record(2, 0, b"two"), Record(0, 1, b"zero"), Record(1, 0, b"one")]
+    path, kept = tmp_path / "journal", [Entry(2, 0, b"two"), Entry(0, 1, b"zero"), Entry(1, 0, b"one")]
     plain = written(path, sorted(kept))
     written(path, kept)
     with open(path, "ab") as handle:
@@ -403,7 +403,7 @@ def test_in_order_the_bytes_do_not_depend_on_the_past(tmp_path):
         assert journal.damaged == 30
         journal.put_in_order()
         assert journal.damaged == 0
-        journal.append([Record(3, 0, b"three")])
+        journal.append([Entry(3, 0, b"three")])
     assert path.read_bytes()[: len(plain)] == plain
     assert set(reading(path)) == {0, 1, 2, 3}
 
@@ -411,17 +411,17 @@ def test_in_order_the_bytes_do_not_depend_on_the_past(tmp_path):
 def test_rewriting_replaces_all_records(tmp_path):
     path = tmp_path / "journal"
     with Journal(path, MINE) as journal:
-        journal.append([Record(i, 0, bytes([i])) for i in range(5)])
-        journal.rewrite([Record(7, 0, b"sum")])
-        journal.append([Record(8, 0, b"next")])
-    assert reading(path) == {7: Record(7, 0, b"sum"), 8: Record(8, 0, b"next")}
+        journal.append([Entry(i, 0, bytes([i])) for i in range(5)])
+        journal.rewrite([Entry(7, 0, b"sum")])
+        journal.append([Entry(8, 0, b"next")])
+    assert reading(path) == {7: Entry(7, 0, b"sum"), 8: Entry(8, 0, b"next")}
 
 
 APPENDING = """
 journal = files.Journal(Path(sys.argv[1]), "a" * 64)
 first = max(journal.status, default=-1) + 1
 for i in range(first, 10**6):
-    journal.append([files.Record(i, 0, str(i).encode() * 500)])
+    journal.append([files.Entry(i, 0, str(i).encode() * 500)])
     if i % 7 == 0:
         journal.rewrite(list(journal.records()))
     print(i, flush=True)
@@ -445,7 +445,7 @@ def test_a_full_disk_keeps_the_records_before_it(tmp_path):
     assert "BadInput: cannot write" in said[1].splitlines()[-1]
     assert list(reading(path)) == [int(line) for line in said[0].split()]
     with Journal(path, MINE) as journal:
-        journal.append([Record(100, 0, b"after the disk was made larger")])
+        journal.append([Entry(100, 0, b"after the disk was made larger")])
     assert reading(path)[100].payload.startswith(b"after")
 
 

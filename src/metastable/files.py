@@ -302,8 +302,8 @@ def _last_line(file: int) -> bytes:
     return b"".join(reversed(pieces)).rpartition(b"\n")[2]
 
 
-class Record(NamedTuple):
-    """One result in a journal: its number, a status (0 is success) and its bytes."""
+class Entry(NamedTuple):
+    """One record of a journal: its number, a status (0 is success) and its bytes."""
 
     number: int
     status: int
@@ -350,7 +350,7 @@ class Journal:
             start = handle.read(len(self.FORMAT))
         return bool(self.status) or self.FORMAT.encode().startswith(start)
 
-    def append(self, records: Iterable[Record], replace_failed: bool = False) -> int:
+    def append(self, records: Iterable[Entry], replace_failed: bool = False) -> int:
         """Keep results; returns how many were new. They are on the disk when this returns.
 
         A record that is there already stays: a cluster that lost sight of a worker may deliver a result twice.
@@ -372,7 +372,7 @@ class Journal:
             self._ordered = False
         return len(fresh)
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[Entry]:
         """Every record, by number."""
         if not self._where:
             return
@@ -388,7 +388,7 @@ class Journal:
         if not self._ordered or self.damaged:
             self.rewrite(self.records())
 
-    def rewrite(self, records: Iterable[Record]) -> None:
+    def rewrite(self, records: Iterable[Entry]) -> None:
         """Replace all records by these."""
 
         def make(path: Path) -> None:
@@ -414,19 +414,19 @@ class Journal:
     def _header(self) -> bytes:
         return f"{self.FORMAT} {self.identity}\n".encode()
 
-    def _line(self, record: Record) -> bytes:
+    def _line(self, record: Entry) -> bytes:
         body = b"%d %d %s" % (record.number, record.status, base64.b64encode(record.payload))
         return body + b" " + self._check(body) + b"\n"
 
     def _check(self, body: bytes) -> bytes:
         return hashlib.sha256(self.identity.encode() + body).hexdigest().encode()
 
-    def _parse(self, line: bytes) -> Record | None:
+    def _parse(self, line: bytes) -> Entry | None:
         body, _, check = line.rpartition(b" ")
         if check != self._check(body):
             return None
         number, status, payload = body.split(b" ")
-        return Record(int(number), int(status), base64.b64decode(payload))
+        return Entry(int(number), int(status), base64.b64decode(payload))
 
     def _scan(self) -> None:
         self.status, self._where, self.damaged = {}, {}, 0

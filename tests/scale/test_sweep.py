@@ -9,7 +9,7 @@ import pytest
 
 import metastable as ms
 from metastable.errors import BadInput
-from metastable.files import Journal, Record
+from metastable.files import Entry, Journal
 from metastable.scale import sweep as room
 from metastable.scale.plan import make
 from metastable.scale.points import compute
@@ -94,7 +94,7 @@ def test_a_failure_that_was_an_accident_is_mended_by_retrying(tmp_path, schedule
     plan = make(AXES, SPECTRA, {"n": 10}, {"until": 1.0, "t_eval": 3})
     (tmp_path / "s").mkdir()
     with Journal(tmp_path / "s" / "journal", plan.identity) as journal:
-        journal.append([Record(4, 1, b"its worker died")])
+        journal.append([Entry(4, 1, b"its worker died")])
     data = ms.sweep(axes=AXES, out=tmp_path / "s", scheduler=scheduler, **SMALL)
     assert int(data["status"].sum()) == 1
     assert data["reason"].values.flat[4] == "its worker died"

@@ -11,12 +11,9 @@ import typer
 
 from metastable.cli.exits import EXIT_FINDING, complain, one_line_errors
 from metastable.cli.options import AsJson, Debug, Scheduler, Workers
-from metastable.errors import BadInput
 
 if TYPE_CHECKING:
     import xarray as xr
-
-    from metastable.theory import Theory
 
 # At most this many reasons of failed points are printed; the dataset has all of them.
 SHOWN_REASONS = 5
@@ -84,16 +81,9 @@ def _summary(data: xr.Dataset, out: Path) -> dict[str, Any]:
 def _report(data: xr.Dataset, path: Path) -> Path | None:
     """Write the page of maps. A page that cannot be drawn is no failure of the sweep."""
     from metastable.scale import report
-    from metastable.scale.dataset import head_of
-
-    def theory_at(at: dict[str, Any]) -> Theory | None:
-        try:
-            return head_of(data, **at).theory()
-        except BadInput:
-            return None  # no head can be made there, and the points there have failed
 
     try:
-        return report.write(data, path, theory_at)
+        return report.write(data, path)
     except Exception as error:
         path.unlink(missing_ok=True)
         what = "the dataset is complete, but its report could not be made"

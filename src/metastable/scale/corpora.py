@@ -344,9 +344,9 @@ class Sums:
         if self._journal is not None and len(self._journal.status) >= FOLD:
             self._journal.rewrite([self._record(self.done, packed(self.measured))])
 
-    def _record(self, windows: set[int], blob: bytes) -> files.Record:
+    def _record(self, windows: set[int], blob: bytes) -> files.Entry:
         self._next += 1
-        return files.Record(self._next - 1, 0, json.dumps(_ranges(windows)).encode() + b"\n" + blob)
+        return files.Entry(self._next - 1, 0, json.dumps(_ranges(windows)).encode() + b"\n" + blob)
 
     def _merge(self, windows: set[int], blob: bytes) -> None:
         found: dict[str, Any] = json.loads(zlib.decompress(blob))

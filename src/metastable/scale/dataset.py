@@ -16,7 +16,6 @@ import hashlib
 import json
 import math
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,35 +64,17 @@ VARIABLES: dict[str, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True)
 class Places:
     """The paths of a sweep. `out` is a folder, or a name that ends in .zarr, which is then the dataset."""
 
-    out: Path
-
-    @property
-    def folder(self) -> Path:
-        return self.out.with_name(self.out.name + ".kept") if self.out.suffix == ".zarr" else self.out
-
-    @property
-    def dataset(self) -> Path:
-        return self.out if self.out.suffix == ".zarr" else self.out / "sweep.zarr"
-
-    @property
-    def journal(self) -> Path:
-        return self.folder / "journal"
-
-    @property
-    def description(self) -> Path:
-        return self.folder / "sweep.json"
-
-    @property
-    def manifest(self) -> Path:
-        return self.folder / "manifest.json"
-
-    @property
-    def page(self) -> Path:
-        return self.folder / "report.html"
+    def __init__(self, out: Path) -> None:
+        alone = out.suffix == ".zarr"
+        self.folder = out.with_name(out.name + ".kept") if alone else out
+        self.dataset = out if alone else out / "sweep.zarr"
+        self.journal = self.folder / "journal"
+        self.description = self.folder / "sweep.json"
+        self.manifest = self.folder / "manifest.json"
+        self.page = self.folder / "report.html"
 
     def clear(self) -> None:
         """Remove a sweep."""

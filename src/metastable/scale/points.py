@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from metastable.errors import BadInput, SimulationStopped
-from metastable.files import Record
+from metastable.files import Entry
 from metastable.problem import Problem
 from metastable.run import storage as store
 from metastable.run.mean_field import refined
@@ -31,7 +31,7 @@ def packed(plan: Plan) -> bytes:
     return pickle.dumps((plan, store.versions()))
 
 
-def compute(spec: bytes, indices: Sequence[int]) -> list[Record]:
+def compute(spec: bytes, indices: Sequence[int]) -> list[Entry]:
     """The records of some points of a packed plan."""
     plan = _unpacked(spec)
     return [record(plan, index) for index in indices]
@@ -46,12 +46,12 @@ def _unpacked(spec: bytes) -> Plan:
     return plan
 
 
-def record(plan: Plan, index: int) -> Record:
+def record(plan: Plan, index: int) -> Entry:
     """The numbers of a point as float64 bytes, or the reason why it failed: one bad point does not end a sweep."""
     try:
-        return Record(index, DONE, np.ascontiguousarray(measure(plan, index), dtype="<f8").tobytes())
+        return Entry(index, DONE, np.ascontiguousarray(measure(plan, index), dtype="<f8").tobytes())
     except Exception as error:
-        return Record(index, FAILED, reason(error).encode())
+        return Entry(index, FAILED, reason(error).encode())
 
 
 def reason(error: BaseException) -> str:

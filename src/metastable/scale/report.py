@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,37 +14,36 @@ from metastable.errors import BadInput
 from metastable.figures.look import number
 from metastable.figures.phase_diagram import phase_diagram, regions, terminal_level
 from metastable.report.page import figure_block, render_page, table_rows, target_of, write_page
+from metastable.scale.dataset import head_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from metastable.theory import Theory
 
-TheoryAt = Callable[[dict[str, Any]], "Theory | None"]
-"""The theory of the head at values of the axes that are held fixed."""
+# Number of combinations of the axes outside a map that are drawn; the dataset has the others.
 SLICES = 4
-"""So many combinations of the axes that a map does not show are drawn; the others are in the dataset."""
-PAIRS = ("least", "concentrated", "terminal")
-"""What is drawn over two axes of the sweep, besides the phase."""
+# Number of failed points that are listed; the dataset has all of them.
 FAILURES = 20
+# Variables that are drawn over two axes of the sweep, besides the phase.
+PAIRS = ("least", "concentrated", "terminal")
 READING = {
     "concentrating": "the distance to the limit law still falls",
-    "metastable": "it is within a factor 1.5 of its least",
-    "terminal": "it has risen above 1.5 times its least again: tokens leave for the phase that V rules",
+    "metastable": "the distance is within a factor 1.5 of its minimum",
+    "terminal": "the distance has risen above 1.5 times its minimum again: tokens move on to the phase that V decides",
 }
+# Maps choose their axes in this order.
 FIRST = ("beta", "gap", "angle", "n", "kappa")
-"""Axes in the order in which maps choose theirs."""
 
 
-def write(data: xr.Dataset, path: str | Path, theory_at: TheoryAt) -> Path:
-    """Write the report of a sweep to `path`, whole or not at all."""
-    target = target_of(path)
-    return write_page(target, render(data, theory_at))
+def write(data: xr.Dataset, path: str | Path) -> Path:
+    """Write the report of a sweep to `path`, completely or not at all."""
+    return write_page(target_of(path), render(data))
 
 
-def render(data: xr.Dataset, theory_at: TheoryAt) -> str:
+def render(data: xr.Dataset) -> str:
     """The report as HTML."""
-    maps, left = _maps(data, theory_at)
+    maps, left = _maps(data)
     return render_page(
         "sweep.html.j2",
         headline=_headline(data),
@@ -58,6 +56,14 @@ def render(data: xr.Dataset, theory_at: TheoryAt) -> str:
         failed=int((data["status"].values == 1).sum()),
         making=_making(data),
     )
+
+
+def _theory(data: xr.Dataset, at: dict[str, Any]) -> Theory | None:
+    """The theory of the head at these values of the axes; None if no head can be built there: its points failed."""
+    try:
+        return head_of(data, **at).theory()
+    except BadInput:
+        return None
 
 
 def _note(figure: go.Figure) -> str:
@@ -85,7 +91,7 @@ def _shares(data: xr.Dataset) -> list[tuple[str, str]]:
     return rows
 
 
-def _maps(data: xr.Dataset, theory_at: TheoryAt) -> tuple[list[go.Figure], str]:
+def _maps(data: xr.Dataset) -> tuple[list[go.Figure], str]:
     """Maps of time and one axis, then of pairs of axes; and what was left out, in words."""
     axes = _axes(data)
     if not axes:
@@ -96,11 +102,11 @@ def _maps(data: xr.Dataset, theory_at: TheoryAt) -> tuple[list[go.Figure], str]:
     slices = _slices(data, axes[:1])
     for at in slices[:SLICES]:
         for value in _over_time(data):
-            drawn.append(phase_diagram(data, value, "time", axes[0], theory=theory_at(at), **at))
+            drawn.append(phase_diagram(data, value, "time", axes[0], theory=_theory(data, at), **at))
     left = len(slices) - SLICES
     for other in axes[1:]:
         for at in _slices(data, [axes[0], other])[:1]:
-            drawn += _pair(data, other, axes[0], at, _levels(data, theory_at))
+            drawn += _pair(data, other, axes[0], at, _levels(data))
     words = f"Maps of {left} further combinations of axes are not drawn; the dataset has them." if left > 0 else ""
     return drawn, words
 
@@ -130,11 +136,11 @@ def _over_time(data: xr.Dataset) -> list[str]:
     return ["phase", "distance"]
 
 
-def _levels(data: xr.Dataset, theory_at: TheoryAt) -> xr.DataArray:
+def _levels(data: xr.Dataset) -> xr.DataArray:
     """Where the terminal phase ends, for every head of the sweep."""
     names = [name for name in ("gap", "angle", "interaction", "value") if name in data.dims]
     values = [data[name].values.tolist() for name in names]
-    heads = (theory_at(dict(zip(names, one, strict=True))) for one in itertools.product(*values))
+    heads = (_theory(data, dict(zip(names, one, strict=True))) for one in itertools.product(*values))
     found = [float("nan") if theory is None else terminal_level(theory) for theory in heads]
     return xr.DataArray(np.reshape(found, [len(v) for v in values]), {name: data[name] for name in names}, names)
 

@@ -14,7 +14,7 @@ import xarray as xr
 from metastable import files
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
-from metastable.files import Journal, Record
+from metastable.files import Entry, Journal
 from metastable.head import Head
 from metastable.problem import read_toml
 from metastable.progress import _Bar
@@ -162,7 +162,7 @@ def compute_points(
         client,
         compute,
         packed(plan),
-        died=lambda index: Record(index, FAILED, DIED.encode()),
+        died=lambda index: Entry(index, FAILED, DIED.encode()),
         kept=lambda: f"{finished} of {plan.size} points are saved: start again to continue",
         task_seconds=TASK_SECONDS,
     )
