@@ -13,14 +13,15 @@ from metastable.head import Head
 from metastable.run.run import Run
 from metastable.theory import Theory
 
+SMALL = {"tokens": 50, "dims": (2, 3), "betas": (100.0,), "laws": ("uniform", "where tokens part"), "until": 2.5}
 
-def small(head: Head | None = None, dims: tuple[int, ...] = (2,)) -> Finding:
-    laws = ("uniform", "where tokens part")
-    return stability.check(head, tokens=50, dims=dims, betas=(100.0,), laws=laws, until=2.5, frames=11)
+
+def small(head: Head | None = None) -> Finding:
+    return stability.check(head, frames=11, **SMALL)
 
 
 def test_holds() -> None:
-    found = small(dims=(2, 3))
+    found = small()
     assert found.outcome == claims.PASS
     assert len(found.tables["runs"]) == 12
     assert len(found.pictures) == 2

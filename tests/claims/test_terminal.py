@@ -18,7 +18,7 @@ def small(head: Head | None = None) -> claims.Finding:
 
 def only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     heads = terminal.own_heads()
-    kept = {name: heads[name] for name in ("simple, V and M apart", *names)}
+    kept = {name: heads[name] for name in ("simple, V and M apart", "double", *names)}
     monkeypatch.setattr(terminal, "own_heads", lambda: kept)
 
 
@@ -53,7 +53,7 @@ def test_fails_when_the_projector_is_the_wrong_one(monkeypatch: pytest.MonkeyPat
         image = x @ self.basis @ self.basis.T
         return image / image.norm(dim=1, keepdim=True)
 
-    only(monkeypatch, "double")
+    only(monkeypatch)
     monkeypatch.setattr(Spectrum, "limit", orthogonal)
     assert "each on its side, double" in failed(small())
 

@@ -133,8 +133,8 @@ def check(
                 _undecided(found, name, one, why)
             else:
                 _settle(found, picture, name, run, late)
-    for name in ("simple, V and M apart", "double"):
-        if name in heads:
+    if head is None:
+        for name in ("simple, V and M apart", "double"):
             _antipodal(found, name, heads[name], beta, longest)
     passed = sum(one.outcome == PASS for one in found.checks)
     seen = [row for row in found.tables["where tokens end"] if row["measured"] not in ("–", "nan")]

@@ -1,0 +1,284 @@
+"""A good guest: no call of the library changes the state of the program that uses it.
+
+One test for the whole public interface. Every call runs alone, in three threads at once, in a forked child and inside
+an asyncio loop, and the state of the host is the same before and after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import locale
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+
+import metastable as ms
+from metastable import claims
+from tests.encoder.models import tiny
+
+WORDS = [f"w{i}" for i in range(80)]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    vocabulary = {word: i for i, word in enumerate([*SPECIAL, *WORDS])}
+    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    raw.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, mask_token="[MASK]", **names)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny("bert")
+
+
+@pytest.fixture(scope="module")
+def texts():
+    draw = random.Random(0)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(4, 12))) for _ in range(1500)]
+
+
+@pytest.fixture(scope="module")
+def head():
+    return ms.Head.from_spectra(interaction=[1.5, 1.0, 0.6], value=[1.2, 0.9, 0.5], seed=0)
+
+
+@pytest.fixture(scope="module")
+def run(head):
+    return ms.simulate(head, ms.uniform(60, d=3, seed=0), beta=20.0, until=2.0, t_eval=5)
+
+
+@pytest.fixture(scope="module")
+def baseline(model, texts, tokenizer):
+    return ms.Baseline.fit(model, texts, tokenizer=tokenizer)
+
+
+@pytest.fixture(scope="module")
+def audit(model, texts, tokenizer):
+    return ms.audit(model, texts[:6], tokenizer=tokenizer)
+
+
+@pytest.fixture
+def calls(head, run, model, tokenizer, texts, baseline, audit, tmp_path):
+    """Every public function that computes something, by name."""
+    cloud = ms.uniform(300, d=3, seed=0)
+    circle = ms.Head.from_interaction([[1.34, 0.2], [0.2, 0.76]], [[1.04, -0.29], [-0.29, 0.66]])
+
+    def own_path(ending: str):
+        return tmp_path / f"{os.getpid()}-{threading.get_ident()}-{time.monotonic_ns()}{ending}"
+
+    def examine():
+        with ms.Monitor(model, baseline, tokenizer=tokenizer) as monitor:
+            monitor.examine(texts[:8])
+
+    return {
+        "attend dense": lambda: ms.attend(cloud, 9 * cloud.points, engine="dense"),
+        "attend flash": lambda: ms.attend(cloud, 9 * cloud.points, engine="flash"),
+        "attend tree": lambda: ms.attend(cloud, 9 * cloud.points, engine="tree", tol=1e-3),
+        "attend_with_bound": lambda: ms.attend_with_bound(cloud, 9 * cloud.points, tol=1e-3),
+        "velocity": lambda: ms.velocity(head, cloud, beta=9.0),
+        "value_flow": lambda: ms.value_flow(head, cloud.points, torch.tensor([0.0, 1.0])),
+        "zero_temperature_flow": lambda: ms.zero_temperature_flow(head, cloud, torch.tensor([0.0, 1.0])),
+        "clouds": lambda: (ms.uniform(9, d=3), ms.graded(9, head), ms.von_mises_fisher(9, [0.0, 0.0, 1.0], 3.0)),
+        "simulate": lambda: ms.simulate(head, cloud, beta=5.0, until=0.5, t_eval=3, checkpoint=own_path(".zarr")),
+        "simulate hardmax": lambda: ms.simulate(head, cloud, beta=float("inf"), until=0.1, step=0.05),
+        "mean_field": lambda: ms.mean_field(circle, "uniform", beta=10.0, until=1.0, tol=0.1),
+        "theory": lambda: (head.theory().lipschitz, head.theory().verdict, circle.theory().plateau(beta=900.0)),
+        "wasserstein": lambda: ms.wasserstein(cloud, ms.uniform(200, d=3, seed=1)),
+        "certificate": lambda: (run.certificate(), run.laplace_term(), run.lyapunov_term(), run.noise_floor()),
+        "phases": lambda: (run.phases(), run.observables(), run.to_xarray()),
+        "figures": lambda: [run.figure(name) for name in ("distance", "sphere", "spectrum", "observables")],
+        "report": lambda: run.report(own_path(".html")),
+        "save and load": lambda: ms.Run.load(run.save(own_path(".zarr"))),
+        "claims": lambda: claims.check("two-tokens"),
+        "audit": lambda: ms.audit(model, texts[:6], tokenizer=tokenizer),
+        "audit report": lambda: audit.report(own_path(".html")),
+        "compare": lambda: ms.compare(audit, ms.audit(tiny("bert", seed=1))),
+        "Baseline.fit": lambda: ms.Baseline.fit(model, texts, tokenizer=tokenizer).save(own_path(".baseline")),
+        "Monitor": examine,
+    }
+
+
+NAMES = [
+    *("attend dense", "attend flash", "attend tree", "attend_with_bound", "velocity", "value_flow"),
+    *("zero_temperature_flow", "clouds", "simulate", "simulate hardmax", "mean_field", "theory", "wasserstein"),
+    *("certificate", "phases", "figures", "report", "save and load", "claims", "audit", "audit report", "compare"),
+    *("Baseline.fit", "Monitor"),
+]
+
+
+# Calls that read or write files, start threads or have locks of their own.
+WITH_FILES_OR_THREADS = ["attend tree", "simulate", "report", "save and load", "audit", "Baseline.fit", "Monitor"]
+_WARM: set[str] = set()
+
+
+def warm(name, call):
+    """Import modules and compile kernels before the state is read: what an import does is not what a call does."""
+    if name not in _WARM:
+        call()
+        _WARM.add(name)
+
+
+def state(model, tokenizer):
+    """Everything of the host that a library could change by mistake."""
+    cuda = torch.backends.cuda
+    loggers = [logging.getLogger(name) for name in (None, "metastable", "transformers", "distributed", "numba")]
+    raw = tokenizer.backend_tokenizer
+    return {
+        "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "kernels": (cuda.flash_sdp_enabled(), cuda.math_sdp_enabled(), cuda.mem_efficient_sdp_enabled()),
+        "torch generator": torch.get_rng_state().numpy().tobytes(),
+        "numpy generator": repr(np.random.get_state()),
+        "python generator": random.getstate(),
+        "dtype": torch.get_default_dtype(),
+        "grad": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "numpy errors": np.geterr(),
+        "warnings": (list(warnings.filters), warnings.showwarning),
+        "logging": [(log.level, list(log.handlers), log.disabled, log.propagate) for log in loggers],
+        "transformers": transformers.utils.logging.get_verbosity(),
+        "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
+        "environment": dict(os.environ),
+        "start method": multiprocessing.get_start_method(allow_none=True),
+        "gc": (gc.isenabled(), gc.get_threshold()),
+        "process": (os.getcwd(), locale.setlocale(locale.LC_ALL), sys.getrecursionlimit(), sys.excepthook),
+        "streams": (sys.stdout, sys.stderr),
+        "mode": [module.training for module in model.modules()],
+        "hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)) for m in model.modules()],
+        "weights": [(p.requires_grad, p.data_ptr(), p._version) for p in model.parameters()],
+        "tokenizer": (raw.padding, raw.truncation, tokenizer.model_max_length, tokenizer.padding_side),
+    }
+
+
+def differences(before, after):
+    return {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_host_is_as_it_was(name, calls, model, tokenizer):
+    assert sorted(NAMES) == sorted(calls)
+    call = calls[name]
+    warm(name, call)
+    before = state(model, tokenizer)
+    call()
+    assert not differences(before, state(model, tokenizer))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_three_threads_at_once_leave_the_host_as_it_was(name, calls, model, tokenizer):
+    call, errors = calls[name], []
+    warm(name, call)
+    before = state(model, tokenizer)
+
+    def work():
+        try:
+            call()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert not differences(before, state(model, tokenizer))
+
+
+@pytest.mark.parametrize("name", WITH_FILES_OR_THREADS)
+def test_inside_an_asyncio_loop(name, calls, model, tokenizer):
+    call = calls[name]
+
+    async def beside():
+        ticks = 0
+        task = asyncio.create_task(asyncio.to_thread(call))
+        while not task.done():
+            await asyncio.sleep(0.001)
+            ticks += 1
+        await task
+        call()  # and in the thread of the loop itself
+        return ticks
+
+    warm(name, call)
+    before = state(model, tokenizer)
+    assert asyncio.run(beside()) > 0
+    assert not differences(before, state(model, tokenizer))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_in_a_forked_child(calls):
+    """Every call works in a child that was forked after the parent has used the library, as a data loader's worker."""
+    for name, call in calls.items():
+        warm(name, call)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            torch.set_num_threads(1)  # as torch's own data loader does: OpenMP's threads do not survive a fork
+            for call in calls.values():
+                call()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + 240
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            pytest.fail("the child hangs")
+        time.sleep(0.05)
+    assert ended[1] == 0
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_under_the_hosts_gradient_mode(mode, calls):
+    with mode():
+        for name in ("theory", "simulate", "certificate", "report", "audit", "Monitor"):
+            calls[name]()
+
+
+def test_under_another_default_dtype(calls):
+    try:
+        torch.set_default_dtype(torch.float64)
+        for name in ("theory", "simulate", "certificate", "attend flash", "audit", "Baseline.fit"):
+            calls[name]()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_sweep_leaves_the_environment_and_the_rest(tmp_path, model, tokenizer):
+    """Before = after for a sweep too, which starts a cluster."""
+
+    def sweep(folder):
+        head = {"interaction": [1.5, 0.9], "value": [1.2, 0.6], "seed": 0}
+        return ms.sweep(head=head, axes={"beta": [1.0, 2.0]}, n=20, d=2, until=0.5, workers=1, out=tmp_path / folder)
+
+    sweep("first")
+    dask = pytest.importorskip("dask", reason="sweeps need dask")
+    settings = copy.deepcopy(dask.config.config)
+    before = state(model, tokenizer)
+    sweep("second")
+    assert not differences(before, state(model, tokenizer))
+    assert dask.config.config == settings
