@@ -34,6 +34,11 @@ MERGED = ("live", "merge_error", "largest_merge_error")
 PARTS = ("query", "key", "value", "output", "offset")
 
 
+# xarray changes the process-wide warning filters for a moment while it reads and writes. Two of our threads that did so
+# at once would leave them changed.
+_ZARR = files.Mutex()
+
+
 def run_path(path: str | Path) -> Path:
     """The *.zarr folder that a path stands for: itself, or run.zarr inside it."""
     path = Path(path)
@@ -111,7 +116,7 @@ def save(run: BaseRun, path: str | Path) -> Path:
     data = run.to_dataset()
     data = data.assign_attrs(crc32=_checksum(data))
     encoding = {"frames": {"chunks": (1, min(len(run.cloud), 65_536), run.cloud.dim)}}
-    with files.replacing(target) as temporary:
+    with _ZARR, files.replacing(target) as temporary:
         data.to_zarr(temporary, mode="w", zarr_format=3, consolidated=False, encoding=encoding)
     files.write_json(target.with_suffix(".json"), json.loads(data.attrs["run"]))
     return target
@@ -123,7 +128,7 @@ def load(path: str | Path) -> dict[str, Any]:
     if not files.recover(target):
         raise BadInput(f"there is no run at {target}; give the path that save or --out wrote")
     try:
-        with xr.open_zarr(target, chunks=None, consolidated=False) as stored:
+        with _ZARR, xr.open_zarr(target, chunks=None, consolidated=False) as stored:
             data = stored.load()
         record = json.loads(data.attrs["run"])
         schema = record["schema"]
