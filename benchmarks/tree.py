@@ -90,8 +90,8 @@ def compare(points: np.ndarray, cloud: str, beta: float, tol: float, repeats: in
 def compilation() -> dict[str, object]:
     """Seconds for the first call of the tree in a new process that finds nothing compiled, three times."""
     program = (
-        "import time; from metastable.attention.tree import compiling;"
-        "began = time.perf_counter(); compiling(3); print(time.perf_counter() - began)"
+        "import time; from metastable.attention.tree import compile_kernels;"
+        "began = time.perf_counter(); compile_kernels(3); print(time.perf_counter() - began)"
     )
     found = []
     for _ in range(3):

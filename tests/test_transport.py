@@ -553,7 +553,7 @@ def test_distance_reads_well():
     assert float(Distance(0.5, 0.5, 0.5, "m")) == 0.5
 
 
-@pytest.mark.parametrize("name", ["atoms", "bounds", "distances", "measure", "noise"])
+@pytest.mark.parametrize("name", ["atoms", "bounds", "distances", "measure"])
 def test_examples_in_the_docstrings_run(name):
     result = doctest.testmod(importlib.import_module(f"metastable.transport.{name}"))
     assert result.attempted > 0

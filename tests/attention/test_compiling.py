@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 
 from metastable.attention.tree import Tree
-from metastable.attention.tree.compiling import _types_of_descend
 from metastable.attention.tree.descent import descend
+from metastable.attention.tree.engine import _types_of_descend
 
 FRESH = """
-from metastable.attention.tree import compiling
+from metastable.attention.tree import compile_kernels
 from metastable.attention.tree.boxes import fit_below
-from metastable.attention.tree.descent import descend
-from metastable.attention.tree.leaf import _answer
+from metastable.attention.tree.descent import descend, evaluate
 {before}
-compiling(3)
-for kernel in (descend, _answer, fit_below):
+compile_kernels(3)
+for kernel in (descend, evaluate, fit_below):
     print(len(kernel.signatures), sum(kernel.stats.cache_hits.values()), sum(kernel.stats.cache_misses.values()))
 """
 
@@ -32,7 +31,7 @@ def test_the_types_compiled_for_are_those_that_are_used(d):
 
 
 def compiled_afresh(folder, before=""):
-    """(signatures, kernels found on disk, kernels compiled here) of descend, _answer and fit_below."""
+    """(signatures, kernels found on disk, kernels compiled here) of descend, evaluate and fit_below."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder)}
     program = [sys.executable, "-c", FRESH.format(before=before)]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 import metastable as ms
 from metastable.attention.tree import Tree, compiled
-from metastable.attention.tree.engine import pack
-from metastable.attention.tree.ordered import Ordered
-from metastable.attention.tree.packs import pack_error
+from metastable.attention.tree.boxes import Ordered
+from metastable.attention.tree.packs import pack, pack_error
 from tests.problems import circle_head
 
 BETAS = [0.0, 1e-3, 1.0, 30.0, 1e2, 1e3, 1e4, 1e5, 1e6]

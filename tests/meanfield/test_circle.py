@@ -5,9 +5,8 @@ import pytest
 from scipy import integrate
 from scipy.special import logsumexp
 
-from metastable.flow.meanfield.circle import SPREAD, Intervals, tile
+from metastable.flow.meanfield.circle import SPREAD, Intervals, softmax_means, tile
 from metastable.flow.meanfield.flow import Cells
-from metastable.flow.meanfield.kernel import softmax_means
 from tests.reference import softmax_mean
 
 

@@ -149,11 +149,11 @@ class Prepared:
             return None
         at, asked = _numpy(points), _numpy(queries)
         if self._tree is None:
-            from metastable.attention.tree import Tree, compiled, compiling
+            from metastable.attention.tree import Tree, compile_kernels, compiled
 
             if not compiled():
                 print("metastable: compiling the tree engine, once, for about twenty seconds", file=sys.stderr)
-                compiling(at.shape[1])
+                compile_kernels(at.shape[1])
             self._tree = Tree(at, _numpy(self.log_weights))
         else:
             self._tree.refit(at)

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from metastable.attention import TREE_TOLERANCE, choose
-from metastable.attention.tree import compiled
-from metastable.attention.tree.ordered import threads
+from metastable.attention.tree import compiled, threads
 from metastable.cloud import Cloud
 from metastable.figures.distance import DistanceCurves, distance_curves
 from metastable.lab.encoders import EncoderCache

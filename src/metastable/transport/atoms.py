@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from metastable.arrays import Array, matrix, vector
 from metastable.errors import BadInput
-from metastable.transport.measure import (
-    Distance,
-    Floats,
-    Measure,
-    check_cost,
-    check_order,
-    exactly,
-    numbers,
-    token_costs,
-)
+from metastable.transport.measure import Distance, Floats, Measure, exactly, numbers, order_and_cost, token_costs
 
 SORTABLE = 4096
-"""Up to this many keys are sorted; larger arrays are reduced by selection first."""
+"""Selection ends with a sort of at most this many tokens."""
 TINY = 1e-300
 MASS_ROUNDING = 64 * 2.0**-52
-"""Mass that two sums of the same weights in different orders may differ by."""
+"""Largest difference between two sums of the same weights in different orders."""
 
 
 def two_atoms(
@@ -32,32 +21,22 @@ def two_atoms(
 ) -> Distance:
     """W_p between Σ w_i δ_{x_i} and m₀ δ_{a₀} + m₁ δ_{a₁}, exact, in O(N).
 
-    The first atom takes its mass m₀ from the tokens in the order of c(x, a₀)^p − c(x, a₁)^p, and one token (or
-    one group of tokens with the same difference) is split where the mass runs out. The place is found by
-    selection, without sorting. A misfit of mass below 1e-14 counts as rounding: no token is split for it.
+    The first atom takes its mass m₀ from the tokens in the order of c(x, a₀)^p − c(x, a₁)^p. One token (or
+    one group of tokens with the same difference) is split where the mass runs out. Selection finds this token
+    without sorting. A difference of mass below 1e-14 counts as rounding, and no token is split for it.
 
-    Parameters
-    ----------
-    points : (N, d)
-        The tokens.
-    weights : (N,)
-        Their weights, 0 or more; scaled to sum 1.
-    atoms : (2, d)
-        a₀ and a₁.
-    masses : (2,)
-        m₀ and m₁, 0 or more; scaled to sum 1.
-    p, cost
-        The ground cost is |x − y|^p ("chordal") or the angle to the power p ("geodesic").
+    Shapes: points x (N, d), weights (N,), atoms (2, d), masses (2,). Weights and masses are 0 or more and are
+    scaled to sum 1. The ground cost is |x − y|^p ("chordal") or the angle to the power p ("geodesic").
 
     Examples
     --------
-    Half of a single token goes a quarter of the way round the circle, half of it stays:
+    Half of a single token moves a quarter of the way round the circle, and half of it stays:
 
     >>> d = two_atoms([[1.0, 0.0]], [1.0], [[1.0, 0.0], [0.0, 1.0]], [0.5, 0.5], p=1)
     >>> round(d.value, 6)
     0.707107
     """
-    p, cost = check_order(p), check_cost(cost)
+    p, cost = order_and_cost(p, cost)
     x, a = matrix(points, "points"), matrix(atoms, "atoms")
     if tuple(a.shape) != (2, x.shape[1]):
         raise BadInput(f"atoms have shape {tuple(a.shape)}, expected (2, {x.shape[1]}): one row an atom")
@@ -86,29 +65,21 @@ def to_two_atoms(mu: Measure, atoms: Floats, masses: Floats, p: float, cost: str
     return exactly(float(total / mass), "two atoms", p, cost)
 
 
-@dataclass(frozen=True)
-class Atoms:
-    """One or two points, (k, d), and their masses, (k,)."""
-
-    points: Floats
-    masses: Floats
-
-
-def few_atoms(m: Measure) -> Atoms | None:
+def few_atoms(m: Measure) -> Measure | None:
     """The atoms of a law that has at most two of them, up to the rounding of its points; None if it has more."""
     first = m.points[0]
     away = token_costs(m.points, first, 1.0, "chordal") > m.rounding
     if not away.any():
-        return Atoms(m.points[:1], np.ones(1))
+        return Measure(m.points[:1], np.ones(1))
     second = m.points[away.argmax()]
     if (token_costs(m.points[away], second, 1.0, "chordal") > m.rounding).any():
         return None
-    return Atoms(np.stack([first, second]), np.array([m.weights[~away].sum(), m.weights[away].sum()]))
+    return Measure(np.stack([first, second]), np.array([m.weights[~away].sum(), m.weights[away].sum()]))
 
 
-def to_few_atoms(mu: Measure, atoms: Atoms, p: float, cost: str) -> Distance:
+def to_few_atoms(mu: Measure, atoms: Measure, p: float, cost: str) -> Distance:
     if len(atoms.points) == 2:
-        return to_two_atoms(mu, atoms.points, atoms.masses, p, cost)
+        return to_two_atoms(mu, atoms.points, atoms.weights, p, cost)
     total = mu.weights @ token_costs(mu.points, atoms.points[0], p, cost)
     return exactly(float(total / mu.weights.sum()), "one atom", p, cost)
 
@@ -116,8 +87,8 @@ def to_few_atoms(mu: Measure, atoms: Atoms, p: float, cost: str) -> Distance:
 def _threshold(keys: Floats, weights: Floats, target: float) -> float:
     """A key such that the tokens below it weigh at most `target` and those up to it at least that.
 
-    Selection: a sample gives a bracket for the key, and the tokens outside it are weighed and removed, until few are
-    left to sort. An unlucky sample costs time and does not change the answer.
+    Each round brackets the key by a sample and drops the tokens outside the bracket, until few are left to sort.
+    A bad sample costs time but does not change the answer.
     """
     below, mass = 0.0, float(weights.sum())
     while (size := len(keys)) > SORTABLE:
@@ -147,12 +118,12 @@ def _threshold(keys: Floats, weights: Floats, target: float) -> float:
 
 
 def _mass(weights: Floats, chosen: NDArray[np.bool_]) -> float:
-    # Summed in pairs: a dot product adds 10⁶ equal weights with an error of 1e-13, enough to split a token.
+    # Pairwise summation: a dot product adds 10⁶ equal weights with an error of 1e-13, enough to split a token.
     return float(np.multiply(weights, chosen).sum())
 
 
 def _bracket(keys: Floats, weights: Floats, share: float) -> tuple[float, float]:
-    """Keys of the sample that probably enclose the one with the share `share` of the mass below it."""
+    """Two keys of the sample that probably enclose the key with this share of the mass below it."""
     order = np.argsort(keys)
     shares = np.cumsum(weights[order])
     low, high = np.searchsorted(shares / max(shares[-1], TINY), [share - 0.05, share + 0.05])

@@ -1,36 +1,30 @@
-"""Bounds on W_p for clouds too large for the simplex: valid couplings above, valid inequalities below.
-
-Among the inequalities are those of transport on the line: projections of both clouds onto random directions.
-"""
+"""Bounds on W_p for clouds of any size: valid couplings above, valid inequalities and projections onto lines below."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
 from metastable.transport.measure import (
     Distance,
     Floats,
+    Indices,
     Measure,
-    check_cost,
-    check_count,
-    check_order,
+    count,
+    order_and_cost,
     pair_costs,
     token_costs,
     two_measures,
 )
 from metastable.transport.simplex import solve
 
-Indices = NDArray[np.intp]
-
-LEVELS = 10
-"""Clouds are halved this often: at most 2¹⁰ blocks, a fraction of a second for the simplex."""
 SAME_EDGE = 4 * 2.0**-52
-"""Cumulated masses closer than this are the same number, summed in two ways."""
+"""Cumulative masses that differ by less than this are equal up to rounding."""
+LEVELS = 10
+"""How often a cloud is halved: at most 2¹⁰ blocks, which the simplex solves in a fraction of a second."""
 
 
 def coupling(a: Cloud, b: Cloud, p: float = 2, cost: str = "chordal") -> Distance:
@@ -45,7 +39,7 @@ def coupling(a: Cloud, b: Cloud, p: float = 2, cost: str = "chordal") -> Distanc
     >>> round(d.upper, 6), d.lower
     (1.414214, 0.0)
     """
-    p, cost = check_order(p), check_cost(cost)
+    p, cost = order_and_cost(p, cost)
     mu, nu = two_measures(a, b)
     if len(a) != len(b):
         raise BadInput(f"the clouds have {len(a)} and {len(b)} tokens; a coupling token by token needs as many in both")
@@ -130,7 +124,7 @@ def _block_plan(mu: Measure, nu: Measure, p: float) -> tuple[Indices, Indices, F
         return order_a[i], order_b[j], mass, 0.0
     block_a, block_b = solution.plan.nonzero()
     share = solution.plan[block_a, block_b]
-    # Both clouds are cut into the pieces that the plan's entries take, then lined up entry by entry.
+    # Cut both clouds into the pieces of the plan's entries, then align the pieces entry by entry.
     i, _, mass_a = merge(mu.weights[order_a], share)
     by_target = np.lexsort((block_a, block_b))
     j, entry, mass_b = merge(nu.weights[order_b], share[by_target])
@@ -156,7 +150,7 @@ def _blocks(m: Measure, p: float) -> tuple[Indices, Floats, Floats, float]:
 
 
 def _halves(m: Measure, part: Indices) -> list[Indices]:
-    """The tokens below and above the mean along the widest axis; one block stays whole if it has no width."""
+    """The tokens below and above the mean along the widest axis; a block without width stays whole."""
     if len(part) == 1:
         return [part]
     x, w = m.points[part], m.weights[part]
@@ -169,15 +163,9 @@ def _halves(m: Measure, part: Indices) -> list[Indices]:
 def sliced(a: Cloud, b: Cloud, p: float = 2, directions: int = 256, seed: int = 0) -> Distance:
     """The sliced distance SW_p = (mean over θ of W_p^p(⟨θ, ·⟩#a, ⟨θ, ·⟩#b))^{1/p}, chordal, weights honoured.
 
-    The directions θ are independent and uniform on the sphere. Since |⟨θ, x − y⟩| ≤ |x − y|,
-    SW_p ≤ W_p: the value is a lower bound, and the upper bound is infinite.
-
-    Parameters
-    ----------
-    a, b : Cloud
-        (N, d) and (M, d).
-    directions : int
-        How many directions θ are drawn from `seed`. O(directions · (N log N + M log M)).
+    `directions` independent directions θ, uniform on the sphere, are drawn from `seed`. Since |⟨θ, x − y⟩| ≤ |x − y|,
+    SW_p ≤ W_p: the value is a lower bound, and the upper bound is infinite. The time is
+    O(directions · (N log N + M log M)).
 
     Examples
     --------
@@ -187,9 +175,9 @@ def sliced(a: Cloud, b: Cloud, p: float = 2, directions: int = 256, seed: int = 
     >>> abs(d.value - 2**0.5) < 0.01
     True
     """
-    p = check_order(p)
+    p, _ = order_and_cost(p)
     mu, nu = two_measures(a, b)
-    thetas = random_directions(check_count(directions, "directions"), a.dim, check_count(seed, "seed", least=0))
+    thetas = random_directions(count(directions, "directions"), a.dim, count(seed, "seed", least=0))
     value = float(slice_totals(mu, nu, thetas, p).mean()) ** (1.0 / p)
     return Distance(value, value, math.inf, f"sliced over {directions} directions (lower bound)", p)
 
@@ -202,38 +190,35 @@ def random_directions(count: int, d: int, seed: int) -> Floats:
 
 def slice_totals(mu: Measure, nu: Measure, thetas: Floats, p: float) -> Floats:
     """W_p^p of the two laws projected onto each direction: (k,) for thetas (k, d)."""
-    same = len(mu.points) == len(nu.points) and mu.equal and nu.equal
-    line = _sorted_total if same else _weighted_total
-    return np.array([line(mu.points @ t, mu.weights, nu.points @ t, nu.weights, p) for t in thetas])
-
-
-def _sorted_total(x: Floats, a: Floats, y: Floats, b: Floats, p: float) -> float:
-    return float(np.mean(np.abs(np.sort(x) - np.sort(y)) ** p))
+    lines = ((mu.points @ theta, nu.points @ theta) for theta in thetas)
+    if len(mu.points) == len(nu.points) and mu.equal and nu.equal:
+        return np.array([np.mean(np.abs(np.sort(x) - np.sort(y)) ** p) for x, y in lines])
+    return np.array([_weighted_total(x, mu.weights, y, nu.weights, p) for x, y in lines])
 
 
 def _weighted_total(x: Floats, a: Floats, y: Floats, b: Floats, p: float) -> float:
-    """∫₀¹ |F⁻¹(s) − G⁻¹(s)|^p ds: the two quantile functions are constant between merged edges."""
+    """∫₀¹ |F⁻¹(s) − G⁻¹(s)|^p ds. Both quantile functions are constant between merged edges."""
     i, j = np.argsort(x), np.argsort(y)
     left, right, mass = merge(a[i], b[j])
     return float(mass @ np.abs(x[i][left] - y[j][right]) ** p)
 
 
-def merge(a: Floats, b: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp], Floats]:
+def merge(a: Floats, b: Floats) -> tuple[Indices, Indices, Floats]:
     """The monotone coupling of two rows of weights: index into a, index into b, mass, for each piece.
 
     Each row is laid out on [0, 1] in its order; the pieces are the intervals between the edges of both.
     """
     ends = np.concatenate([_ends(a), _ends(b)])
-    order = np.argsort(ends, kind="stable")  # two sorted runs: one merge
+    order = np.argsort(ends, kind="stable")  # merges two sorted runs
     ends = ends[order]
     of_a = order < len(a)
-    before: NDArray[np.intp] = np.cumsum(of_a) - of_a
+    before: Indices = np.cumsum(of_a) - of_a
     kept = np.flatnonzero(np.diff(ends, prepend=0.0) > SAME_EDGE)
     ends[kept[-1]] = 1.0
     return before[kept], kept - before[kept], np.diff(ends[kept], prepend=0.0)
 
 
 def _ends(weights: Floats) -> Floats:
-    # Extended precision keeps the edges of 10⁶ tokens within SAME_EDGE of where they belong.
+    # Extended precision keeps the edges of 10⁶ tokens within SAME_EDGE of the exact ones.
     ends = np.cumsum(weights, dtype=np.longdouble)
     return np.asarray(ends / ends[-1], dtype=np.float64)

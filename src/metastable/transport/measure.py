@@ -1,7 +1,8 @@
-"""What a distance and a measure are here, and the ground costs c(x, y)^p.
+"""The types of the room (`Distance`, `Measure`), the checks of arguments, and the ground costs c(x, y)^p.
 
-Differences of points are formed before they are squared: |x|² + |y|² − 2⟨x, y⟩ would lose everything below
-|x − y| ≈ 1e-8. The angle is 2·atan2(|x − y|, |x + y|), which is accurate at both ends, 0 and π.
+The costs are accurate for tokens that nearly coincide. Differences are formed before they are squared:
+|x|² + |y|² − 2⟨x, y⟩ would lose everything below |x − y| ≈ 1e-8. The angle is 2·atan2(|x − y|, |x + y|), which is
+accurate at both ends, 0 and π.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ import torch
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
-from metastable.arrays import whole
+from metastable.arrays import real, whole
 from metastable.cloud import Cloud
-from metastable.errors import BadInput
+from metastable.errors import BadInput, choice
 
 Floats = NDArray[np.float64]
+Indices = NDArray[np.intp]
 
-COSTS = ("chordal", "geodesic")
 BLOCK = 2**16
-"""Numbers handled at a time, so that the temporaries stay in the cache."""
+"""How many numbers are handled at a time, so that temporary arrays stay in the cache."""
 
 
 @dataclass(frozen=True)
 class Distance:
-    """lower ≤ W_p ≤ upper, and `value`, the number to quote: W_p where exact, else the bound that `method` names.
+    """lower ≤ W_p ≤ upper. `value` is the number to quote: W_p if it is exact, else the bound that `method` names.
 
     Examples
     --------
@@ -106,23 +107,19 @@ def two_measures(a: Cloud, b: Cloud) -> tuple[Measure, Measure]:
 
 
 def numbers(t: torch.Tensor) -> Floats:
-    """float64 numpy, sharing memory with the tensor where it can."""
+    """float64 numpy, sharing memory with the tensor where possible."""
     return np.asarray(t.detach().to(device="cpu", dtype=torch.float64).numpy())
 
 
-def check_order(p: Any) -> float:
-    if isinstance(p, bool) or not isinstance(p, (int, float, np.integer)) or not (math.isfinite(p) and p >= 1):
-        raise BadInput(f"p is {p!r}; the order of a Wasserstein distance is a finite number, 1 or more")
-    return float(p)
+def order_and_cost(p: Any, cost: str = "chordal") -> tuple[float, str]:
+    """The checked order and cost of a distance."""
+    rule = "the order of a Wasserstein distance is a finite number, 1 or more"
+    if real(p, "p", rule, least=1.0) == math.inf:
+        raise BadInput(f"p is {p!r}; {rule}")
+    return float(p), choice(cost, "cost", ("chordal", "geodesic"))
 
 
-def check_cost(cost: str) -> str:
-    if cost not in COSTS:
-        raise BadInput(f"cost is {cost!r}; it must be 'chordal' (|x − y|) or 'geodesic' (the angle)")
-    return cost
-
-
-def check_count(n: Any, name: str, least: int = 1) -> int:
+def count(n: Any, name: str, least: int = 1) -> int:
     return whole(n, name, least, f"it must be a whole number, {least} or more")
 
 
@@ -134,21 +131,19 @@ def token_costs(x: Floats, y: Floats, p: float, cost: str) -> Floats:
         part = slice(start, start + rows)
         xs = x[part].T
         ys = y[:, None] if y.ndim == 1 else y[part].T
-        out[part] = _power(_squares(np.subtract, xs, ys), None if cost == "chordal" else (xs, ys), p)
+        squared = _squares(np.subtract, xs, ys)
+        if cost == "geodesic":
+            angle = 2.0 * np.arctan2(np.sqrt(squared), np.sqrt(_squares(np.add, xs, ys)))
+            out[part] = angle if p == 1 else angle**p
+        else:
+            out[part] = squared if p == 2 else squared ** (p / 2)
     return out
 
 
 def _squares(combine: np.ufunc, xs: Floats, ys: Floats) -> Floats:
-    # Columns are made contiguous, because numpy crawls along rows as short as d = 3.
+    # Contiguous columns: numpy is slow along rows as short as d = 3.
     gap = combine(xs, ys, order="C")
     return np.asarray(np.einsum("ij,ij->j", gap, gap))
-
-
-def _power(squared: Floats, both: tuple[Floats, Floats] | None, p: float) -> Floats:
-    if both is not None:
-        angle = 2.0 * np.arctan2(np.sqrt(squared), np.sqrt(_squares(np.add, *both)))
-        return angle if p == 1 else angle**p
-    return squared if p == 2 else squared ** (p / 2)
 
 
 def pair_costs(x: Floats, y: Floats, p: float, cost: str) -> Floats:

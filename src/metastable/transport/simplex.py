@@ -1,28 +1,25 @@
-"""The exact solution of a transport problem by the network simplex, with its certificate."""
+"""The exact solution of a transport problem by the network simplex, with a lower bound that certifies it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from metastable.transport.measure import Distance, Floats, Measure, pair_costs
 
 ITERATIONS = 10**9
-"""Most iterations of the simplex."""
 OPTIMAL = 1
 """POT's result code for a problem that is solved."""
 PAIRS = 10**8
-"""Largest problem for the simplex, in pairs of tokens: 10⁴ × 10⁴ takes about a minute and 4 GB."""
+"""The largest problem the simplex is given, in pairs of tokens: 10⁴ × 10⁴, about a minute and 4 GB."""
 BYTES_PER_PAIR = 48
 """Cost matrix, plan and the solver's own arrays, measured."""
 MASS_UNIT = 2.0**-52
-"""Masses are rounded to multiples of this."""
 
 
-@dataclass(frozen=True)
-class Solution:
+class Solution(NamedTuple):
     """Σ γ_ij C_ij of the plan γ (N, M), and a lower bound on the least possible total."""
 
     total: float
@@ -36,11 +33,11 @@ def solve(a: Floats, b: Floats, costs: Floats) -> Solution | None:
     The lower bound is Σ a_i u_i + Σ b_j min_i(C_ij − u_i), which holds for every vector u. With the solver's own
     potentials it meets the total; a gap below 1e-12 of the largest cost is rounding and is reported as none.
     """
-    # POT's `emd2` warns when the solver gives up. `emd_c` only returns the code, which is all that is needed here.
+    # POT's `emd2` warns when the solver gives up. `emd_c` only returns a code.
     from ot.lp.emd_wrap import emd_c
 
     a, b = _exact_masses(a, b)
-    # The solver stops at an absolute tolerance, so costs of 1e-18 must not be handed over as such.
+    # The solver stops at an absolute tolerance, so the costs are scaled to at most 1.
     scale = float(costs.max()) or 1.0
     costs = np.ascontiguousarray(costs / scale)
     plan, _, u, _, code = emd_c(a, b, costs, ITERATIONS, 1)
@@ -72,7 +69,7 @@ def fits(n: int, m: int) -> bool:
 def _exact_masses(a: Floats, b: Floats) -> tuple[Floats, Floats]:
     """Both weights in whole multiples of 2⁻⁵², with equal sums, so that the solver's sums have no rounding.
 
-    Otherwise the solver moves a rounding error of mass, about 1e-16, across the sphere, and W₂ cannot be below 1e-8.
+    Otherwise mass of the order 1e-16 moves across the sphere, and W₂ cannot fall below 1e-8.
     """
     a, b = np.rint(a / MASS_UNIT), np.rint(b / MASS_UNIT)
     surplus = a.sum() - b.sum()

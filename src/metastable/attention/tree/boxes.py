@@ -1,32 +1,50 @@
-"""A balanced binary tree over points: the order of the points, and for every node a box in its own principal axes.
+"""A balanced binary tree over points, for tokens and for queries. Every node has a box in its own principal axes.
 
 Node 1 is the root, node i has children 2i and 2i + 1, and node i at level l holds the points
 
     [ (i − 2^l) N >> l , (i + 1 − 2^l) N >> l )
 
-of the sorted order, so that the topology is a function of N alone and moving the points only means new boxes.
+of the sorted order. The topology is a function of N alone: when the points move, only the boxes change.
 
 A node's record is one row of float64:
 
     centre (d) | half-widths (d) | axes (d × d, one axis a row) | radius | log Σ w | max log w | weighted mean (d)
 
 and its points satisfy  y = centre + Σ_k s_k axis_k,  |s_k| ≤ half_k,  and  |y − centre| ≤ radius.
-On a sphere a patch of size r has a half-width of order r² along its normal: this is what makes the bound
+On a sphere a patch of size r has a half-width of order r² along its normal. This makes the bound
 sup ⟨u, y⟩ = ⟨u, centre⟩ + Σ_k |⟨u, axis_k⟩| half_k  tight for the nodes that matter, where u is nearly normal.
 """
 
+from __future__ import annotations
+
 import math
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
 
 from .vectors import inlined, inner, kernel
 
-# Nodes with at most this many points measure their box on the points; above, on the boxes of their two children.
+# Nodes with at most this many points measure their box on the points; larger ones on the boxes of their children.
 MEASURED = 512
+# With fewer points than this, one thread is faster than several.
+SERIAL = 20_000
 
 
 @inner
 def first_point(node, level, n):
     """Where the points of `node` (at `level`) begin in the sorted order."""
     return ((node - (1 << level)) * n) >> level
+
+
+@inner
+def depth_of(node):
+    """The level of a node: the root, 1, is at level 0."""
+    level = 0
+    while node >> (level + 1):
+        level += 1
+    return level
 
 
 @inlined
@@ -111,7 +129,7 @@ def _rotate(a, v, p, q):
 def principal_axes(a, v):
     """Rows of v ← orthonormal eigenvectors of the symmetric matrix a, which is destroyed.
 
-    The sweeps stop at six: any orthonormal axes give valid boxes, exact ones only give the smallest.
+    Six sweeps are enough: any orthonormal axes give valid boxes, and exact ones only give the smallest.
     """
     d = a.shape[0]
     for i in range(d):
@@ -272,8 +290,7 @@ def _merge_moments(means, scatters, node, mid, lo, hi):
 def fit_below(points, log_weights, records, means, scatters, top, top_level, from_level, depth, scratch):
     """Fill the records under node `top`, from `from_level` up to the level of `top`; leaves are at level `depth`.
 
-    `means` and `scatters` carry the moments up the tree: a node merges those of its children;
-    `scratch` is (2d + 2, d).
+    `means` and `scatters` hold the moments of the nodes; a node merges those of its children. `scratch` is (2d + 2, d).
     """
     n, d = points.shape
     cov, axes, low, high = scratch[:d], scratch[d : 2 * d], scratch[2 * d], scratch[2 * d + 1]
@@ -297,3 +314,89 @@ def fit_below(points, log_weights, records, means, scatters, top, top_level, fro
                 _measure_children(records, node, means[node], axes, low, high)
             _write_box(records, node, means[node], axes, low, high)
             records[node, 2 * d + d * d] = _radius(points, lo, hi, records, node)
+
+
+def threads() -> int:
+    """How many threads the engine uses: METASTABLE_THREADS, or the cores that this process may run on."""
+    given = os.environ.get("METASTABLE_THREADS", "")
+    if given.isdecimal():
+        return max(1, int(given))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def run_all(work: Callable[..., object], arguments: Iterable[tuple]) -> list:
+    """`work(*a)` for each a, on threads that end with the call.
+
+    The kernels release the interpreter lock, so plain threads are enough. They do not compete with torch's OpenMP
+    pool, and the executor's queue balances tasks of different length.
+    """
+    arguments = list(arguments)
+    if len(arguments) < 2 or threads() < 2:
+        return [work(*a) for a in arguments]
+    with ThreadPoolExecutor(threads()) as pool:
+        return list(pool.map(lambda a: work(*a), arguments))
+
+
+class Ordered:
+    """Points (n, d) in tree order with a record for every node (see the docstring of the module).
+
+    `points` and `log_weights` are sorted copies, and `index` holds the original row of each. `depth` is the level of
+    the leaves, which hold at most `leaf` points each. With `like`, the order of another tree over as many points is
+    reused, and only the levels below its leaves are sorted.
+    """
+
+    def __init__(self, points: np.ndarray, log_weights: np.ndarray, leaf: int, like: Ordered | None = None) -> None:
+        n, d = points.shape
+        self.depth = 0
+        while n > leaf << self.depth:
+            self.depth += 1
+        self._split = min(4, self.depth) if n > SERIAL else 0
+        if like is None:
+            self.points, self.index = np.array(points, dtype=np.float64, order="C"), np.arange(n)
+            self._sort()
+        else:
+            self.points, self.index = np.ascontiguousarray(points[like.index]), like.index.copy()
+            self._sort_subtrees(like.depth)
+        self.log_weights = np.ascontiguousarray(log_weights[self.index], dtype=np.float64)
+        nodes = 2 << self.depth
+        self.records = np.zeros((nodes, d * d + 3 * d + 3))
+        self._means, self._scatters = np.zeros((nodes, d)), np.zeros((nodes, d, d))
+        self.fit()
+
+    def _sort(self) -> None:
+        """Sort from the root: first the upper levels, then all subtrees at once."""
+        for level in range(self._split):
+            nodes = range(1 << level, 2 << level)
+            run_all(sort_below, [(self.points, self.index, i, level, level, level + 1) for i in nodes])
+        self._sort_subtrees(self._split)
+
+    def _sort_subtrees(self, from_level: int) -> None:
+        tops = range(1 << self._split, 2 << self._split)
+        run_all(sort_below, [(self.points, self.index, i, self._split, from_level, self.depth) for i in tops])
+
+    def fit(self) -> None:
+        """Boxes, weights and radii of every node, from the leaves up."""
+        split = self._split
+        common = (self.points, self.log_weights, self.records, self._means, self._scatters)
+        d = self.points.shape[1]
+
+        def fit(top: int, level: int, from_level: int) -> None:
+            fit_below(*common, top, level, from_level, self.depth, np.empty((2 * d + 2, d)))
+
+        run_all(fit, [(i, split, self.depth) for i in range(1 << split, 2 << split)])
+        if split:
+            fit(1, 0, split - 1)
+
+    @property
+    def round(self) -> bool:
+        """Whether all points lie on the unit sphere, up to rounding."""
+        return bool(np.abs(np.einsum("ij,ij->i", self.points, self.points) - 1.0).max() < 1e-14)
+
+    def leaf_radius(self) -> float:
+        """Mean radius of the leaves: how tight the boxes are."""
+        return float(self.records[1 << self.depth :, -3 - self.points.shape[1]].mean())
+
+    def radii(self) -> list[float]:
+        """Mean radius of the nodes of each level, from the root on."""
+        at = -3 - self.points.shape[1]
+        return [float(self.records[1 << level : 2 << level, at].mean()) for level in range(self.depth + 1)]

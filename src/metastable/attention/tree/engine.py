@@ -1,31 +1,137 @@
-"""`Tree`: the softmax mean of a cloud with a certified error. The proof is in the docstring of the package."""
+"""`Tree`: the softmax mean of a cloud with a certified error, and the compilation of the kernels.
+
+Every kernel is compiled at the first use and kept on disk. Numba compiles in one thread, so a second process compiles
+a part at the same time and leaves its kernels in the same cache, where the first process finds them. If there is no
+second process, or it is late, the first compiles these kernels itself.
+"""
 
 from __future__ import annotations
 
+import gc
 import math
-from typing import NamedTuple
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 
-from .descent import descend
-from .expansion import BLOCK, row_table
-from .ordered import Ordered, run_all, threads
-from .packs import MOST, Packs, fill, mark_above, no_packs, select
-from .workspace import COUNTS, Tokens, Work, make_work
+from .boxes import Ordered, run_all, threads
+from .descent import descend, evaluate
+from .expansion import BLOCK, TERMS, row_table
+from .packs import Packs, no_packs, pack
 
+# Largest number of tokens and of queries in a leaf.
 TOKEN_LEAF = 16
 QUERY_LEAF = 8
-# Largest size of a box of queries, in standard deviations of the softmax. Measured: the cost is flat around it.
+# Largest size of a box of queries, in standard deviations of the softmax. Measured: the cost varies little around it.
 WIDEST = 1.8
 # Half-width of the boxes of queries that are tried first, in standard deviations of the softmax.
 COARSE = 0.35
-# Up to this many queries are answered by one thread.
+# At most this many queries are answered by one thread.
 FEW_QUERIES = 2_000
 # A refit keeps the topology until the leaves have grown, on average, by this factor.
 DEGRADED = 1.5
+# What `Work.counts` counts: (query, token) pairs summed, (box, token) pairs expanded, boxes for which visible tokens
+# were collected, boxes answered by expansion, boxes answered by summation, (box, token) pairs collected.
+COUNTS = ("pairs_direct", "pairs_expanded", "boxes_opened", "boxes_expanded", "boxes_direct", "tokens_collected")
 
-# Share of the tolerance that one pack is designed for; what it really costs is bounded for each box of queries.
-_QUOTA = 0.003
+
+class Tokens(NamedTuple):
+    """The token tree as the kernels see it.
+
+    `points`, `log_weights` and `records` are those of the tree; `columns`, `logs` and `signs` hold the same tokens
+    axis by axis and then the grids of the packs.
+    """
+
+    points: np.ndarray
+    log_weights: np.ndarray
+    records: np.ndarray
+    depth: int
+    packs: Packs
+    columns: np.ndarray
+    logs: np.ndarray
+    signs: np.ndarray
+
+
+class Work(NamedTuple):
+    """Buffers of one thread. Those of length N are only used up to the number of visible tokens."""
+
+    table: np.ndarray
+    stack: np.ndarray
+    ranges: np.ndarray
+    z: np.ndarray  # (d, N): visible tokens relative to c, in the axes of the box
+    sign: np.ndarray
+    score: np.ndarray
+    spread: np.ndarray
+    crest: np.ndarray
+    faint: np.ndarray
+    place: np.ndarray
+    exponents: np.ndarray
+    bins: np.ndarray
+    coefficients: np.ndarray
+    powers: np.ndarray
+    products: np.ndarray
+    v: np.ndarray
+    gradient: np.ndarray
+    rows: np.ndarray  # (6, BLOCK): short vectors
+    sums: np.ndarray  # (5, TERMS + 2)
+    small: np.ndarray  # (6, d): vectors of R^d: u0, c, mean, half, turned u0, δ
+    axes: np.ndarray
+    ellipses: np.ndarray
+    second: np.ndarray
+    skipped: np.ndarray
+    counts: np.ndarray  # see COUNTS
+    covariances: np.ndarray  # (64, d, d): of the softmax at the last box on each level, NaN if there is none
+    kept_above: np.ndarray  # (64,): visible tokens of the last box that was split on each level, inf if unknown
+    widest: np.ndarray  # (1,): a box wider than this many standard deviations of the softmax is split at once
+    past: np.ndarray  # (d + 2, d): axes, u0 and c of the box that filled the buffers
+    past_shift: np.ndarray
+    followed: np.ndarray  # (2,): how many of its tokens the next box may start from; 0 if some of them are packed
+    guess: np.ndarray  # the best token of the box before
+
+
+def make_work(n: int, d: int, depth: int, table: np.ndarray) -> Work:
+    """Buffers for N tokens in dimension d."""
+    rows, degree = len(table), int(table[:, 0].max()) if d > 1 else 24
+    stride = degree + 5
+    return Work(
+        table=table,
+        stack=np.zeros(4 * depth + 64, dtype=np.int64),
+        ranges=np.zeros(((1 << depth) + 1, 2), dtype=np.int64),
+        z=np.empty((d, n)),
+        sign=np.empty(n),
+        score=np.empty(n),
+        spread=np.empty(n),
+        crest=np.empty(n),
+        faint=np.empty(n),
+        place=np.empty(n, dtype=np.int64),
+        exponents=np.empty(BLOCK),
+        bins=np.zeros(2048),
+        coefficients=np.zeros((rows + 1) * stride),
+        powers=np.zeros((stride, BLOCK)),
+        products=np.zeros((rows + 1, BLOCK)),
+        v=np.zeros((d, BLOCK)),
+        gradient=np.zeros((d, BLOCK)),
+        rows=np.zeros((6, BLOCK)),
+        sums=np.zeros((5, TERMS + 2)),
+        small=np.zeros((6, d)),
+        axes=np.zeros((d, d)),
+        ellipses=np.zeros((d, 6)),
+        second=np.zeros((d, d)),
+        skipped=np.zeros(2),
+        counts=np.zeros(6, dtype=np.int64),
+        covariances=np.full((64, d, d), np.nan),
+        kept_above=np.full(64, np.inf),
+        widest=np.ones(1),
+        past=np.zeros((d + 2, d)),
+        past_shift=np.zeros(1),
+        followed=np.zeros(2, dtype=np.int64),
+        guess=np.zeros(1, dtype=np.int64),
+    )
 
 
 class TreeResult(NamedTuple):
@@ -57,13 +163,12 @@ class Tree:
         self._tight = self._ordered.leaf_radius()
 
     def _tokens(self, scale: float, tol: float) -> Tokens:
-        """The tokens as the kernels want them, with packs for queries of this length."""
+        """The tokens as the kernels take them, with packs for queries of this length."""
         o = self._ordered
-        packs, columns, logs, signs = pack(o, scale, tol)
-        return Tokens(o.points, o.log_weights, o.records, o.depth, columns, logs, signs, packs)
+        return Tokens(o.points, o.log_weights, o.records, o.depth, *pack(o, scale, tol))
 
     def refit(self, points: np.ndarray) -> None:
-        """The same tokens, moved: same topology with new boxes, or a new tree once the boxes have grown too much."""
+        """Move the tokens: fit new boxes to the same topology, or build a new tree if the boxes have grown too much."""
         points = np.asarray(points, dtype=np.float64)[self._alive]
         self._ordered.points[:] = points[self._ordered.index]
         self._ordered.fit()
@@ -81,8 +186,8 @@ class Tree:
     def attend(self, queries: np.ndarray, tol: float, paired: bool = False) -> TreeResult:
         """The softmax mean at every query (n, d), each within tol.
 
-        `paired` says that query i is a smooth function of token i, as in a field at the tokens: queries then need no
-        sorting of their own. It changes the cost, not the certificate.
+        `paired` says that query i is a smooth function of token i, as in a field at the tokens. Then the queries need
+        no sorting of their own. It changes the cost, not the certificate.
         """
         if not 0.0 < tol < 1.0:
             raise ValueError(f"tol is {tol}: it must lie between 0 and 1")
@@ -109,10 +214,10 @@ class Tree:
         return TreeResult(mean, bound, {name: int(count) for name, count in zip(COUNTS, counts, strict=True)})
 
     def _box_of_queries(self, scale: float) -> int:
-        """How many queries the smallest boxes should hold at first: as many as fit half the width that is never split.
+        """How many queries the smallest boxes should hold at first.
 
-        On the unit sphere the softmax has a standard deviation of about |u|^{−1/2}; boxes that turn out too wide are
-        cut further by a tree of their own.
+        On the unit sphere the softmax has a standard deviation of about |u|^{−1/2}. Boxes that turn out too wide are
+        split further by a tree of their own.
         """
         leaf = len(self._ordered.points)
         for radius in self._ordered.radii():
@@ -154,38 +259,69 @@ def _answer(
     return np.concatenate([order.index[i:j] for i, j in zip(firsts, ends, strict=True)] or [np.arange(0)])
 
 
-def pack(ordered: Ordered, scale: float, tol: float) -> tuple[Packs, np.ndarray, np.ndarray, np.ndarray]:
-    """Packs for queries of length `scale`, and columns, log-weights and signs of the tokens followed by the grids.
-
-    Only on the unit circle and sphere: in higher dimension a grid has as many points as a node has tokens.
-    """
-    n, d = ordered.points.shape
-    packs = no_packs(len(ordered.records), d)
-    if d in (2, 3) and scale > 0.0 and ordered.round:
-        packs = _select(ordered, scale, tol)
-    size = n + int(packs.first[-1])
-    columns, logs, signs = np.empty((d, size)), np.empty(size), np.ones(size)
-    columns[:, :n], logs[:n] = ordered.points.T, ordered.log_weights
-    nodes = np.flatnonzero(packs.slot >= 0)
-    if len(nodes):
-        levels = np.frexp(nodes)[1].astype(np.int64) - 1
-
-        def work(part: np.ndarray) -> None:
-            buffers = np.zeros((3, MOST + 4, BLOCK)), np.zeros((MOST, MOST + 4))
-            tree = (ordered.points, ordered.log_weights, ordered.records)
-            fill(*tree, nodes[part], levels[part], packs, n, columns, logs, signs, *buffers)
-
-        run_all(work, [(part,) for part in np.array_split(np.arange(len(nodes)), min(16, len(nodes)))])
-    return packs, columns, logs, signs
+def compile_kernels(d: int) -> None:
+    """Compile every kernel, and attend to a small cloud with them."""
+    with _beside(d):
+        descend.compile(_types_of_descend(d))
+        points = _few(d)
+        Tree(points).attend(points, 0.1)
 
 
-def _select(ordered: Ordered, scale: float, tol: float) -> Packs:
-    n, d = ordered.points.shape
-    nodes = len(ordered.records)
-    packs = Packs(
-        scale, np.full(nodes, -1), np.zeros((n // 4 + 2, d * d + 2 * d - 2)), np.zeros(n // 4 + 3, dtype=np.int64)
-    )
-    stack = np.zeros(4 * ordered.depth + 64, dtype=np.int64)
-    count = select(n, ordered.records, ordered.depth, d, scale, _QUOTA * tol, *packs[1:], stack)
-    mark_above(packs.slot, ordered.depth)
-    return Packs(scale, packs.slot, packs.shape[:count].copy(), packs.first[: count + 1].copy())
+def compiled() -> bool:
+    """Whether the kernels are ready, in this process or on disk: if not, the first call compiles for some seconds."""
+    folder = _cache()
+    return bool(descend.signatures) or (folder is not None and any(folder.glob("descent.descend-*.nbc")))
+
+
+def beside(d: int) -> None:
+    """What the second process compiles: the building of a tree, then what `descend` needs last."""
+    # Garbage collection finds nothing among millions of nodes of syntax trees. This process does nothing else.
+    gc.disable()
+    Tree(_few(d))._tokens(1.0, 0.1)
+    evaluate.compile(_types_of_evaluate(d))
+
+
+def _few(d: int) -> np.ndarray:
+    return np.eye(max(d, 2))[:, :d]
+
+
+def _cache() -> Path | None:
+    folder = getattr(getattr(descend, "_cache", None), "cache_path", None)
+    return None if folder is None else Path(folder)
+
+
+@contextmanager
+def _beside(d: int) -> Iterator[None]:
+    program = f"from metastable.attention.tree.engine import beside; beside({d})"
+    child = None
+    if _cache() is not None:
+        try:
+            silent: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+            child = subprocess.Popen([sys.executable, "-c", program], **silent)
+        except OSError:
+            pass
+    try:
+        yield
+    finally:
+        if child is not None:
+            child.kill()
+            child.wait()
+
+
+def _types_of_descend(d: int) -> tuple[Any, ...]:
+    """The types that `Tree.attend` calls `descend` with."""
+    plane, line, whole = np.zeros((1, d)), np.zeros(1), np.zeros(1, dtype=np.int64)
+    tokens = Tokens(plane, line, plane, 0, no_packs(1, d), plane, line, line)
+    arguments = (tokens, plane, plane, 0, whole, 0, _work(d), 0.1, plane, line, whole, whole)
+    return tuple(numba.typeof(argument) for argument in arguments)
+
+
+def _types_of_evaluate(d: int) -> tuple[Any, ...]:
+    """The types that `descend` calls `evaluate` with."""
+    plane, line = np.zeros((1, d)), np.zeros(1)
+    arguments = (plane, 0, 0, _work(d), 0, 0.1, 0, 0, 0.1, 0.1, 0.1, plane, line)
+    return tuple(numba.typeof(argument) for argument in arguments)
+
+
+def _work(d: int) -> Work:
+    return make_work(1, d, 1, row_table(d))

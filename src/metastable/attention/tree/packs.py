@@ -1,6 +1,6 @@
-"""Packs: the tokens of a patch of the sphere replaced by a few signed weights on a grid, and what that changes.
+"""Packs: the tokens of a patch of the sphere are replaced by a few signed weights on a grid, with an error bound.
 
-Where a node is small against the scale |u|^{−1/2} on which the softmax varies, its many tokens act like few. Its tokens
+A node that is small against the scale |u|^{−1/2} on which the softmax varies can be replaced by few points. Its tokens
 are y = c + Σ_k h_k t_k e_k + q(t) c with c on the unit sphere, e_k tangent at c, t_k ∈ [−1, 1] and q = √(1 − w) − 1,
 w = Σ_k h_k² t_k². Interpolation on a grid of n_k Chebyshev points a coordinate turns Σ_j w_j F(y_j) into
 Σ_g ω_g F(y_g) with ω_g = Σ_j w_j ℓ_g(t_j), y_g on the sphere: the same for every polynomial of degree n_k − 1 in t_k.
@@ -23,12 +23,14 @@ and log M is a maximum of functions linear in them, so e^{⟨u, c⟩} E_f(u) is 
 in a corner, and the corners are where it is computed. ρ_k = 2 √n_k / (h_k |u|^{1/2}) is the best for a Gaussian.
 """
 
+from __future__ import annotations
+
 import math
 from typing import NamedTuple
 
 import numpy as np
 
-from .boxes import first_point
+from .boxes import Ordered, depth_of, first_point, run_all
 from .expansion import BLOCK
 from .vectors import fast_exp, inlined, inner, kernel, loose
 
@@ -36,7 +38,10 @@ from .vectors import fast_exp, inlined, inner, kernel, loose
 WIDTH = 1.5
 # A pack must save at least this factor in tokens.
 WORTH = 1.5
+# Largest number of grid points along one coordinate.
 MOST = 24
+# Share of the tolerance that one pack is designed for. Its true error is bounded for each box of queries.
+QUOTA = 0.003
 EMPTY, ABOVE = -1, -2
 
 
@@ -80,7 +85,7 @@ def _thin_axis(record, d):
 def select(n, records, depth, d, scale, quota, slot, shape, first, stack):
     """Choose the nodes to pack, the largest that are small enough; sets slot, grid sizes and `first`. Returns how many.
 
-    `scale` is |u|, `quota` the relative error aimed at: both only steer.
+    `scale` is |u| and `quota` the relative error aimed at. Both only affect the cost, not the certificate.
     """
     count = 0
     stack[0], size = 1, 1
@@ -89,9 +94,7 @@ def select(n, records, depth, d, scale, quota, slot, shape, first, stack):
     while size:
         size -= 1
         node = stack[size]
-        level = 0
-        while node >> (level + 1):
-            level += 1
+        level = depth_of(node)
         tokens = first_point(node + 1, level, n) - first_point(node, level, n)
         thin, wide, grid, place = _thin_axis(records[node], d), 0.0, 1, 0
         for k in range(d):
@@ -265,6 +268,44 @@ def fill(points, log_weights, records, nodes, levels, packs, base, columns, logs
                 weights[t] = fast_exp(log_weights[j] - top) if start + t < hi else 0.0
             _add_tokens(x, weights, n0, n1, towers, row, moments)
         _write_grid(shape, d, n0, n1, top, moments, columns, logs, signs, base + packs.first[pack])
+
+
+def _selected(ordered: Ordered, scale: float, tol: float) -> Packs:
+    n, d = ordered.points.shape
+    nodes = len(ordered.records)
+    packs = Packs(
+        scale, np.full(nodes, EMPTY), np.zeros((n // 4 + 2, d * d + 2 * d - 2)), np.zeros(n // 4 + 3, dtype=np.int64)
+    )
+    stack = np.zeros(4 * ordered.depth + 64, dtype=np.int64)
+    count = select(n, ordered.records, ordered.depth, d, scale, QUOTA * tol, *packs[1:], stack)
+    mark_above(packs.slot, ordered.depth)
+    return Packs(scale, packs.slot, packs.shape[:count].copy(), packs.first[: count + 1].copy())
+
+
+def pack(ordered: Ordered, scale: float, tol: float) -> tuple[Packs, np.ndarray, np.ndarray, np.ndarray]:
+    """Packs for queries of length `scale`, and columns, log-weights and signs of the tokens followed by the grids.
+
+    Tokens are packed on the unit circle and sphere only: in higher dimension a grid has as many points as a node has
+    tokens.
+    """
+    n, d = ordered.points.shape
+    packs = no_packs(len(ordered.records), d)
+    if d in (2, 3) and scale > 0.0 and ordered.round:
+        packs = _selected(ordered, scale, tol)
+    size = n + int(packs.first[-1])
+    columns, logs, signs = np.empty((d, size)), np.empty(size), np.ones(size)
+    columns[:, :n], logs[:n] = ordered.points.T, ordered.log_weights
+    nodes = np.flatnonzero(packs.slot >= 0)
+    if len(nodes):
+        levels = np.frexp(nodes)[1].astype(np.int64) - 1
+
+        def work(part: np.ndarray) -> None:
+            buffers = np.zeros((3, MOST + 4, BLOCK)), np.zeros((MOST, MOST + 4))
+            tree = (ordered.points, ordered.log_weights, ordered.records)
+            fill(*tree, nodes[part], levels[part], packs, n, columns, logs, signs, *buffers)
+
+        run_all(work, [(part,) for part in np.array_split(np.arange(len(nodes)), min(16, len(nodes)))])
+    return packs, columns, logs, signs
 
 
 @inlined

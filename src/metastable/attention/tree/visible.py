@@ -1,13 +1,245 @@
-"""The tokens visible from a box of queries: their coordinates and weights there, and the trimming of the faint ones."""
+"""What a box of queries sees: the best token, a first mean, the visible tokens, and their coordinates and weights.
+
+The first part walks over the token tree. Scores are taken relative to a reference point c near the mean, ⟨u, y − c⟩,
+so that their rounding is that of |u| |y − c| and not of |u| |y|: at β = 1e6 the tokens that count are at a distance of
+1e-3. The second part fills the buffers of `Work` with the visible tokens, drops the faint ones, and sums over the rest.
+"""
 
 import math
 
+from .boxes import depth_of, first_point
 from .expansion import BLOCK
+from .packs import ABOVE, pack_error
 from .vectors import ZERO, bits_of, fast_exp, inlined, inner, loose
 
-# Largest exponent that is kept apart: a token that could weigh more is never trimmed, so its exact size is no matter.
+# A pack may change this many times what a skipped node may, because there are fewer packs.
+_EASIER = math.log(20.0)
+# Larger exponents are cut to this one. A token with such a weight is never dropped, so its exact size does not matter.
 _CEILING = 700.0
 _BINS = 2048
+
+
+@loose
+def reach(records, node, u, c):
+    """sup ⟨u, y − c⟩ over the box of a node."""
+    d = u.size
+    s = 0.0
+    for i in range(d):
+        s += u[i] * (records[node, i] - c[i])
+    at = 2 * d
+    for k in range(d):
+        p = 0.0
+        for i in range(d):
+            p += u[i] * records[node, at + i]
+        at += d
+        s += abs(p) * records[node, d + k]
+    return s
+
+
+@inlined
+def best_token(points, log_weights, records, depth, u, c, stack, guess):
+    """The token with the largest log w + ⟨u, y − c⟩, exactly: branch and bound, never a greedy descent alone.
+
+    `guess` is any token; a good one prunes early. Returns (token, its value).
+    """
+    n, d = points.shape
+    best = guess
+    top = log_weights[guess]
+    for k in range(d):
+        top += u[k] * (points[guess, k] - c[k])
+    heaviest = d * d + 2 * d + 2
+    stack[0], size = 1, 1
+    while size:
+        size -= 1
+        node = stack[size]
+        if reach(records, node, u, c) + records[node, heaviest] <= top:
+            continue
+        if node >> depth:
+            for j in range(first_point(node, depth, n), first_point(node + 1, depth, n)):
+                s = log_weights[j]
+                for k in range(d):
+                    s += u[k] * (points[j, k] - c[k])
+                if s > top:
+                    best, top = j, s
+        else:
+            size = push_nearest_last(records, 2 * node, u, c, stack, size)
+    return best, top
+
+
+@inner
+def push_nearest_last(records, child, u, c, stack, size):
+    """Push two siblings, the more promising one on top of the stack."""
+    left, right = 0.0, 0.0
+    for i in range(u.size):
+        left += u[i] * (records[child, i] - c[i])
+        right += u[i] * (records[child + 1, i] - c[i])
+    first = left > right
+    stack[size] = child + 1 if first else child
+    stack[size + 1] = child if first else child + 1
+    return size + 2
+
+
+@inner
+def _add_point(log_weight, y, u, c, mean, second):
+    """Add one weighted point to the moments about c; returns its weight e^{log_weight + ⟨u, y − c⟩}."""
+    d = u.size
+    s = log_weight
+    for k in range(d):
+        s += u[k] * (y[k] - c[k])
+    a = fast_exp(s)
+    for k in range(d):
+        x = a * (y[k] - c[k])
+        mean[k] += x
+        for m in range(k + 1):
+            second[k, m] += x * (y[m] - c[m])
+    return a
+
+
+@inlined
+def first_mean(points, log_weights, records, depth, u, c, top, stack, mean, second):
+    """Mass, mean and second moments about c of a measure A that carries most of the softmax at u and lies below it.
+
+    A consists of tokens, and of whole nodes moved to their weighted mean where ⟨u, y⟩ varies little over the node. For
+    a node, w e^{⟨v, mean⟩} ≤ Σ_j w_j e^{⟨v, y_j⟩} at every v (Jensen), so Z_A ≤ Z everywhere, whatever A leaves out.
+    Which nodes A takes (those whose tokens can reach a tenth of the average weight so far) is a heuristic.
+    `mean` gets Σ a (y − c) / Σ a, `second` gets Σ a (y − c)(y − c)ᵀ / Σ a, with a = e^{log w + ⟨u, y − c⟩ − top}.
+    Returns Σ a.
+    """
+    n, d = points.shape
+    at = d * d + 2 * d
+    mass, visited = 0.0, 0
+    mean[:] = 0.0
+    second[:] = 0.0
+    stack[0], size = 1, 1
+    while size:
+        size -= 1
+        node = stack[size]
+        level = depth_of(node)
+        high = reach(records, node, u, c)
+        if visited and math.exp(high + records[node, at + 1] - top) * visited < 0.1 * mass * (n >> level):
+            continue
+        middle = 0.0
+        for k in range(d):
+            middle += u[k] * (records[node, k] - c[k])
+        if high - middle < 4.0:
+            mass += _add_point(records[node, at + 1] - top, records[node, at + 3 :], u, c, mean, second)
+            visited += n >> level
+        elif level < depth:
+            size = push_nearest_last(records, 2 * node, u, c, stack, size)
+        else:
+            for j in range(first_point(node, depth, n), first_point(node + 1, depth, n)):
+                mass += _add_point(log_weights[j] - top, points[j], u, c, mean, second)
+            visited += n >> depth
+    for k in range(d):
+        mean[k] /= mass
+        for m in range(k + 1):
+            second[k, m] /= mass
+            second[m, k] = second[k, m]
+    return mass
+
+
+@inner
+def _add_range(ranges, count, lo, hi):
+    """Append tokens lo … hi − 1, to the last range if they follow it. Returns the number of ranges."""
+    if count and ranges[count - 1, 1] == lo:
+        ranges[count - 1, 1] = hi
+        return count
+    ranges[count, 0], ranges[count, 1] = lo, hi
+    return count + 1
+
+
+@inlined
+def _pack_errors(shape, scale, work, shift):
+    """What packing changes, per unit of the node's weight: (Σ weight, Σ weight |y − c|) at most."""
+    u, c, v = work.small[0], work.small[1], work.small[5]
+    top = -shift
+    for k in range(u.size):
+        v[k] = shape[k] - c[k]
+        top += u[k] * v[k]
+    e_f, e_g = pack_error(shape, scale, u, work.small[3], work.axes, v, work.ellipses)
+    factor = math.exp(min(top, 700.0))
+    return factor * e_f, factor * e_g
+
+
+@inlined
+def _extent(record, c, axes, half):
+    """(Σ_k half_k |⟨axis_k, y₀ − c⟩|, |y₀ − c|²) for the centre y₀ of a node."""
+    d = c.size
+    spread, square = 0.0, 0.0
+    for k in range(d):
+        p = 0.0
+        for i in range(d):
+            p += axes[k, i] * (record[i] - c[i])
+        spread += half[k] * abs(p)
+        square += p * p
+    return spread, square
+
+
+@inner
+def visible_ranges(tokens, work, shift, slack, per_unit, per_node):
+    """The tokens that may matter somewhere in a box of queries, as ranges of the sorted order: into work.ranges.
+
+    For u = u0 + δ with δ in the box (|⟨δ, axis_k⟩| ≤ half_k), a token's weight relative to e^{⟨δ, c⟩} is at most
+    e^{log w + ⟨u0, y − c⟩ + T(y) − shift}. A node is skipped if that weight, times (|y − c| + slack), has
+    a logarithm of at most `per_unit` for each unit of the node's own weight, or of at most `per_node` for the whole
+    node. Upper bounds of what it could have added go to work.skipped: (Σ weight, Σ weight |y − c|).
+    A slightly weaker rule decides whether a packed node is replaced by its grid (tokens from number n on).
+    Returns the number of ranges.
+    """
+    n, records, depth, packs = tokens.points.shape[0], tokens.records, tokens.depth, tokens.packs
+    u, c, half = work.small[0], work.small[1], work.small[3]
+    d = u.size
+    weight, count = d * d + 2 * d + 1, ZERO
+    nearest, square = math.log(slack), 0.0
+    for k in range(d):
+        square += half[k] * half[k]
+    widest = math.sqrt(square)
+    work.stack[0], size = 1, 1
+    while size:
+        size -= 1
+        node = work.stack[size]
+        high = reach(records, node, u, c)
+        radius = records[node, weight - 1]
+        spread, square = _extent(records[node], c, work.axes, half)
+        # T(y) ≤ T(centre) + |half| radius and |y − c| ≤ |centre − c| + radius over the node.
+        top = high + spread + widest * radius - shift
+        limit = max(per_unit, per_node - records[node, weight])
+        # log(far + slack) ≥ log(slack), so most visible nodes need no logarithm of their own.
+        if top + nearest <= limit:
+            far = math.sqrt(square) + radius
+            if top + math.log(far + slack) <= limit:
+                mass = math.exp(top + records[node, weight])
+                work.skipped[0] += mass
+                work.skipped[1] += mass * far
+                continue
+        pack = packs.slot[node]
+        if pack >= 0:
+            e_f, e_g = _pack_errors(packs.shape[pack], packs.scale, work, shift)
+            if math.log(e_g + slack * e_f) <= max(per_unit, per_node + _EASIER - records[node, weight]):
+                mass = math.exp(records[node, weight])
+                work.skipped[0] += mass * e_f
+                work.skipped[1] += mass * e_g
+                count = _add_range(work.ranges, count, n + packs.first[pack], n + packs.first[pack + 1])
+                continue
+        level = depth_of(node)
+        inside = pack != ABOVE and _all_seen(records[node], depth - level, u, c, high, shift, slack, per_unit, per_node)
+        if level == depth or inside:
+            count = _add_range(work.ranges, count, first_point(node, level, n), first_point(node + 1, level, n))
+        else:
+            work.stack[size], work.stack[size + 1] = 2 * node + 1, 2 * node
+            size += 2
+    return count
+
+
+@inlined
+def _all_seen(record, levels, u, c, high, shift, slack, per_unit, per_node):
+    """Whether even a leaf of the node's faintest tokens would be visible. Then the whole node is taken at once."""
+    d = u.size
+    middle = 0.0
+    for i in range(d):
+        middle += u[i] * (record[i] - c[i])
+    share = record[d * d + 2 * d + 1] - levels * math.log(2.0)
+    return 2.0 * middle - high - shift + math.log(slack) > max(per_unit, per_node - share)
 
 
 @loose
@@ -51,71 +283,50 @@ def _weigh_in_space(x, y, w, logs, u, c, axes, half, shift, slack, z0, z1, z2, s
         faint[t] = top * (math.sqrt(e * e + f * f + g * g) + slack)
 
 
-@inner
-def _weigh(columns, log_weights, lo, hi, at, u, c, axes, half, shift, slack, z, score, spread, crest, faint):
+@inlined
+def _weigh(tokens, work, lo, hi, at, shift, slack):
     """Coordinates z, score s, spread T, crest e^{s+T} and importance e^{s+T} (|z| + slack) of tokens lo … hi − 1."""
-    end = at + hi - lo
-    score, spread, crest, faint = score[at:end], spread[at:end], crest[at:end], faint[at:end]
+    c, half, u, axes, end = work.small[1], work.small[3], work.small[4], work.axes, at + hi - lo
+    score, spread, crest, faint = work.score[at:end], work.spread[at:end], work.crest[at:end], work.faint[at:end]
     if u.size == 3:
-        x, y, w = columns[0, lo:hi], columns[1, lo:hi], columns[2, lo:hi]
-        z0, z1, z2 = z[0, at:end], z[1, at:end], z[2, at:end]
-        _weigh_in_space(
-            x, y, w, log_weights[lo:hi], u, c, axes, half, shift, slack, z0, z1, z2, score, spread, crest, faint
-        )
+        x, y, w = tokens.columns[0, lo:hi], tokens.columns[1, lo:hi], tokens.columns[2, lo:hi]
+        z0, z1, z2 = work.z[0, at:end], work.z[1, at:end], work.z[2, at:end]
+        logs = tokens.logs[lo:hi]
+        _weigh_in_space(x, y, w, logs, u, c, axes, half, shift, slack, z0, z1, z2, score, spread, crest, faint)
         return
     for t in range(hi - lo):
-        score[t] = log_weights[lo + t] - shift
+        score[t] = tokens.logs[lo + t] - shift
     spread[:] = 0.0
     faint[:] = 0.0
     for k in range(u.size):
-        out = z[k, at:end]
+        out = work.z[k, at:end]
         out[:] = 0.0
         for i in range(u.size):
-            _axpy(axes[k, i], columns[i, lo:hi], c[i], out)
+            _axpy(axes[k, i], tokens.columns[i, lo:hi], c[i], out)
         _add_axis(u[k], half[k], out, score, spread, faint)
     _crests(score, spread, slack, crest, faint)
 
 
 @inlined
-def collect(
-    columns,
-    log_weights,
-    signs,
-    ranges,
-    count,
-    u,
-    c,
-    axes,
-    half,
-    shift,
-    slack,
-    z,
-    sign,
-    score,
-    spread,
-    crest,
-    faint,
-    bins,
-):
-    """Fill the buffers with the tokens of the ranges; bins[e] ← Σ importance over importances in [2^e, 2^{e+1}),
-    from a sample if there are many (it only steers: what is trimmed is added up exactly).
+def collect(tokens, work, count, shift, slack):
+    """Fill the buffers with the tokens of the first `count` ranges. Returns the number of tokens.
 
-    Everything is in the axes of the box and relative to c; u is u0 in those axes. Returns the number of tokens.
+    Everything is relative to c and in the axes of the box; work.small[4] is u0 in those axes. bins[e] ← Σ importance
+    over importances in [2^e, 2^{e+1}), from a sample if there are many tokens: it only affects which tokens are
+    dropped, and the dropped ones are added up exactly.
     """
     at = ZERO
-    bins[:] = 0.0
+    work.bins[:] = 0.0
     for i in range(count):
-        for lo in range(ranges[i, 0], ranges[i, 1], BLOCK):
-            hi = min(lo + BLOCK, ranges[i, 1])
-            _weigh(
-                columns, log_weights, lo, hi, at, u, c, axes, half, shift, slack, z, score, spread, crest, faint
-            )  # fmt: skip
+        for lo in range(work.ranges[i, 0], work.ranges[i, 1], BLOCK):
+            hi = min(lo + BLOCK, work.ranges[i, 1])
+            _weigh(tokens, work, lo, hi, at, shift, slack)
             for t in range(hi - lo):
-                sign[at + t] = signs[lo + t]
+                work.sign[at + t] = tokens.signs[lo + t]
             at += hi - lo
     every = 1 + at // 4096
     for t in range(0, at, every):
-        bins[(bits_of(faint[t]) >> 52) & 2047] += every * faint[t]
+        work.bins[(bits_of(work.faint[t]) >> 52) & 2047] += every * work.faint[t]
     return at
 
 
@@ -151,25 +362,26 @@ def _gather(place, a):
 
 
 @inlined
-def trim(n, slack, bins, budget, z, sign, score, spread, crest, faint, place, skipped):
-    """Drop the faintest tokens, as many as the budget allows, and close the gaps (unless they are too few to bother).
+def trim(work, n, slack, budget):
+    """Drop the faintest of the n tokens, as many as the budget allows, unless they are fewer than a tenth.
 
-    What they could have added is added to `skipped` = (Σ crest, Σ crest |z|). Returns the number of tokens kept.
+    What they could have added is added to work.skipped = (Σ crest, Σ crest |z|). Returns the number of tokens kept.
     """
-    cut, few = _cut(bins, 0.9 * budget)
+    cut, few = _cut(work.bins, 0.9 * budget)
     if few < 0.1 * n:
         return n
-    _faint_sums(n, cut, slack, faint[:n], crest[:n], skipped)
+    _faint_sums(n, cut, slack, work.faint[:n], work.crest[:n], work.skipped)
     kept = 0
     for j in range(n):
-        place[kept] = j
-        kept += 0 if faint[j] < cut else 1
-    for k in range(z.shape[0]):
-        _gather(place[:kept], z[k])
-    _gather(place[:kept], sign)
-    _gather(place[:kept], score)
-    _gather(place[:kept], spread)
-    _gather(place[:kept], crest)
+        work.place[kept] = j
+        kept += 0 if work.faint[j] < cut else 1
+    place = work.place[:kept]
+    for k in range(work.z.shape[0]):
+        _gather(place, work.z[k])
+    _gather(place, work.sign)
+    _gather(place, work.score)
+    _gather(place, work.spread)
+    _gather(place, work.crest)
     return kept
 
 
@@ -211,10 +423,10 @@ def _direct_in_space(x, y, z, sign, score, delta, top):
     return s, s0, s1, s2
 
 
-@inner
-def direct_sums(z, sign, score, n, delta, top, exponents, sums):
-    """sums ← (Σ e, Σ e z_1, …, Σ e z_d) with e_j = ± e^{s_j + ⟨δ, z_j⟩ − top}."""
-    d = delta.size
+@inlined
+def direct_sums(work, n, delta, top, sums):
+    """sums ← (Σ e, Σ e z_1, …, Σ e z_d) with e_j = ± e^{s_j + ⟨δ, z_j⟩ − top}, over the first n tokens."""
+    z, sign, score, d = work.z, work.sign, work.score, delta.size
     if d == 3:
         x, y, w = z[0, :n], z[1, :n], z[2, :n]
         sums[0], sums[1], sums[2], sums[3] = _direct_in_space(x, y, w, sign[:n], score[:n], delta, top)
@@ -222,7 +434,7 @@ def direct_sums(z, sign, score, n, delta, top, exponents, sums):
     sums[: d + 1] = 0.0
     for at in range(0, n, BLOCK):
         end = min(at + BLOCK, n)
-        e = exponents[: end - at]
+        e = work.exponents[: end - at]
         for t in range(end - at):
             e[t] = score[at + t]
         for k in range(d):
@@ -271,20 +483,23 @@ def _dot_three(e, x, y):
     return s
 
 
-@inner
-def moments(z, sign, score, n, delta, top, exponents, axes, mean, second):
-    """mean ← Σ a z / Σ a and second ← Σ a z zᵀ / Σ a in the outer axes, a = ± e^{s + ⟨δ, z⟩ − top}. Returns Σ a."""
-    d = delta.size
+@inlined
+def moments(work, n, axes, delta, top):
+    """Moments of the first n tokens with weights a = ± e^{s + ⟨δ, z⟩ − top}. Returns Σ a.
+
+    work.small[2] ← Σ a z / Σ a and work.second ← Σ a z zᵀ / Σ a, both in the outer axes.
+    """
+    z, mean, second, d = work.z, work.small[2], work.second, delta.size
     mass = 0.0
     mean[:] = 0.0
     second[:] = 0.0
     for at in range(0, n, BLOCK):
         end = min(at + BLOCK, n)
-        e = exponents[: end - at]
+        e = work.exponents[: end - at]
         e[:] = 0.0
         for k in range(d):
             _add_scaled(delta[k], z[k, at:end], e)
-        mass += _exp_of(score[at:end], sign[at:end], top, e)
+        mass += _exp_of(work.score[at:end], work.sign[at:end], top, e)
         for k in range(d):
             x = z[k, at:end]
             s = _dot(e, x)

@@ -1,9 +1,9 @@
 """Moving the cells with their own flow: Dormand–Prince 5(4) on the vertices, splitting and merging after each step.
 
-A point mass of logarithm ℓ contributes to the softmax mean of the query u = βBᵀx only if |u| + ℓ reaches the largest
-score of x, wherever the mass is. Cells whose logarithm is below the minimum of (largest score − |u|) over all vertices,
-by a margin, contribute nothing: they are merged and no longer split. Otherwise the line between two antipodal
-clusters, where points separate at a rate of order β, would determine the time step long after it is empty.
+A point mass with logarithm ℓ affects the query u = βBᵀx only if |u| + ℓ reaches the largest score of x. Cells whose
+logarithm lies by a margin below (largest score − |u|) for all vertices affect no query: they are merged and not split.
+Otherwise the line between two antipodal clusters, where points separate at a rate of order β, would limit the time
+step even when it carries no mass.
 """
 
 from __future__ import annotations
@@ -17,53 +17,47 @@ from torch import Tensor
 
 from metastable.attention import attend
 from metastable.cloud import Cloud
-from metastable.flow.meanfield.kernel import softmax_means
+from metastable.flow.meanfield.circle import softmax_means
 from metastable.flow.solve import Motion
 from metastable.flow.steppers import first_step
 from metastable.head import Head
 from metastable.progress import Progress
 
 MARGIN = 60.0
-"""Logarithm: a cell with less than e^{−60} of the mass that could contribute counts as invisible."""
+"""Cells are invisible if their mass is below e^{−60} of the least mass that a query could see."""
 SMALLEST = 1e-3
-"""Steps are not made smaller than this to keep cells from folding over."""
+"""Steps are not made smaller than this to prevent cells from folding."""
 
 
 @runtime_checkable
 class Cells(Protocol):
-    """Cells that tile the sphere, whose vertices move with the flow and which keep their mass.
+    """Cells that tile the sphere. Their vertices move with the flow, and each cell keeps its mass.
 
-    The flow maps the sphere onto itself, so a cell that moves with it neither gains nor loses mass: the continuity
-    equation is solved by moving the vertices. Masses are logarithms, because the mass that decides when a plateau
-    ends is smaller than any positive float64.
+    The flow maps the sphere onto itself, so a cell that moves with it neither gains nor loses mass: moving the vertices
+    solves the continuity equation. Masses are logarithms, because the mass that decides when a plateau ends is smaller
+    than any positive float64.
     """
 
     points: np.ndarray
     """(n, d) vertices of norm 1; the solver assigns to it."""
     log_masses: np.ndarray
-    """(m,) one a cell; their logsumexp is 0 to rounding, for ever."""
+    """(m,) one per cell; their logsumexp is 0 up to rounding."""
 
     def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
-        """Points (q, d) and log-weights (q,): the measure that the softmax sees."""
+        """Points (q, d) and log-weights (q,): the measure in the softmax."""
         ...
 
     def refine(self, longest: float, faintest: float = -np.inf) -> bool:
-        """Split cells longer than this, without loss of mass; whether anything changed.
-
-        Cells that are not heavier than e^faintest need not be split.
-        """
+        """Split cells longer than `longest`; whether anything changed. Masses up to e^faintest need not be split."""
         ...
 
     def coarsen(self, shortest: float, faintest: float = -np.inf) -> bool:
-        """Merge neighbours that are tiny together, without loss of mass; whether anything changed.
-
-        Cells that are not heavier than e^faintest may be merged at any size.
-        """
+        """Merge short neighbours; whether anything changed. Masses up to e^faintest may be merged at any size."""
         ...
 
     @property
     def folded(self) -> int:
-        """How many cells are turned over: a step that makes more of them was too long."""
+        """How many cells are turned over. A step that turns cells over was too long."""
         ...
 
     def copy(self) -> Cells: ...
@@ -78,7 +72,7 @@ class CellSizes(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """Quadratures at the times asked for, as (points, log-weights), and what they cost."""
+    """Quadratures at the requested times, as (points, log-weights), and the work done."""
 
     frames: list[tuple[np.ndarray, np.ndarray]]
     steps: int
@@ -102,6 +96,11 @@ class Field:
         w = self.head.values(self._means(u))
         return w - (w * x).sum(dim=1, keepdim=True) * x
 
+    def restart(self) -> tuple[Tensor, Tensor]:
+        """The vertices and their velocities."""
+        x = torch.from_numpy(self.cells.points)
+        return x, self(x)
+
     def _means(self, u: Tensor) -> Tensor:
         points, log_weights = self.cells.quadrature()
         if self.head.dim > 2:
@@ -117,7 +116,7 @@ def follow(
     """The cells' quadrature at each of `times` (increasing, from 0)."""
     frames, most = [cells.quadrature()], len(cells.log_masses)
     field = Field(head, beta, cells.copy(), 0.1 * sizes.step_tol)
-    x, k = _again(field)
+    x, k = field.restart()
     motion = Motion(0.0, x, k, first_step(k, sizes.step_tol))
     for target in times[1:]:
         while motion.t < target:
@@ -127,20 +126,11 @@ def follow(
             if not motion.judge(trial, sizes.step_tol, too_long=folds):
                 field.cells = before
                 continue
-            if _adapt(field, sizes):
-                motion.x, motion.k = _again(field)
+            # Cells are merged first: a merged cell is shorter than a cell that is split.
+            merged = field.cells.coarsen(sizes.shortest, field.faintest)
+            if field.cells.refine(sizes.longest, field.faintest) or merged:
+                motion.x, motion.k = field.restart()
             most = max(most, len(field.cells.log_masses))
             progress.at(motion.t)
         frames.append(field.cells.quadrature())
     return Followed(frames, motion.steps, motion.rejected, field.evaluations, most)
-
-
-def _adapt(field: Field, sizes: CellSizes) -> bool:
-    # Merging first: what it joins stays shorter than what is split.
-    merged = field.cells.coarsen(sizes.shortest, field.faintest)
-    return field.cells.refine(sizes.longest, field.faintest) or merged
-
-
-def _again(field: Field) -> tuple[Tensor, Tensor]:
-    x = torch.from_numpy(field.cells.points)
-    return x, field(x)

@@ -1,25 +1,23 @@
-"""The first triangulation: an icosahedron whose faces are cut into f² triangles and blown up to the sphere.
+"""The first triangulation: the faces of an icosahedron are cut into f² triangles and projected to the sphere.
 
-The axis through two opposite vertices is turned onto `pole`. For even f the great circle {⟨pole, x⟩ = 0} is then made
+The axis through two opposite vertices is rotated onto `pole`. For even f the great circle {⟨pole, x⟩ = 0} is then made
 of edges: it joins the midpoints of ten edges of the icosahedron, and no triangle crosses it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
 from metastable.errors import BadInput
-
-LogDensity = Callable[[np.ndarray], np.ndarray]
+from metastable.flow.meanfield.laws import LogDensity
 
 MOST_CELLS = 20_000_000
 OF_ALL, OF_ITSELF, DEEPEST = 1e-12, 1e-2, 5
-"""A cell whose mass is not known to these shares of all mass and of itself is cut in four, so many times at most."""
+"""A cell is cut in four, at most DEEPEST times, if the error of its mass exceeds these shares of all and of its own."""
 BLOCK = 20_000
-"""So many triangles are refined at a time, to bound the memory that a steep density takes."""
+"""How many triangles are refined at a time, which bounds the memory for a steep density."""
 
 
 def _icosahedron() -> tuple[np.ndarray, np.ndarray]:

@@ -1,9 +1,14 @@
-"""A closed triangulation of the sphere that can be cut and mended in place: split, collapse, swap.
+"""A closed triangulation of the sphere that changes in place: split, collapse and swap of edges.
 
 Triangle t has the corners corners[t] = (p, q, r), counter-clockwise from outside, and across[t, i] is the triangle on
 the other side of the edge opposite corner i. anchor[v] is some triangle at vertex v. A dead triangle has corner −1, a
-dead vertex anchor −1. Lengths are chords. Each operation looks at its surroundings in a gnomonic chart, where great
-circles are straight, and leaves the passing on of mass to `remap`.
+dead vertex anchor −1. Lengths are chords. Each operation works in a gnomonic chart, where great circles are straight
+lines, and `remap` transfers the mass.
+
+A collapse moves vertex b onto its neighbour a. The two triangles at the edge vanish, and the mass of the star of b goes
+to the triangles that now cover it. A collapse is refused if it would tear or fold the surface: if a and b have common
+neighbours besides the two at their edge, if a new triangle is turned over or too flat, or if a new edge would be longer
+than `longest`. A vertex where labels meet only moves along the line between the labels.
 """
 
 import math
@@ -13,9 +18,16 @@ import numpy as np
 
 from metastable.attention.tree.vectors import inlined, kernel
 
-from .remap import area2, remap
+from .remap import DEGREE, area2, remap
 
+# Least height of a point above the chart's plane through the origin.
 _IN_CHART = 0.2
+# A collapse may not leave a triangle flatter than this share of `shortest`, unless the star was so before.
+FLAT = 0.25
+# A swap must increase the least altitude by this factor.
+_GAIN = 1.5
+# A triangulation with this many triangles is not coarsened.
+_FEWEST = 20
 
 
 class Mesh(NamedTuple):
@@ -137,6 +149,20 @@ def write(mesh, t, a, b, c, opposite_a, opposite_b, opposite_c):
     mesh.across[t, 0], mesh.across[t, 1], mesh.across[t, 2] = opposite_a, opposite_b, opposite_c
 
 
+@inlined
+def _around(mesh, t, i):
+    """The triangles t = (c, p, q) and u = (d, q, p) at the edge of t opposite corner i, and their other neighbours.
+
+    Returns c, p, q, d, u, the corner of d in u, the neighbours of t opposite p and q, those of u opposite q and p.
+    """
+    u = mesh.across[t, i]
+    j = slot(mesh.across, u, t)
+    c, p, q = mesh.corners[t, i], mesh.corners[t, (i + 1) % 3], mesh.corners[t, (i + 2) % 3]
+    beyond_p, beyond_q = mesh.across[t, (i + 1) % 3], mesh.across[t, (i + 2) % 3]
+    under_q, under_p = mesh.across[u, (j + 1) % 3], mesh.across[u, (j + 2) % 3]
+    return c, p, q, mesh.corners[u, j], u, j, beyond_p, beyond_q, under_q, under_p
+
+
 @kernel
 def _halve(mesh, patch, t, i, first, second):
     """Divide what t = (c, p, q) holds between (c, p, x) and (c, x, q), with c its corner i and x the midpoint of p, q.
@@ -147,7 +173,7 @@ def _halve(mesh, patch, t, i, first, second):
     length = math.sqrt(base)
     foot = 0.5 * (left + base - right) / length
     old = patch.old[0]
-    # A flat triangle is given a little height, without which it could not be cut: nothing else depends on it.
+    # A flat triangle gets a little height, because it could not be cut otherwise. Nothing else depends on it.
     old[0, 0], old[0, 1] = foot, math.sqrt(max(left - foot * foot, 1e-12 * base))
     old[1, 0], old[1, 1], old[2, 0], old[2, 1] = 0.0, 0.0, length, 0.0
     for k in range(3):
@@ -170,12 +196,7 @@ def split(mesh, patch, t, i):
 
     (c, p, q) and (d, q, p) become (c, p, x), (c, x, q), (d, q, x), (d, x, p) with x the midpoint of p and q.
     """
-    c, p, q = mesh.corners[t, i], mesh.corners[t, (i + 1) % 3], mesh.corners[t, (i + 2) % 3]
-    beyond_p, beyond_q = mesh.across[t, (i + 1) % 3], mesh.across[t, (i + 2) % 3]
-    u = mesh.across[t, i]
-    j = slot(mesh.across, u, t)
-    d = mesh.corners[u, j]
-    under_q, under_p = mesh.across[u, (j + 1) % 3], mesh.across[u, (j + 2) % 3]
+    c, p, q, d, u, j, beyond_p, beyond_q, under_q, under_p = _around(mesh, t, i)
     x, t2 = mesh.used[0], mesh.used[1]
     u2 = t2 + 1
     _halve(mesh, patch, t, i, t, t2)
@@ -201,8 +222,8 @@ def split(mesh, patch, t, i):
 def refine(mesh, patch, longest, start):
     """Bisect until no edge is longer than `longest`, from triangle `start` on. Where room ran out, or −1.
 
-    Only an edge that is the longest of both its triangles is cut: from a triangle with a long edge one walks across
-    longest edges, which only grow on the way, until there is such an edge (Rivara's longest-edge path).
+    Only an edge that is the longest of both its triangles is cut. The walk from a triangle with a long edge crosses
+    longest edges, which grow on the way, until it finds such an edge (Rivara's longest-edge path).
     """
     t = start
     while t < mesh.used[1]:
@@ -220,3 +241,203 @@ def refine(mesh, patch, longest, start):
             split(mesh, patch, here, i)
         t += 1
     return -1
+
+
+@inlined
+def star(mesh, v, ring):
+    """Write the triangles around v, counter-clockwise, and v's corner in each. Their number, or −1 if too many."""
+    first = mesh.anchor[v]
+    t, k = first, 0
+    while True:
+        if k == DEGREE:
+            return -1
+        i = slot(mesh.corners, t, v)
+        ring[k, 0], ring[k, 1] = t, i
+        k += 1
+        t = mesh.across[t, (i + 1) % 3]
+        if t == first:
+            return k
+
+
+@inlined
+def _turn_to(mesh, ring, degree, spare, a):
+    """Turn the ring of b so that its first triangle is (b, a, ·)."""
+    shift = 0
+    while mesh.corners[ring[shift, 0], (ring[shift, 1] + 1) % 3] != a:
+        shift += 1
+    for k in range(degree):
+        spare[k, 0], spare[k, 1] = ring[k, 0], ring[k, 1]
+    for k in range(degree):
+        ring[k, 0], ring[k, 1] = spare[(k + shift) % degree, 0], spare[(k + shift) % degree, 1]
+
+
+@kernel
+def _linked(mesh, a, v, left, right):
+    """Whether a has v as a neighbour besides the two vertices `left` and `right`."""
+    if v in (left, right):
+        return False
+    first = mesh.anchor[a]
+    t = first
+    while True:
+        i = slot(mesh.corners, t, a)
+        if mesh.corners[t, (i + 1) % 3] == v:
+            return True
+        t = mesh.across[t, (i + 1) % 3]
+        if t == first:
+            return False
+
+
+@inlined
+def _labels_allow(mesh, ring, degree):
+    """Whether b may move along its edge to a: off the line between labels, or along it with room on both sides."""
+    changes = 0
+    for k in range(degree):
+        changes += mesh.labels[ring[k, 0]] != mesh.labels[ring[(k + 1) % degree, 0]]
+    if changes == 0:
+        return True
+    first, last = mesh.labels[ring[0, 0]], mesh.labels[ring[degree - 1, 0]]
+    room = mesh.labels[ring[1, 0]] == first and mesh.labels[ring[degree - 2, 0]] == last
+    return changes == 2 and first != last and room
+
+
+@inlined
+def _surface_allows(mesh, a, ring, degree):
+    """The link condition, and at least three triangles left at every vertex."""
+    around = 0
+    first = mesh.anchor[a]
+    t = first
+    while True:
+        around += 1
+        t = mesh.across[t, (slot(mesh.corners, t, a) + 1) % 3]
+        if t == first:
+            break
+    if around + degree < 7 or around + degree - 4 > DEGREE - 2:
+        return False
+    left = mesh.corners[ring[0, 0], (ring[0, 1] + 2) % 3]
+    right = mesh.corners[ring[degree - 1, 0], (ring[degree - 1, 1] + 1) % 3]
+    for k in range(1, degree - 1):
+        if _linked(mesh, a, mesh.corners[ring[k, 0], (ring[k, 1] + 1) % 3], left, right):
+            return False
+    return True
+
+
+@inlined
+def _fan(mesh, patch, a, ring, degree, longest):
+    """Lay out the star of b before and after. Returns the least altitude before and after; −1 if it is impossible."""
+    lay_chart(patch, mesh.points[a])
+    before = math.inf
+    for k in range(degree):
+        if not load_old(mesh, patch, k, ring[k, 0]):
+            return 0.0, -1.0
+        before = min(before, altitude(patch.old[k]))
+    centre = patch.polygon[1, 11]
+    centre[0] = centre[1] = 0.0
+    after = math.inf
+    for k in range(1, degree - 1):
+        t, i = ring[k, 0], ring[k, 1]
+        if chord2(mesh, a, mesh.corners[t, (i + 2) % 3]) > longest * longest and k < degree - 2:
+            return before, -1.0
+        new = patch.new[k - 1]
+        for corner in range(3):
+            place = centre if corner == i else patch.old[k, corner]
+            new[corner, 0], new[corner, 1] = place[0], place[1]
+        patch.new_label[k - 1] = mesh.labels[t]
+        after = min(after, altitude(new))
+    return before, after
+
+
+@inlined
+def _bend(mesh, a, b, ring, degree):
+    """Rewrite the triangles around b after its move onto a."""
+    first, last = ring[0, 0], ring[degree - 1, 0]
+    for k in range(1, degree - 1):
+        mesh.corners[ring[k, 0], ring[k, 1]] = a
+    for gone, corner, heir, side in (
+        (first, ring[0, 1], ring[1, 0], (ring[1, 1] + 2) % 3),
+        (last, ring[degree - 1, 1], ring[degree - 2, 0], (ring[degree - 2, 1] + 1) % 3),
+    ):
+        outside = mesh.across[gone, corner]
+        mesh.across[heir, side] = outside
+        mesh.across[outside, slot(mesh.across, outside, gone)] = heir
+    for k in range(1, degree - 1):
+        for corner in range(3):
+            mesh.anchor[mesh.corners[ring[k, 0], corner]] = ring[k, 0]
+    mesh.corners[first, 0] = mesh.corners[last, 0] = -1
+    mesh.anchor[b] = -1
+
+
+@kernel
+def collapse(mesh, patch, a, b, shortest, longest):
+    """Move b onto a if that is allowed. Whether it was done."""
+    ring = patch.ring
+    degree = star(mesh, b, ring)
+    if degree < 0 or degree > DEGREE - 2:
+        return False
+    _turn_to(mesh, ring, degree, patch.spare, a)
+    if not _labels_allow(mesh, ring, degree) or not _surface_allows(mesh, a, ring, degree):
+        return False
+    before, after = _fan(mesh, patch, a, ring, degree, longest)
+    patch.sizes[0], patch.sizes[1] = degree, degree - 2
+    if after <= 0.0 or after < min(FLAT * shortest, before) or not remap(patch):
+        return False
+    for k in range(1, degree - 1):
+        store_new(mesh, patch, k - 1, ring[k, 0])
+    _bend(mesh, a, b, ring, degree)
+    return True
+
+
+@inlined
+def swap(mesh, patch, t, i):
+    """Turn the edge of t opposite corner i: (c, p, q), (d, q, p) become (c, p, d), (d, q, c), if less flat."""
+    c, p, q, d, u, j, beyond_p, beyond_q, under_q, under_p = _around(mesh, t, i)
+    if mesh.labels[t] != mesh.labels[u] or c == d or _linked(mesh, c, d, -1, -1):
+        return False
+    lay_chart(patch, mesh.points[c])
+    if not (load_old(mesh, patch, 0, t) and load_old(mesh, patch, 1, u)):
+        return False
+    at_c, at_p, at_q, at_d = patch.old[0, i], patch.old[0, (i + 1) % 3], patch.old[0, (i + 2) % 3], patch.old[1, j]
+    new_triangle(patch, 0, mesh.labels[t], at_c, at_p, at_d)
+    new_triangle(patch, 1, mesh.labels[t], at_d, at_q, at_c)
+    before = min(altitude(patch.old[0]), altitude(patch.old[1]))
+    after = min(altitude(patch.new[0]), altitude(patch.new[1]))
+    patch.sizes[0], patch.sizes[1] = 2, 2
+    if after <= 0.0 or after < _GAIN * before or not remap(patch):
+        return False
+    write(mesh, t, c, p, d, under_q, u, beyond_q)
+    write(mesh, u, d, q, c, beyond_p, t, under_p)
+    mesh.across[under_q, slot(mesh.across, under_q, u)] = t
+    mesh.across[beyond_p, slot(mesh.across, beyond_p, t)] = u
+    mesh.anchor[p], mesh.anchor[q], mesh.anchor[c], mesh.anchor[d] = t, u, t, u
+    store_new(mesh, patch, 0, t)
+    store_new(mesh, patch, 1, u)
+    return True
+
+
+@inlined
+def _flatness(mesh, t, i):
+    """Altitude of t over its edge i, negative if t is turned over."""
+    p, q, r = mesh.points[mesh.corners[t, 0]], mesh.points[mesh.corners[t, 1]], mesh.points[mesh.corners[t, 2]]
+    ux, uy, uz = q[0] - p[0], q[1] - p[1], q[2] - p[2]
+    vx, vy, vz = r[0] - p[0], r[1] - p[1], r[2] - p[2]
+    volume = p[0] * (uy * vz - uz * vy) + p[1] * (uz * vx - ux * vz) + p[2] * (ux * vy - uy * vx)
+    return volume / math.sqrt(side2(mesh, t, i))
+
+
+@kernel
+def coarsen(mesh, patch, shortest, longest):
+    """One pass: collapse the edges shorter than `shortest`, swap the long edges of flat triangles. How many."""
+    done, alive = 0, 0
+    for t in range(mesh.used[1]):
+        alive += mesh.corners[t, 0] >= 0
+    for t in range(mesh.used[1]):
+        for i in range(3):
+            if mesh.corners[t, 0] >= 0 and alive > _FEWEST and side2(mesh, t, i) < shortest * shortest:
+                a, b = mesh.corners[t, (i + 1) % 3], mesh.corners[t, (i + 2) % 3]
+                if collapse(mesh, patch, a, b, shortest, longest) or collapse(mesh, patch, b, a, shortest, longest):
+                    done += 1
+                    alive -= 2
+        if mesh.corners[t, 0] >= 0:
+            i = longest_side(mesh, t)
+            if _flatness(mesh, t, i) < FLAT * shortest and swap(mesh, patch, t, i):
+                done += 1
+    return done

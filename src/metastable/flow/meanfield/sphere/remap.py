@@ -1,21 +1,21 @@
-"""How mass passes from old triangles to new ones that cover the same ground: conservatively, and without leaks.
+"""The transfer of mass from old triangles to new ones that cover the same area, which conserves the mass.
 
-Inside a triangle T the mass has a linear density, either on all of T or, where it is much narrower than T (a ridge, a
+Inside a triangle T the mass has a linear density, either on all of T or, if it is much narrower than T (a ridge, a
 cluster), on a segment PQ in T, which may be a point. The `law` of T is a 3×3 matrix of barycentric coordinates. Its
-first row belongs to the centre of mass:
+first row describes the centre of mass:
 
 - on T: t_i of corner i, between 1/4 and 1/2; the density at corner i is 12 t_i − 3 times the mean;
 - on PQ: (t_P, t_Q, 0), between 1/3 and 2/3; the density at P is 6 t_P − 2 times the mean.
 
 The two other rows are P and Q. Each law is cut along the new triangles. A new triangle N gets the pieces that lie in
 it, with their mass, their centre c and their covariance C. Let S be the covariance of the uniform law on N. If C ≥ S/5
-and c asks for a tilt that is allowed, then N gets the law on all of N with that centre; otherwise one on a segment
-through c, along n·(x − c) = 0 where n minimises nᵀCn/nᵀSn: from side to side of N, or shorter if C says so. So mass
-and centre of mass are conserved, a linear density is reproduced, a ridge stays on its line and a cluster at its place.
-Pieces below 1e-10 of a law are rounding and are not handed out: the neighbour may be lighter by a factor e^-300.
+and the tilt for the centre c is allowed, N gets the law on all of N with that centre. Otherwise it gets one on a
+segment through c, along n·(x − c) = 0 where n minimises nᵀCn/nᵀSn, as long as N allows or shorter if C is smaller. So
+mass and centre of mass are conserved, a linear density is reproduced, a ridge stays on its line and a cluster
+stays in place. Pieces below 1e-10 of a law are rounding and dropped: the neighbour may be lighter by a factor e^-300.
 
-A new triangle that would get nothing takes what a share of 1e-2 of one old law, spread over all of its triangle, has
-there: the tails that a segment leaves out. It takes it from the lightest of those that it overlaps.
+A new triangle that would get nothing takes a tail, which a law on a segment leaves out: a share of 1e-2 of one old law
+is spread over its triangle, and the new triangle gets the part in it. The lightest of the overlapping laws is used.
 
 Triangles that carry different labels exchange nothing.
 """
@@ -30,8 +30,11 @@ from metastable.attention.tree.vectors import inlined, kernel
 DEGREE = 40
 """The most triangles that an operation may touch at once."""
 
+# Pieces below this share of a law are rounding.
 _DUST = 1e-10
+# Share of a law that is spread over its triangle for new triangles that would get nothing.
 _TAIL = 1e-2
+# A law is narrow if its least variance is below this share of that of the uniform law.
 _NARROW = 0.2
 _SHORT = 0.05
 

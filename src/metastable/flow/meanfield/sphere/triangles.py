@@ -1,14 +1,13 @@
 """A law on the sphere in ℝ³ as a triangulation that moves with the flow and carries mass.
 
-What moves, by whoever integrates dx/dt = P_x V m_β[μ](x), are the vertices and, in each triangle, a tracer that
-starts at the centre of its mass. A triangle keeps its mass, as a logarithm. Where the mass is in it (the law of
-`remap`) follows from vertices and tracer: the flow map Φ is taken as quadratic on a triangle, so that for a constant
-density
+The flow dx/dt = P_x V m_β[μ](x) moves the vertices and, in each triangle, a tracer that starts at the centre of its
+mass. A triangle keeps its mass, as a logarithm. The distribution of the mass inside it (its law, see `remap`) follows
+from the vertices and the tracer. The flow map Φ is taken as quadratic on a triangle, so that for a constant density
 
     ∫Φ = ¾ Φ(c) + ¼ · (Φ(v₁) + Φ(v₂) + Φ(v₃))/3,     c the centroid, v_i the corners,
 
-which makes the error of the transport of higher order than that of interpolation from the corners. Triangles that the
-flow has stretched are bisected, those that it has shrunk are taken out.
+so the transport has an error of higher order than interpolation from the corners. Triangles that the flow has
+stretched are bisected, and triangles that it has shrunk are removed.
 """
 
 from __future__ import annotations
@@ -17,16 +16,18 @@ import numpy as np
 
 from metastable.arrays import positive
 from metastable.errors import BadInput
+from metastable.flow.meanfield.laws import LogDensity
 from metastable.head import Head
 
-from .geodesic import LogDensity, integrals, neighbours, sphere
-from .mending import coarsen
-from .mesh import Mesh, refine
+from .geodesic import integrals, neighbours, sphere
+from .mesh import Mesh, coarsen, refine
 from .remap import make_patch
 
+# Largest number of passes of one `coarsen`.
 _PASSES = 8
+# Least barycentric coordinate of a centre of mass (see `remap`).
 _LEAST = 0.25
-# The rule of Gauss on [0, 1].
+# Gauss–Legendre points and weights on [0, 1].
 _GAUSS, _SHARES = 0.5 + 0.5 * np.sqrt(0.6) * np.array([-1, 0, 1]), np.array([5, 8, 5]) / 18
 
 
@@ -36,7 +37,7 @@ class Triangles:
     Attributes
     ----------
     points : (n + m, 3)
-        What moves with the flow: n vertices, then a tracer for each triangle. Assign a new array of the same shape.
+        n vertices, then a tracer for each triangle. Both move with the flow. Assign a new array of the same shape.
     log_masses : (m,)
         The logarithm of the mass of each triangle.
     corners, across : (m, 3)
@@ -68,9 +69,9 @@ class Triangles:
         longest : float
             No edge (chord) is longer.
         circle : (3,), optional
-            a, to have the great circle {⟨a, x⟩ = 0} along edges. Each triangle is then on one side of it, to rounding
-            (1e-16), and the mass of each side is as exact as those of the triangles: 1e-10 of all mass or better for a
-            smooth density, and for each triangle a share of 1e-3 of its own mass.
+            The vector a. The great circle {⟨a, x⟩ = 0} is then made of edges, and each triangle is on one side of it,
+            up to rounding (1e-16). For a smooth density the mass of each side has an error of at most 1e-10 of the
+            total, and the mass of each triangle an error of at most 1e-3 of its own.
 
         Examples
         --------
@@ -103,7 +104,7 @@ class Triangles:
 
     @property
     def folded(self) -> int:
-        """How many triangles are turned over: 0 unless a step moved the vertices too far."""
+        """How many triangles are turned over."""
         a, b, c = (self.points[self.corners[:, i]] for i in range(3))
         return int((np.einsum("ij,ij->i", a, np.cross(b - a, c - a)) <= 0).sum())
 
@@ -113,10 +114,10 @@ class Triangles:
         return new
 
     def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
-        """Three points a triangle, (3m, 3), scaled to the sphere, and their log-weights, (3m,).
+        """Three points per triangle, (3m, 3), scaled to the sphere, and their log-weights, (3m,).
 
-        For a law on a triangle half-way from its centroid to its corners, with the shares 2t_i − 1/3: exact for the
-        product of its density with a linear function. For a law on a segment, the points of Gauss.
+        A law on a triangle has points half-way from its centroid to its corners, with the shares 2t_i − 1/3, which is
+        exact for the product of its density with a linear function. A law on a segment has Gauss points.
         """
         laws, line = self._moved_laws(), self._lines > 0
         where = np.where(line[:, None, None], 0.0, 0.5 * np.eye(3) + 1 / 6)
@@ -129,7 +130,7 @@ class Triangles:
         return points, (self.log_masses[:, None] + np.log(shares)).ravel()
 
     def refine(self, longest: float, faintest: float = -np.inf) -> bool:
-        """Bisect edges until none (as a chord) is longer than `longest`, however faint. Whether any was."""
+        """Bisect edges until no chord is longer than `longest`; whether there was one. `faintest` is ignored."""
         self.longest = positive(longest, "longest")
         mesh, patch = self._mesh(), make_patch()
         before, start = int(mesh.used[1]), refine(mesh, patch, self.longest, 0)
@@ -142,9 +143,9 @@ class Triangles:
         return True
 
     def coarsen(self, shortest: float, faintest: float = -np.inf) -> bool:
-        """Take out edges shorter than `shortest`, and swap those under which triangles are flat. Whether any was.
+        """Remove edges shorter than `shortest` and swap the long edges of flat triangles; whether there was one.
 
-        An edge stays if taking it out would fold the surface, or make another longer than `longest`.
+        An edge stays if its removal would fold the surface or make another edge longer than `longest`.
         """
         shortest = positive(shortest, "shortest")
         mesh, patch, done = self._mesh(), make_patch(), 0
@@ -168,10 +169,11 @@ class Triangles:
         self.points = np.concatenate([vertices, tracers / np.linalg.norm(tracers, axis=1, keepdims=True)])
 
     def _moved_laws(self) -> np.ndarray:
-        """The laws after the flow has taken the tracers away from where the corners alone would have them.
+        """The laws after the flow, corrected by the tracers.
 
-        A law with covariance C has its centre at Φ(c) + ½ C:Φ″, and the corners say Φ(c) + ½ Σ b_i w_i w_iᵀ:Φ″ with
-        w_i = v_i − c. So it goes the part 1 − tr C/Σ b_i |w_i|² of the way to the tracer: 3/4 for a constant density.
+        A law with covariance C has its centre at Φ(c) + ½ C:Φ″, and interpolation from the corners gives
+        Φ(c) + ½ Σ b_i w_i w_iᵀ:Φ″ with w_i = v_i − c. So the centre moves from the interpolated place by the fraction
+        1 − tr C/Σ b_i |w_i|² of the way to the tracer: 3/4 for a constant density.
         """
         places, centres = self.points[self.corners], self._centres()
         line = self._lines > 0
@@ -189,7 +191,7 @@ class Triangles:
         return laws
 
     def _mesh(self) -> Mesh:
-        """The triangulation as the kernels take it, with the laws where the flow has brought them."""
+        """The triangulation as the kernels take it, with the moved laws."""
         vertices = np.array(self.vertices, dtype=np.float64)
         anchor = np.empty(len(vertices), dtype=np.int64)
         anchor[self.corners] = np.arange(len(self.corners))[:, None]
@@ -198,7 +200,7 @@ class Triangles:
         return Mesh(vertices, anchor, *topology, *carried, np.array([len(vertices), len(self.corners)]))
 
     def _keep(self, mesh: Mesh) -> None:
-        """Take the triangulation back, without what is dead."""
+        """Take over the triangulation of the kernels, without dead vertices and triangles."""
         vertices, triangles = (int(n) for n in mesh.used)
         alive, here = mesh.corners[:triangles, 0] >= 0, mesh.anchor[:vertices] >= 0
         new_vertex, new_triangle = np.cumsum(here) - 1, np.cumsum(alive) - 1
@@ -227,7 +229,7 @@ def _allowed(tilts: np.ndarray) -> np.ndarray:
 
 
 def _with_room(mesh: Mesh, room: int) -> Mesh:
-    """The same in buffers with room for so many more triangles and vertices."""
+    """The same mesh in buffers with room for so many more triangles and vertices."""
 
     def grown(a: np.ndarray, n: int) -> np.ndarray:
         return np.concatenate([a[:n], np.zeros((room, *a.shape[1:]), dtype=a.dtype)])
