@@ -115,7 +115,7 @@ def _settings():
     import numba
     import torch
 
-    from metastable.attention.tree.ordered import threads
+    from metastable.attention.tree import threads
 
     counts = {"torch": torch.get_num_threads(), "numba": numba.get_num_threads(), "tree": threads()}
     return {"threads": counts, "environment": dict(os.environ)}
