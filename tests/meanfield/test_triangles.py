@@ -112,7 +112,7 @@ def test_quadrature_has_order_four(mu):
 
 def test_splits_and_merges_conserve_mass_and_centre():
     axis = np.array([0.6, 0.0, 0.8])
-    cells = Triangles.of(lambda x: 200 * (x @ axis - 1), 0.2, circle=np.array([0.0, 1.0, 0.0]))
+    cells = Triangles.of(lambda x: 20 * (x @ axis - 1), 0.2, circle=np.array([0.0, 1.0, 0.0]))
     start, centre = side_masses(cells), mean_of(cells)
     assert cells.refine(0.06)
     assert lengths(cells).max() <= 0.06
