@@ -392,11 +392,6 @@ class Ordered:
         """Whether all points lie on the unit sphere, up to rounding."""
         return bool(np.abs(np.einsum("ij,ij->i", self.points, self.points) - 1.0).max() < 1e-14)
 
-    def leaf_radius(self) -> float:
-        """Mean radius of the leaves: how tight the boxes are."""
-        return float(self.records[1 << self.depth :, -3 - self.points.shape[1]].mean())
-
-    def radii(self) -> list[float]:
-        """Mean radius of the nodes of each level, from the root on."""
-        at = -3 - self.points.shape[1]
-        return [float(self.records[1 << level : 2 << level, at].mean()) for level in range(self.depth + 1)]
+    def radius(self, level: int) -> float:
+        """Mean radius of the nodes of a level."""
+        return float(self.records[1 << level : 2 << level, -3 - self.points.shape[1]].mean())

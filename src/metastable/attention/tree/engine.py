@@ -160,7 +160,7 @@ class Tree:
 
     def _build(self, points: np.ndarray) -> None:
         self._ordered = Ordered(points, self._log_weights, TOKEN_LEAF)
-        self._tight = self._ordered.leaf_radius()
+        self._tight = self._ordered.radius(self._ordered.depth)
 
     def _tokens(self, scale: float, tol: float) -> Tokens:
         """The tokens as the kernels take them, with packs for queries of this length."""
@@ -172,7 +172,7 @@ class Tree:
         points = np.asarray(points, dtype=np.float64)[self._alive]
         self._ordered.points[:] = points[self._ordered.index]
         self._ordered.fit()
-        if self._ordered.leaf_radius() > DEGRADED * self._tight:
+        if self._ordered.radius(self._ordered.depth) > DEGRADED * self._tight:
             self._build(points)
 
     def _buffers(self, how_many: int) -> list[Work]:
@@ -220,8 +220,8 @@ class Tree:
         split further by a tree of their own.
         """
         leaf = len(self._ordered.points)
-        for radius in self._ordered.radii():
-            if radius * math.sqrt(scale) <= COARSE:
+        for level in range(self._ordered.depth + 1):
+            if self._ordered.radius(level) * math.sqrt(scale) <= COARSE:
                 break
             leaf = (leaf + 1) // 2
         return max(leaf, QUERY_LEAF)
