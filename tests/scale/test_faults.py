@@ -13,7 +13,7 @@ import sys
 import pytest
 
 import metastable as ms
-from metastable.errors import BadInput, SchedulerLost
+from metastable.errors import BadInput
 from metastable.files import Journal
 from metastable.scale.plan import make
 from tests.scale.conftest import files, finished, kill_a_worker, until_grown, when_grown
@@ -123,13 +123,15 @@ def outer(tmp_path):
 def test_scheduler_killed(tmp_path, outer, scheduler, undisturbed, said):
     process, address = outer
     folder = tmp_path / "sweep"
-    with (
-        when_grown(folder / "journal", [20], process.kill) as killed,
-        pytest.raises(SchedulerLost, match=r"was lost; \d+ of 120 points are saved") as caught,
-    ):
-        ms.sweep(out=folder, scheduler=address(), **SWEEP)
+    with when_grown(folder / "journal", [20], process.kill) as killed:
+        ended = subprocess.run(
+            command(folder, "--scheduler", address()), env=ENVIRONMENT, capture_output=True, text=True
+        )
     assert killed
-    assert int(re.search(r"(\d+) of 120", str(caught.value))[1]) == kept(folder) >= 19
+    assert ended.returncode == 70
+    [line] = [line for line in ended.stderr.splitlines() if "dashboard" not in line]
+    assert "the connection to the Dask scheduler was lost" in line
+    assert int(re.search(r"(\d+) of 120", line)[1]) == kept(folder) >= 19
     rerun(folder, scheduler, undisturbed, said)
 
 

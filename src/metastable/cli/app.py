@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 import warnings
@@ -54,6 +55,8 @@ app.command(epilog="Example:  metastable sweep phase_diagram.toml --workers 4 --
 
 def main() -> None:
     """The entry point of the command `metastable`."""
+    # Commands print their own messages. Dask would log the traceback of a lost scheduler.
+    logging.disable(logging.CRITICAL)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal or pipe that is not UTF-8 shows ? in place of β, and the command does not fail.
