@@ -301,10 +301,17 @@ def _labels_allow(mesh, ring, degree):
 
 
 @inlined
-def _surface_allows(mesh, a, ring, degree, spare):
+def _surface_allows(mesh, a, ring, degree):
     """The link condition, and at least three triangles left at every vertex."""
-    around = star(mesh, a, spare)
-    if around < 0 or around + degree < 7 or around + degree - 4 > DEGREE - 2:
+    around = 0
+    first = mesh.anchor[a]
+    t = first
+    while True:
+        around += 1
+        t = mesh.across[t, (slot(mesh.corners, t, a) + 1) % 3]
+        if t == first:
+            break
+    if around + degree < 7 or around + degree - 4 > DEGREE - 2:
         return False
     left = mesh.corners[ring[0, 0], (ring[0, 1] + 2) % 3]
     right = mesh.corners[ring[degree - 1, 0], (ring[degree - 1, 1] + 1) % 3]
@@ -367,7 +374,7 @@ def collapse(mesh, patch, a, b, shortest, longest):
     if degree < 0 or degree > DEGREE - 2:
         return False
     _turn_to(mesh, ring, degree, patch.spare, a)
-    if not _labels_allow(mesh, ring, degree) or not _surface_allows(mesh, a, ring, degree, patch.spare):
+    if not _labels_allow(mesh, ring, degree) or not _surface_allows(mesh, a, ring, degree):
         return False
     before, after = _fan(mesh, patch, a, ring, degree, longest)
     patch.sizes[0], patch.sizes[1] = degree, degree - 2
