@@ -55,8 +55,9 @@ app.command(epilog="Example:  metastable sweep phase_diagram.toml --workers 4 --
 
 def main() -> None:
     """The entry point of the command `metastable`."""
-    # Commands print their own messages. Dask would log the traceback of a lost scheduler.
-    logging.disable(logging.CRITICAL)
+    if sys.argv[1:2] != ["lab"]:
+        # Commands print their own messages; Dask would log the traceback of a lost scheduler. The lab's server logs.
+        logging.disable(logging.CRITICAL)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal or pipe that is not UTF-8 shows ? in place of β, and the command does not fail.
