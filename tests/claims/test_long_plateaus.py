@@ -37,6 +37,7 @@ def test_fails_at_half_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "meeting time" in failed(small(depths=(9.0, 9.5, 10.0)))
 
 
+@pytest.mark.slow
 def test_fails_when_clusters_see_each_other_better(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = long_plateaus.simulate
     monkeypatch.setattr(

@@ -14,7 +14,7 @@ from metastable.claims.heads import circle_head
 from metastable.claims.metastability import FOLLOWED, Stay, mean_field, numbers
 from tests.claims import failed
 
-TOKENS = (100, 200, 400, 800, 1600, 3200)
+TOKENS = (50, 100, 200, 400, 800, 1600)
 
 
 @functools.cache
@@ -48,6 +48,7 @@ def test_fails_at_half_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "slope of κt" in failed(small(depths=(18.0, 19.0, 20.0)))
 
 
+@pytest.mark.slow
 def test_fails_with_a_wrong_depth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metastability, "numbers", lambda head: numbers(head)._replace(D=1.25 * numbers(head).D))
     assert "slope of κt" in failed(small(depths=(23.0, 25.0, 27.0)))
@@ -65,6 +66,7 @@ def test_fails_when_tokens_and_mean_field_are_of_different_heads(monkeypatch: py
     assert "slope in log N" in failed(small(tokens=TOKENS[:5]))
 
 
+@pytest.mark.slow
 def test_a_given_head() -> None:
     found = small(circle_head(FOLLOWED[0] + 1.0, FOLLOWED[1], FOLLOWED[2] + 1.0, FOLLOWED[3]))
     assert found.outcome == claims.PASS, found.checks
