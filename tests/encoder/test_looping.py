@@ -317,11 +317,11 @@ def test_what_a_loop_says_of_itself():
         ("minilm", {"layer": None}, r"needs the layer to repeat.* layers 0 to 5"),
         ("minilm", {"layer": 6}, r"layer is 6; .* has layers 0 to 5"),
         ("minilm", {"layer": -1}, r"layer is -1; .* has layers 0 to 5"),
-        ("albert", {"layer": 1}, "all layers of 'albert' are one; leave the layer away"),
+        ("albert", {"layer": 1}, "all layers of 'albert' are the same"),
         ("minilm", {"steps": 0}, "steps is 0; a loop takes 1 step or more"),
         ("minilm", {"special": "some"}, "special is 'some'"),
         ("minilm", {"texts": [" ", ""]}, "all 2 texts are blank"),
-        ("minilm", {"texts": []}, "no text to loop over: there are none"),
+        ("minilm", {"texts": []}, "no text to measure: there are none"),
     ],
 )
 def test_bad_input_is_one_line(made, change, line):

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm
 from metastable.encoder.load import Encoder
+from metastable.encoder.texts import Batch
 
 
 @dataclass(frozen=True)
@@ -341,11 +342,18 @@ class Reader:
         return guarded
 
 
-def read(encoder: Encoder, inputs: dict[str, Tensor], passage: Passage, depths: Collection[int], visit: Visit) -> None:
-    """Run one forward pass of a private encoder (see `Encoder.private`) and call `visit` at the depths, in order."""
+def read(encoder: Encoder, batch: Batch, special: str, depths: Collection[int], visit: Visit) -> None:
+    """Run one forward pass of a private encoder (see `Encoder.private`) and call `visit` at the depths, in order.
+
+    special : "exclude" or "include", whether special tokens are chosen
+    """
+    device = next(encoder.model.parameters()).device
+    # Images have no token ids.
+    ids = batch.inputs.get("input_ids", batch.mask)
+    passage = Passage(ids.to(device), batch.mask.to(device), batch.chosen(special).to(device))
     watch = _Visiting(visit)
     with Reader(encoder.model, encoder.anatomy, (), depths, lambda _: watch, passage=passage):
-        encoder.run(inputs)
+        encoder.run(batch.inputs)
 
 
 Visit = Callable[[Depth], None]

@@ -1,12 +1,12 @@
-"""Whole layers again and again: a weight-tied encoder beyond its trained depth, or one layer of any other.
+"""A whole layer applied again and again: a weight-tied encoder beyond its trained depth, or one layer of any other.
 
-Step t + 1 is the whole layer (attention, MLP, normalisations; see `anatomy.Step`) applied to what step t returned, with
-the text's own padding and positions in the scores. Nothing of it is the theory's model, and no limit law is known: what
-is measured is whether and when tokens come together, and whether they stay.
+Step t + 1 applies the whole layer (attention, MLP, normalisations; see `anatomy.Step`) to the output of step t, with
+the padding and the positions of the text. This is not the model of the theory, and no limit law is known. The loop
+measures whether and when tokens come together, and whether they stay together.
 
-The phases are read off the **dispersion** 1 − |mean x̂|² (mean over texts) by the laboratory's own detector. It is 0
-exactly for one point and needs no knowledge of where tokens go. The distance to the last state would not do: it ends
-at 0 whatever happens.
+Phases are detected in the **dispersion** 1 − |mean x̂|² (mean over texts), as in a simulation. The dispersion is 0
+exactly for one point, and it does not need the limit of the tokens. The distance to the last state cannot be used: it
+is 0 at the end of every loop.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from metastable.arrays import whole
 from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm, Step
 from metastable.encoder.exact_sums import ExactSums, Floats
 from metastable.encoder.fold import fold
-from metastable.encoder.hooks import Depth, Passage, read
-from metastable.encoder.measure import SPECIAL, columns_of
+from metastable.encoder.hooks import Depth, read
+from metastable.encoder.measure import columns_of
 from metastable.encoder.statistics import CLOUD, averaged, cloud
 from metastable.encoder.texts import Batch, TextCounts, batches
 from metastable.errors import BadInput
@@ -41,28 +41,27 @@ if TYPE_CHECKING:
 
 SCHEMA = "metastable.loop/1"
 ANGLE = 20.0
-"""Degrees. Tokens joined by steps shorter than this are one cluster. Random directions in 384 dimensions are 90 ± 3
-degrees apart, so that a chain of chance links is out of the question; the count says how many groups tokens form, not
-how narrow these are, which is what dispersion and effective rank are for."""
+"""Degrees. Tokens linked by smaller angles are one cluster. Random directions in 384 dimensions are 90 ± 3 degrees
+apart, so they are not linked by chance."""
 NAMES = (*CLOUD, "clusters", "change")
 ONE_POINT = 0.01
-"""Largest dispersion that may count as one point, see `Loop.floor`."""
+"""The largest dispersion that counts as one point, see `Loop.floor`."""
 READABLE = 1e-4
-"""A feature whose gain is less than this part of its offset is not read back from x = γz + b: the rounding of x would
-be blown up to 10⁻³ of z and more."""
+"""A feature with a smaller ratio of gain to offset is not read back from x = γz + b, because the rounding of x would
+become 10⁻³ of z or more."""
 
 
 @dataclass(frozen=True)
 class Loop:
-    """What happened to the tokens of texts under one layer, applied again and again.
+    """The tokens of texts under one layer, applied again and again.
 
     tallies : by name, over steps 0, …, K: mean_cosine, effective_rank, dispersion, energy (see `statistics.cloud`),
         clusters (groups of tokens linked by angles below `angle` degrees), and change, the mean of |x̂_{t+1} − x̂_t|
-        over tokens: how far the next step moves them, unknown at the last
+        over tokens: how far the next step moves them, NaN at the last step
     layer : the layer that was repeated; 0 for a weight-tied encoder
-    trained_depth : the step at which a weight-tied encoder ends in use; None for any other
-    asked : K as asked for; stopped : the step whose numbers were no longer finite in some text, so that the
-        curves end before it, or None
+    trained_depth : the number of layers of a weight-tied encoder; None for other encoders
+    asked : the requested number of steps K
+    stopped : the step at which a number was no longer finite in some text, or None; curves end before it
     beta : the median effective β of the layer's heads, which the energy uses
     """
 
@@ -111,25 +110,24 @@ class Loop:
 
     @property
     def floor(self) -> float:
-        """min(1/β, 0.01): with less dispersion tokens count as one point.
+        """min(1/β, 0.01): tokens with less dispersion count as one point.
 
-        They are then within about β^{−1/2} of each other, and the softmax hardly tells them apart. A fall
-        towards 0 has no other scale at which to call it complete.
+        Their distances are then about β^{−1/2}, which the softmax hardly distinguishes.
         """
         return min(1 / self.beta, ONE_POINT) if self.beta > 0 else ONE_POINT
 
     def sentence(self) -> str:
-        """What happened, in words with numbers."""
+        """The result in words with numbers."""
         what = "the shared layer" if self.trained_depth is not None else f"layer {self.layer}"
         over = f"{self.texts} text{'s' if self.texts != 1 else ''}"
         parts = [f"{what} applied {self.steps} times, {over}: mean token cosine {self._way()}"]
         parts.append(self._course())
         last = self._value("change", self.steps - 1)
         if math.isfinite(last):
-            at_rest = "tokens are at rest" if last < 1e-4 else f"a step still moves a token by {last:.2g}"
+            at_rest = "tokens are at rest" if last < 1e-4 else f"a step moves a token by {last:.2g} on average"
             parts.append(f"at the end {at_rest}")
         if self.stopped is not None:
-            parts.append(f"stopped: numbers were no longer finite at step {self.stopped} of {self.asked}")
+            parts.append(f"stopped because numbers were not finite at step {self.stopped} of {self.asked}")
         return "; ".join(parts)
 
     def _value(self, name: str, step: float) -> float:
@@ -149,7 +147,7 @@ class Loop:
     def _course(self) -> str:
         found, end = self.phases, f"step {self.steps}"
         if found.course == "one time":
-            return "the start alone tells no phases"
+            return "one step shows no phases"
         if found.course == "still":
             if found.concentrated is not None:
                 return f"tokens are one point from the start, up to {end}"
@@ -214,30 +212,26 @@ def loop(
     special: str = "exclude",
     progress: Callable[[int], None] | None = None,
 ) -> Loop:
-    """Apply a whole layer `steps` times to the tokens of texts, and measure them before, between and after.
+    """Apply a whole layer `steps` times to the tokens of texts, and measure the tokens at each step.
 
-    A weight-tied encoder is followed from its embeddings, so that a step is a depth and its trained depth lies on the
-    way. Of any other one `layer` must be named, and the start is what enters it. `special` as in `measure`. `progress`
-    is called after each batch with the number of texts done.
+    A weight-tied encoder starts from its embeddings, so that one step is one depth. For other encoders `layer` is
+    required, and the start is the input of that layer. `special` is as in `measure`. `progress` is called after each
+    batch with the number of texts done.
     """
     steps = whole(steps, "steps", 1, "a loop takes 1 step or more")
-    if special not in SPECIAL:
-        raise BadInput(f"special is {special!r}; it must be one of {', '.join(SPECIAL)}")
     looper = _Looper(encoder, _chosen(encoder, layer), special)
     tallies = {name: ExactSums((steps + 1,)) for name in NAMES}
     counts, reach = TextCounts(), steps
     for batch in batches(encoder.reads_text(), texts, encoder.limit, batch_size, counts):
         found = looper.follow(batch, reach)
-        # What one text could not reach is not followed for the others.
+        # Steps that one text could not reach are not computed for the others.
         reach = found["dispersion"].shape[1] - 1
         for name, tally in tallies.items():
             missing = ((0, 0), (0, steps - reach))
             tally.add(np.pad(found[name], missing, constant_values=np.nan), batch.lengths.numpy())
         if progress is not None:
             progress(counts.texts)
-    if counts.texts == 0:
-        what = f"all {counts.skipped} texts are blank" if counts.skipped else "there are none"
-        raise BadInput(f"no text to loop over: {what}; give at least one text with a word in it")
+    counts.check()
     tied = encoder.anatomy.tied
     depth = len(encoder.anatomy.layers) if tied else None
     stopped = reach + 1 if reach < steps else None
@@ -248,15 +242,15 @@ def _chosen(encoder: Encoder, layer: int | None) -> int:
     """The layer to repeat."""
     if encoder.anatomy.tied:
         if layer is not None:
-            raise BadInput(f"layer is {layer}, but all layers of {encoder.name!r} are one; leave the layer away")
+            raise BadInput(f"layer is {layer}, but all layers of {encoder.name!r} are the same; do not give a layer")
         return 0
     if layer is None:
-        raise BadInput(f"a loop needs the layer to repeat, since layers differ; {_which(encoder)}, name one of them")
+        raise BadInput(f"a loop needs the layer to repeat; {_which(encoder)}, give one of them")
     return layer_of(encoder, layer).index
 
 
 def layer_of(encoder: Encoder, layer: int) -> AttentionLayer:
-    """The attention layer of that number, or one line that says which there are."""
+    """The attention layer of that number; BadInput if there is none."""
     layers = encoder.anatomy.layers
     if whole(layer, "layer", 0, _which(encoder)) >= len(layers):
         raise BadInput(f"layer is {layer}; {_which(encoder)}")
@@ -278,14 +272,14 @@ class _Looper:
         self.step: Step = encoder.anatomy.steps[layer]
 
     def follow(self, batch: Batch, steps: int) -> dict[str, Floats]:
-        """Each text's statistics, (texts, reached + 1): fewer steps where a number was no longer finite."""
+        """The statistics of each text, (texts, reached + 1). It stops at a number that is not finite."""
         device = next(self.encoder.model.parameters()).device
         mask = batch.mask.to(device)
-        chosen = mask if self.special == "include" else mask & ~batch.special.to(device)
+        chosen = batch.chosen(self.special).to(device)
         rows: list[dict[str, Floats]] = []
         before = None
         with torch.inference_mode(), torch.autocast(device.type, enabled=False):
-            for unit in self._tokens(batch, mask, chosen, steps):
+            for unit in self._tokens(batch, mask, steps):
                 found = cloud(unit, chosen, self.beta) | {"clusters": clusters(unit, chosen, ANGLE)}
                 rows.append({name: value.double().cpu().numpy() for name, value in found.items()})
                 if before is not None:
@@ -298,19 +292,18 @@ class _Looper:
         rows[-1]["change"] = np.full(len(mask), np.nan)
         return {name: np.stack([row[name] for row in rows], axis=1) for name in NAMES}
 
-    def _tokens(self, batch: Batch, mask: Tensor, chosen: Tensor, steps: int) -> Iterator[Tensor]:
-        """Unit tokens at steps 0, …, `steps`, as far as they are finite."""
+    def _tokens(self, batch: Batch, mask: Tensor, steps: int) -> Iterator[Tensor]:
+        """Unit tokens at steps 0, …, `steps`, as long as they are finite."""
         anatomy = self.encoder.anatomy
         seen: list[Tensor] = []
 
         def visit(depth: Depth) -> None:
-            # What the first layer adds its update to.
+            # The stream that the first layer adds its update to.
             found = depth.before if depth.pre_norm else depth.x
             assert found is not None
             seen.append(found.clone())
 
-        passage = Passage(batch.inputs["input_ids"].to(mask.device), mask, chosen)
-        read(self.encoder, batch.inputs, passage, (0,), visit)
+        read(self.encoder, batch, self.special, (0,), visit)
         stream = seen[0]
         for earlier in anatomy.steps[: self.layer]:
             stream = earlier(stream, mask)
@@ -323,12 +316,11 @@ class _Looper:
 
 
 def unit_tokens(anatomy: Anatomy, layer: int, t: int, stream: Tensor, mask: Tensor) -> Tensor:
-    """The unit tokens x̂ = z/|z|, (texts, n, d), of what step t of a loop over `layer` holds; 0 where padding is,
-    NaN where a token has no direction.
+    """The unit tokens x̂ = z/|z|, (texts, n, d), at step t of a loop over `layer`; 0 for padding, NaN if z is lost.
 
-    The same x̂ as `measuring` reads: with x = γz + b behind a normalisation, z = (x − b)/γ with the gain and offset of
-    the one that wrote x. That is the one before the layer at the start, and the layer's own last one afterwards. A
-    pre-norm stream h is standardised, as the layer itself does when it reads it.
+    They are those of `measure`: with x = γz + b behind a normalisation, z = (x − b)/γ. The normalisation is the one
+    before the layer at the start, and the last one of the layer afterwards. A pre-norm stream h is standardised, as the
+    layer itself does.
     """
     norm, written = _written_by(anatomy, layer, t)
     h = torch.where(mask.unsqueeze(-1), stream.float(), 0.0)
@@ -341,7 +333,7 @@ def unit_tokens(anatomy: Anatomy, layer: int, t: int, stream: Tensor, mask: Tens
         readable = norm.seen.to(h.device) & (gain.abs() > READABLE * offset.abs())
         z = torch.where(readable, (h - offset) / torch.where(readable, gain, 1.0), 0.0)
     length = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-    # A length beyond float32 would make a finite quotient, 0, out of a token that is lost.
+    # A length beyond float32 would give the finite quotient 0.
     unit = torch.where(length.isfinite(), z / length, torch.nan)
     return torch.where(mask.unsqueeze(-1), unit, 0.0)
 
@@ -358,9 +350,9 @@ def _written_by(anatomy: Anatomy, layer: int, t: int) -> tuple[Norm | None, bool
 
 
 def clusters(unit: Tensor, chosen: Tensor, angle: float) -> Tensor:
-    """How many groups the chosen tokens of each text form, (texts,), when tokens nearer than `angle` are linked.
+    """The number of groups of the chosen tokens of each text, (texts,). Tokens closer than `angle` degrees are linked.
 
-    Groups are connected components, so that a long chain of near tokens is one. One graph holds the whole batch.
+    Groups are connected components, so a long chain of close tokens is one group.
     """
     texts, n = chosen.shape
     near = unit @ unit.transpose(1, 2) > math.cos(math.radians(angle))

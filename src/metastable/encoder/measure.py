@@ -23,11 +23,11 @@ from torch import Tensor
 from metastable.encoder.anatomy import AttentionLayer
 from metastable.encoder.exact_sums import ExactSums, Floats
 from metastable.encoder.fold import FoldedHead, fold
-from metastable.encoder.hooks import Depth, Passage, Tokens, read
+from metastable.encoder.hooks import Depth, Tokens, read
 from metastable.encoder.statistics import CLOUD, averaged, cloud, mean_cosine, two_atom_distance
-from metastable.encoder.texts import Batch, TextCounts, batches
+from metastable.encoder.texts import SPECIAL, Batch, TextCounts, batches
 from metastable.encoder.weights import SmallTheory, on_one_core
-from metastable.errors import BadInput
+from metastable.errors import BadInput, choice
 from metastable.theory import Theory
 
 if TYPE_CHECKING:
@@ -50,8 +50,6 @@ CHUNK = 2**21
 LOWEST = -1e30
 SCORES = 2**24
 """Most scores of one text where a layer can give them only all at once (positions in the scores): 64 MB an array."""
-
-SPECIAL = ("exclude", "include")
 
 DEPTHS = (*CLOUD, "hidden_cosine")
 """Statistics of a text's tokens at a depth, by name: see `statistics.cloud`; the last is `mean_cosine` of the hidden
@@ -152,10 +150,8 @@ class Meter:
     """An encoder ready to be measured, batch by batch: the statistics of each text, before any average over texts."""
 
     def __init__(self, encoder: Encoder, special: str = "exclude") -> None:
-        if special not in SPECIAL:
-            raise BadInput(f"special is {special!r}; it must be one of {', '.join(SPECIAL)}")
         self.encoder = encoder = encoder.private()
-        self.special = special
+        self.special = choice(special, "special", SPECIAL)
         self.lenses = [HeadLens(layer) for layer in encoder.anatomy.layers]
         self.betas = np.array([lens.beta for lens in self.lenses])
         self.limit = encoder.limit
@@ -179,28 +175,24 @@ class Meter:
 
     def measure(self, batch: Batch) -> tuple[dict[str, Floats], dict[str, Floats], dict[str, Floats]]:
         """Each text's statistics: of depths (texts, L + 1), of layers (texts, L), of heads (texts, L, heads)."""
-        device = next(self.encoder.model.parameters()).device
-        mask, special = batch.mask.to(device), batch.special.to(device)
-        chosen = mask if self.special == "include" else mask & ~special
         betas = [*self.betas, self.betas[-1]]
         clouds, layers, heads = [], [], []
         before: list[Tokens] = []
 
         def visit(depth: Depth) -> None:
-            tokens = depth.tokens
+            tokens, mask, chosen = depth.tokens, depth.passage.mask, depth.passage.chosen
             found = cloud(tokens.unit, chosen, betas[depth.index])
             clouds.append(
                 {**found, "hidden_cosine": mean_cosine(torch.nn.functional.normalize(tokens.hidden, dim=-1), chosen)}
             )
             if before:
+                special = batch.special.to(mask.device)
                 of_layer, of_heads = self.lenses[depth.index - 1].measure(before[0], tokens, mask, special, chosen)
                 layers.append(of_layer)
                 heads.append(of_heads)
             before[:] = [tokens]
 
-        # Images have no token ids.
-        passage = Passage(batch.inputs.get("input_ids", batch.mask).to(device), mask, chosen)
-        read(self.encoder, batch.inputs, passage, range(len(betas)), visit)
+        read(self.encoder, batch, self.special, range(len(betas)), visit)
         return _stacked(clouds), _stacked(layers), _stacked(heads)
 
     def tally(
@@ -238,14 +230,8 @@ def measure(
     also at most √(2²⁴/heads) tokens. `progress` is called after each batch with the number of texts done.
     """
     measured = Meter(encoder, special).tally(texts, batch_size, progress)
-    refuse_nothing(measured.counts)
+    measured.counts.check()
     return measured
-
-
-def refuse_nothing(counts: TextCounts) -> None:
-    if counts.texts == 0:
-        what = f"all {counts.skipped} texts are blank" if counts.skipped else "there are none"
-        raise BadInput(f"no text to measure: {what}; give at least one text with a word in it")
 
 
 @dataclass(frozen=True)

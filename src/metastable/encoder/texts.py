@@ -15,7 +15,10 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from metastable.errors import BadInput
+from metastable.errors import BadInput, choice
+
+SPECIAL = ("exclude", "include")
+"""Whether special tokens belong to the cloud of a text."""
 
 LONGEST_LINE = 16 * 2**20
 """Bytes. A longer line is no text but a file without lines."""
@@ -184,6 +187,12 @@ class TextCounts:
     cut: int = 0
     skipped: int = 0
 
+    def check(self) -> None:
+        """Refuse a corpus without a text."""
+        if self.texts == 0:
+            what = f"all {self.skipped} texts are blank" if self.skipped else "there are none"
+            raise BadInput(f"no text to measure: {what}; give at least one text with a word in it")
+
     def __add__(self, other: TextCounts) -> TextCounts:
         return TextCounts(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
@@ -203,6 +212,10 @@ class Batch:
     special: Tensor
     numbers: Tensor
     cut: tuple[bool, ...] = ()
+
+    def chosen(self, special: str) -> Tensor:
+        """The tokens that belong to the cloud of a text, (texts, n) of bool. special : one of `SPECIAL`."""
+        return self.mask if choice(special, "special", SPECIAL) == "include" else self.mask & ~self.special
 
     @property
     def lengths(self) -> Tensor:

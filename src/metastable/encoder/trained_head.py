@@ -1,9 +1,9 @@
-"""One trained head in the laboratory: MODEL:layer:head folded, started from the encoder's own tokens or everywhere.
+"""A simulation of one trained head, MODEL:layer:head, from the encoder's own tokens or from the uniform law.
 
-The head acts alone and for as long as one likes: dx̂/dt = P_x̂ V Σ_j a_ij x̂_j, a_ij = softmax_j β⟨B̂ᵀx̂_i + â, x̂_j⟩, with
-B̂, â, β and V as in `fold`, and **one unit of time is one layer**. The other heads, the constant part of the layer's
-update (its biases), the MLP and the positions in the scores are left out. All tokens of the cloud see one another,
-whichever text they came from.
+The head acts alone: dx̂/dt = P_x̂ V Σ_j a_ij x̂_j, a_ij = softmax_j β⟨B̂ᵀx̂_i + â, x̂_j⟩, with B̂, â, β and V as in `fold`.
+**One unit of time is one layer.** The simulation leaves out the other heads, the constant part of the layer's
+update (its biases), the MLP and the positions in the scores. Each token sees all tokens of the cloud, also those of
+other texts.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from metastable.arrays import whole
 from metastable.cloud import Cloud, uniform
 from metastable.encoder.anatomy import AttentionLayer
 from metastable.encoder.fold import fold
-from metastable.encoder.hooks import Depth, Passage, Tokens, read
+from metastable.encoder.hooks import Depth, read
 from metastable.encoder.load import Encoder, load
 from metastable.encoder.loop import layer_of
-from metastable.encoder.measure import SPECIAL
 from metastable.encoder.statistics import Sample
-from metastable.encoder.texts import Batch, batches
+from metastable.encoder.texts import batches
 from metastable.errors import BadInput
 from metastable.head import Head
 from metastable.problem import Problem
@@ -34,14 +32,15 @@ from metastable.run.simulation import simulate
 
 LAWS = ("tokens", "uniform")
 TIMES = 3.0
-"""A run goes on for this many times log β/c, the layers that the theory needs to concentrate tokens,"""
+"""The default horizon in units of log β/c, the number of layers that the theory needs to concentrate tokens."""
 LONGEST = 100.0
-"""but for no more layers than this unless asked: some heads need thousands."""
+"""The longest default horizon, in layers: some heads need thousands."""
 BATCH = 32
+"""Texts in a batch."""
 
 
 def parse_address(text: str) -> tuple[str, int, int]:
-    """MODEL:layer:head → (model, layer, head), from the right: a model's name may hold colons.
+    """MODEL:layer:head → (model, layer, head). The name of a model may contain colons.
 
     >>> parse_address("C:/models/minilm:3:11")
     ('C:/models/minilm', 3, 11)
@@ -57,10 +56,10 @@ def parse_address(text: str) -> tuple[str, int, int]:
 
 
 def head_of(encoder: Encoder, layer: int, head: int, residual: float | None = None) -> tuple[Head, float]:
-    """One head on unit tokens, ‖B‖₂ = 1, one layer a unit of time, and its β (see `fold`).
+    """One head on unit tokens with ‖B‖₂ = 1 and one layer as the unit of time, and its β (see `fold`).
 
-    residual : ρ, the root mean square of what updates are added to, where it was measured. Without it the weights give
-        ρ of a post-norm layer, and it counts as 1 in a pre-norm one.
+    residual : ρ, the measured root mean square of the stream that updates are added to. By default the weights of a
+        post-norm layer give ρ, and ρ = 1 in a pre-norm layer.
     """
     found = layer_of(encoder, layer)
     which = f"layer {layer} of {encoder.name!r} has heads 0 to {found.heads - 1}"
@@ -84,22 +83,25 @@ def tokens_of(
 ) -> Cloud:
     """The encoder's own unit tokens x̂ = z/|z| at the input of a layer, over all texts, with equal weights.
 
-    They have mean zero over features, except where no normalisation stands before the layer. Of more than `most`
-    tokens a random sample is kept, each token equally likely, in memory that does not grow with the texts. The
-    cloud's `law` says where they came from; for a pre-norm layer `residual` there is ρ over all tokens, the root mean
-    square over features of the stream h that updates are added to, its mean over features taken off.
+    Tokens have mean zero over features, except if no normalisation precedes the layer. If there are more than `most`
+    tokens, a uniform random sample of them is returned; memory does not grow with the number of texts. The cloud's
+    `law` describes the origin of the tokens. For a pre-norm layer it has `residual`: ρ over all tokens, the root mean
+    square over features of the stream h that updates are added to, without its mean over features.
     """
     found, private = layer_of(encoder, layer), encoder.private()
-    if special not in SPECIAL:
-        raise BadInput(f"special is {special!r}; it must be one of {', '.join(SPECIAL)}")
     most = whole(most, "most", 2, "at least 2 tokens make a cloud")
     kept = Sample(most, found.width, whole(seed, "seed", 0, "it must be a whole number, 0 or more"))
     count, squares = 0, 0.0
-    for batch in batches(encoder.reads_text(), texts, encoder.limit, BATCH):
-        count += len(batch.numbers)
-        tokens, chosen = _read(private, batch, layer, special)
+
+    def visit(depth: Depth) -> None:
+        nonlocal squares
+        tokens, chosen = depth.tokens, depth.passage.chosen
         kept.add(tokens.unit[chosen])
         squares += float(tokens.stream[chosen].double().square().sum())
+
+    for batch in batches(encoder.reads_text(), texts, encoder.limit, BATCH):
+        count += len(batch.numbers)
+        read(private, batch, special, (layer,), visit)
     if kept.seen < 2:
         raise BadInput(f"the texts hold {kept.seen} tokens; a cloud needs at least 2: give a text with words in it")
     law = {"law": "tokens", **_origin(encoder, layer), "n": len(kept.rows), "d": found.width, "seed": seed}
@@ -107,20 +109,6 @@ def tokens_of(
     if found.pre_norm:
         law["residual"] = math.sqrt(squares / (kept.seen * found.width))
     return Cloud(kept.rows.double(), law=law)
-
-
-def _read(encoder: Encoder, batch: Batch, layer: int, special: str) -> tuple[Tokens, Tensor]:
-    """The tokens of a batch at the input of a layer, and which of them belong to the cloud, (texts, n) of bool."""
-    device = next(encoder.model.parameters()).device
-    mask = batch.mask.to(device)
-    chosen = mask if special == "include" else mask & ~batch.special.to(device)
-    seen: list[Tokens] = []
-
-    def visit(depth: Depth) -> None:
-        seen.append(depth.tokens)
-
-    read(encoder, batch.inputs, Passage(batch.inputs["input_ids"].to(device), mask, chosen), (layer,), visit)
-    return seen[0], chosen
 
 
 def _origin(encoder: Encoder, layer: int) -> dict[str, Any]:
@@ -142,13 +130,13 @@ def prepare(
 ) -> Problem:
     """The simulation of a folded head, started from its tokens. The law of the cloud names the model and the layer.
 
-    law : "tokens", at most n of the encoder's own at that layer, which needs `texts`; or "uniform", n tokens
-        everywhere on the sphere that they live on. By default "tokens" where texts are given.
-    until : in layers; by default three times log β/c, at most 100, and 100 where the theory names no rate.
-    beta : another inverse temperature than the head's own.
-    encoder : the model of the address, where it is loaded already.
+    law : "tokens", at most n of the encoder's own tokens at that layer, which needs `texts`; or "uniform", n tokens
+        from the uniform law on the sphere of the tokens. The default is "tokens" if there are texts.
+    until : in layers. The default is 3 log β/c but at most 100, and 100 if the theory has no rate.
+    beta : inverse temperature; the default is that of the head
+    encoder : the model of the address, if it is already loaded
 
-    ρ of a pre-norm layer is measured on the texts; without texts it counts as 1, and the clock runs in other units.
+    ρ of a pre-norm layer is measured on the texts. Without texts ρ = 1, and the unit of time is not one layer.
     """
     model, layer, head = parse_address(address)
     n = whole(n, "n", 2, "at least 2 tokens make a cloud")
@@ -158,7 +146,7 @@ def prepare(
     if law == "tokens" and texts is None:
         raise BadInput("law is 'tokens', the encoder's own, and there are no texts; give texts or take law 'uniform'")
     encoder = encoder or load(model, allow_pickle)
-    head_of(encoder, layer, head)  # a wrong number is found before the texts are read
+    head_of(encoder, layer, head)  # refuse a wrong number before the texts are read
     found = layer_of(encoder, layer)
     own = None
     if texts is not None and (law == "tokens" or found.pre_norm):
@@ -173,12 +161,12 @@ def prepare(
 
 
 def _everywhere(layer: AttentionLayer, n: int, seed: int) -> Cloud:
-    """Without a normalisation before the layer its tokens have a mean over features, and so has the law."""
+    """The uniform law on mean-zero vectors, or on all vectors if no normalisation precedes the layer."""
     return full_support(layer.width, n, seed) if layer.norm is not None else uniform(n, layer.width, seed)
 
 
 def default_horizon(head: Head, beta: float) -> float:
-    """min(3 log β/c, 100), in layers; 100 where the theory names no rate c, or β ≤ 1."""
+    """min(3 log β/c, 100), in layers; 100 if the theory has no rate c, or if β ≤ 1."""
     rate = head.theory().rate
     if not (0 < rate < math.inf and beta > 1):
         return LONGEST
@@ -199,10 +187,7 @@ def follow(
     encoder: Encoder | None = None,
     **settings: Any,
 ) -> Run:
-    """Run the laboratory on one head of a trained encoder; the arguments are those of `prepare`.
-
-    settings : further arguments of `simulate`, such as tol, save, checkpoint.
-    """
+    """Simulate one head of a trained encoder. Arguments are those of `prepare`; `settings` are those of `simulate`."""
     problem = prepare(
         address, texts, law, n, until, beta, special=special, seed=seed, allow_pickle=allow_pickle, encoder=encoder
     )
@@ -210,7 +195,7 @@ def follow(
 
 
 def sentence(run: Run) -> str:
-    """What a followed head is, what the theory says of it and what the run did, in words with numbers."""
+    """The head of a run, what the theory predicts for it and what the run did, in words with numbers."""
     law, theory = run.cloud.law, run.theory()
     if "address" not in law:
         raise BadInput("this run did not start from a head of a trained encoder; make one with follow")
@@ -235,14 +220,14 @@ def sentence(run: Run) -> str:
     parts.append(_shares(run))
     if run.head.offset is not None:
         ratio = theory.verdict["scores linear"].number
-        parts.append(f"the run includes the score offset a (|a|/‖B‖ = {ratio:.2g}), which the theory does not know")
+        parts.append(f"the run includes the score offset a (|a|/‖B‖ = {ratio:.2g}), which is not part of the theory")
     if law["left_out"]:
-        parts.append(f"left out of the run: {', '.join(law['left_out'])}")
+        parts.append(f"not part of the run: {', '.join(law['left_out'])}")
     return ". ".join(part[0].upper() + part[1:] for part in parts) + "."
 
 
 def _shares(run: Run) -> str:
-    """How much of the tokens' energy lies where the limit law is, and where V alone draws clusters to."""
+    """The share of the energy of the tokens in the dominant eigenspaces of M and of V, at the start and at the end."""
     theory, named = run.theory(), []
     if theory.attention.rotates or not theory.no_limit:
         named.append(("the dominant eigenspace of M", theory.basis))

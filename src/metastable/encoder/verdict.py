@@ -219,7 +219,7 @@ def _headline(
         words += f" with {cosine.max():.2f} at depth {int(cosine.argmax())}"
     if twin is not None:
         n = typical_length(measured)
-        words += f", where random weights give {at_length(twin.depths['mean_cosine'], n)[-1]:.2f}"
+        words += f"; with random weights it ends at {at_length(twin.depths['mean_cosine'], n)[-1]:.2f}"
     hidden = measured.depths["hidden_cosine"].mean()
     words += f"; that of the returned hidden states goes from {hidden[0]:.2f} to {hidden[-1]:.2f}"
     judged = [judgement.prediction for judgement in layers[:-1]]

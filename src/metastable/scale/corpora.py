@@ -27,7 +27,7 @@ from typing import Any, Self
 
 from metastable import files
 from metastable.encoder.load import Encoder, load
-from metastable.encoder.measure import Measurements, Meter, refuse_nothing
+from metastable.encoder.measure import Measurements, Meter
 from metastable.encoder.texts import Line, windows
 from metastable.errors import BadInput
 from metastable.monitor.baseline import Baseline
@@ -217,7 +217,7 @@ class MeasureOnWorkers:
                         sums.add(number, blob)
                         if progress is not None:
                             progress(sums.measured.counts.texts)
-            refuse_nothing(sums.measured.counts)
+            sums.measured.counts.check()
             return sums.measured
 
     def _identity(self, task: MeasureTask) -> str | None:
