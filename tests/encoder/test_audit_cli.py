@@ -128,7 +128,7 @@ def test_bad_texts_are_one_line_and_leave_nothing(content, words, small, tmp_pat
     ("arguments", "words"),
     [
         (["--texts", "nowhere.txt"], "is no file"),
-        (["--fail-on", "gap <"], "expected a column"),
+        (["--fail-on", "gap <"], "cannot be read"),
         (["--fail-on", "gapp < 1"], "gap"),
         (["--fail-on", "__import__('os')"], ""),
         (["--special", "maybe"], "exclude"),

@@ -124,7 +124,7 @@ def test_a_changed_prediction_is_told():
     differ = found.heads["prediction_before"] != found.heads["prediction_after"]
     assert (found.heads["prediction_changed"] == differ).all()
     assert found.heads["prediction_changed"].any()
-    assert f"prediction changed for {differ.sum()}" in found.sentences()[0]
+    assert f"changed for {differ.sum()}" in found.sentences()[0]
     assert any("→ rotates" in words or "→ concentrates" in words for words in found.sentences()[1:])
 
 

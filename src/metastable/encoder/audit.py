@@ -1,4 +1,4 @@
-"""The audit of an encoder: what the theory says of its heads, what the encoder does on text, and where the two part."""
+"""The audit of an encoder: what the theory predicts for its heads, what the encoder does on text, and the differences."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ from metastable.run import storage as store
 
 SCHEMA = "metastable.audit/1"
 TWIN_TEXTS = 48
-"""So many texts, the first ones, are enough for the random twin: its numbers are compared at the encoder's own n."""
+"""The number of texts, the first ones, that the random twin is measured on."""
 LOOP_TEXTS = 64
+"""The number of texts, the first ones, that a loop is measured on."""
 Measuring = Callable[[Encoder, Iterable[str], int, str, Callable[[int], None] | None], Measurements]
 MEASURED = {"heads": HEADS, "layers": (*DEPTHS, *LAYER)}
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What was found about one encoder. Made by `audit`, or read back from audit.json by `Audit.load`.
+    """The findings about one encoder. Made by `audit`, or read from audit.json by `Audit.load`.
 
-    heads : a row a head: the columns of `weights.COLUMNS`, and on text those of `Measurements.head_table`
-    layers : a row a depth: phase, prediction, totals over the heads, and on text those of `Measurements.depth_table`
+    heads : one row a head: the columns of `columns.COLUMNS`, and on text those of `Measurements.head_table`
+    layers : one row a depth: phase, prediction, totals over the heads, and on text those of `Measurements.depth_table`
     verdict : headline, a judgement for each depth, sentences, unusual heads
-    twin, reference : audits to read the numbers beside: random weights of the same shape, and whatever the user gave
+    twin, reference : audits for comparison: random weights of the same shape, and the reference of the user
     """
 
     name: str
@@ -89,7 +90,7 @@ class Audit:
         return f"Audit({self.name!r}, {self.family}, {size}, {texts})"
 
     def findings(self, expression: str) -> pd.DataFrame:
-        """The rows that meet an expression such as "gap < 0.01": of the heads, or of the layers if it names theirs."""
+        """The rows that meet an expression such as "gap < 0.01": of layers if it names one of their columns."""
         return _meeting(expression, self.heads, self.layers)
 
     def report(self, path: str | Path) -> Path:
@@ -105,7 +106,7 @@ class Audit:
         return target
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the reference, for JSON: NaN is null, and infinities are words."""
+        """Everything except the reference, for JSON. NaN is null, and infinities are "inf" and "-inf"."""
         spectra = [
             {"layer": layer, "head": head, "M": _pairs(m), "V": _pairs(v)}
             for (layer, head), (m, v) in self.weights.spectra.items()
@@ -132,7 +133,7 @@ class Audit:
 
     @classmethod
     def load(cls, path: str | Path) -> Audit:
-        """An audit from audit.json, or from the folder that holds it."""
+        """The audit in a file audit.json, or in the folder of that file."""
         file = Path(path) / "audit.json" if Path(path).is_dir() else Path(path)
         try:
             saved = json.loads(file.read_text(encoding="utf-8"))
@@ -160,9 +161,9 @@ class Audit:
         )
 
     def save(self, folder: str | Path) -> dict[str, Path]:
-        """audit.json, heads.csv, layers.csv and report.html in a folder, each whole or not at all.
+        """Write audit.json, heads.csv, layers.csv and report.html into a folder, each completely or not at all.
 
-        All four are made before the first is written, audit.json first: a folder that has it may be written again.
+        audit.json is written first: a folder with this file may be written again.
         """
         from metastable.encoder.report import render
 
@@ -198,45 +199,48 @@ def audit(
 ) -> Audit:
     """Audit an encoder: a folder, a hub id or a model of transformers.
 
-    Without `texts` (a list, or a file with one text a line) only the weights are read. `loops` applies a
-    whole layer that often, see `looping`; `layer` is the one to repeat where layers are not shared.
-    `reference` is another audit, shown beside every figure; `seed` is that of the random twin, which
-    `beside_random` = False leaves out. An expression in
-    `fail_on` that cannot be asked of the tables is refused before any text is read; `Audit.findings` evaluates it.
-    `measuring` goes through the texts: in this process, or on many (`scale.corpora.MeasureOnWorkers`).
+    The model of a host program is not touched: the audit uses a copy of its modules that shares the weights.
+
+    texts : a list, or a file with one text a line; without texts only the weights are read
+    reference : another audit, shown in every figure for comparison
+    loops, layer : apply a whole layer this many times, see `loop`; `layer` is required if layers are not shared
+    special : "exclude" or "include", whether special tokens belong to the cloud of a text
+    seed, beside_random : the seed of the twin with random weights, and whether there is a twin
+    fail_on : an expression (see `Audit.findings`); one that does not fit the tables is refused before texts are read
+    progress : called after each batch with the number of texts done
+    measuring : the function that measures the texts, in this process or on workers
     """
     beside = Audit.load(reference) if isinstance(reference, (str, Path)) else reference
     encoder = load(model, allow_pickle=allow_pickle, tokenizer=tokenizer)
     if fail_on is not None:
         _meeting(fail_on, *_example(encoder.anatomy, texts is not None))
     if layer is not None and not loops:
-        raise BadInput(f"layer is {layer}, but nothing is repeated; say how often with loops (--loop)")
+        raise BadInput(f"layer is {layer}, but the number of loops is 0; give loops (--loop) too")
     random = twin(encoder, whole(seed, "seed", 0, "it must be a whole number, 0 or more")) if beside_random else None
     if texts is None:
         if loops:
-            raise BadInput("iterating layers needs texts to start from; give texts (--texts FILE)")
+            raise BadInput("a loop needs texts; give texts (--texts FILE)")
         return _audit(encoder, None, None if random is None else _audit(random, None), beside, None)
     encoder.reads_text()
     kept: list[str] = []
     measured = measuring(encoder, _keeping(_read(texts), kept), batch_size, special, progress)
     if not measured.depths["mean_cosine"].count()[0]:
-        raise BadInput("no text has two tokens of its own, so there are no pairs to compare; give longer texts")
+        raise BadInput("no text has two ordinary tokens, so there are no pairs to compare; give longer texts")
     other = None if random is None else _audit(random, measure(random, kept[:TWIN_TEXTS], batch_size, special))
     looped = loop(encoder, kept[:LOOP_TEXTS], loops, layer, batch_size, special) if loops else None
     return _audit(encoder, measured, other, beside, looped)
 
 
 def compare(a: Audit, b: Audit) -> comparing.Comparison:
-    """Which heads moved between two checkpoints, in weights, spectrum and, where both saw texts, in behaviour."""
-    for one in (a, b):
-        if one.anatomy is None:
-            raise BadInput(f"the audit of {one.name!r} was read from a file, without weights; audit the model itself")
-    assert a.anatomy is not None
-    assert b.anatomy is not None
+    """Which heads moved between two checkpoints: in weights, in spectrum and, if both have texts, in behaviour."""
+    anatomies = [one.anatomy for one in (a, b) if one.anatomy is not None]
+    if len(anatomies) < 2:
+        name = a.name if a.anatomy is None else b.name
+        raise BadInput(f"the audit of {name!r} was read from a file, without weights; audit the model itself")
     text = None
     if a.measured is not None and b.measured is not None:
         text = _long(a.measured), _long(b.measured)
-    return comparing.compare(a.anatomy, b.anatomy, text)
+    return comparing.compare(*anatomies, text)
 
 
 def _audit(
@@ -269,32 +273,30 @@ def _audit(
 
 
 def _erased(anatomy: Anatomy) -> Iterator[str]:
-    """What normalisations with gains near 0 leave out of the tokens."""
+    """Notes about features that normalisations with gains near 0 erase."""
     norms = {f"before layer {layer.index}": layer.norm for layer in anatomy.layers if layer.norm is not None}
     norms["after the last layer"] = Norm.of(anatomy.final)
     for where, norm in norms.items():
         count = int((~norm.seen).sum())
         if count:
             yield (
-                f"The normalisation {where} erases {count} of {len(norm.gain)} features (gain below {ERASED:g} of the "
-                "median): they are no part of tokens."
+                f"The normalisation {where} erases {count} of {len(norm.gain)} features (gain below {ERASED:g} times "
+                "the median); they are not part of the tokens."
             )
 
 
 def _unlike(encoder: Encoder, beside: Audit | None) -> Iterator[str]:
-    """A reference of another kind is shown all the same, and said to be one."""
+    """A note about a reference of another family or shape."""
     if beside is None:
         return
     layers = encoder.anatomy.layers
-    same = (beside.shape["layers"], beside.shape["heads"], beside.shape["width"]) == (
-        len(layers), layers[0].heads, layers[0].width,
-    )  # fmt: skip
-    if beside.family != encoder.anatomy.family or not same:
+    shape = {"layers": len(layers), "heads": layers[0].heads, "width": layers[0].width}
+    if beside.family != encoder.anatomy.family or not shape.items() <= beside.shape.items():
         yield f"The reference {beside.name!r} is a {beside.family} of another kind or shape: compare with care."
 
 
 def _meeting(expression: str, heads: pd.DataFrame, layers: pd.DataFrame) -> pd.DataFrame:
-    """The rows that meet an expression: of layers if it names a column that only they have, else of heads."""
+    """The rows that meet an expression: of layers if it names a column that only layers have, else of heads."""
     parsed = parse(expression)
     on_text = {*_with_ends(HEADS), *_with_ends(DEPTHS), *_with_ends(LAYER), "phase", "applicable", "random_share"}
     for name in parsed.columns:
@@ -305,7 +307,7 @@ def _meeting(expression: str, heads: pd.DataFrame, layers: pd.DataFrame) -> pd.D
 
 
 def _example(anatomy: Anatomy, on_text: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Tables with the columns that the audit's will have, without the work."""
+    """Tables with the columns of the future audit, computed from one layer."""
     heads = weigh(replace(anatomy, layers=anatomy.layers[:1])).heads
     layers = layer_table(heads).rename(columns={"layer": "depth"})
     if on_text:
@@ -324,7 +326,7 @@ def _read(texts: str | Path | Iterable[str]) -> Iterable[str]:
 
 
 def _keeping(texts: Iterable[str], kept: list[str]) -> Iterator[str]:
-    """The texts, the first of them also put aside for the twin and the loop."""
+    """The texts. The first ones are also kept for the twin and the loop."""
     for text in texts:
         if len(kept) < max(TWIN_TEXTS, LOOP_TEXTS) and isinstance(text, str) and not blank(text):
             kept.append(text)
@@ -332,7 +334,7 @@ def _keeping(texts: Iterable[str], kept: list[str]) -> Iterator[str]:
 
 
 def _long(measured: Measurements) -> pd.DataFrame:
-    """Every statistic of a head as a row: layer, head, quantity, mean, se."""
+    """One row for each statistic of each head: layer, head, quantity, mean, se."""
     parts = []
     for name, tally in measured.heads.items():
         layer, head = np.indices(tally.shape)

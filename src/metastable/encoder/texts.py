@@ -1,6 +1,6 @@
 """Texts from a file, and texts as batches of tokens.
 
-A batch knows which places are tokens and which of these are special ([CLS], [SEP], …): padding is never a token.
+A batch marks which positions are tokens, and which tokens are special ([CLS], [SEP], …). Padding is never a token.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ SPECIAL = ("exclude", "include")
 """Whether special tokens belong to the cloud of a text."""
 
 LONGEST_LINE = 16 * 2**20
-"""Bytes. A longer line is no text but a file without lines."""
+"""The longest line, in bytes. A longer line means that the file has no lines."""
 
 WINDOW = 512
-"""Texts are sorted by length within windows of this many, in the order in which they came."""
+"""Texts are sorted by length within windows of this many consecutive texts."""
 
 WINDOW_CHARACTERS = 2**24
-"""A window ends earlier once it holds so many characters: memory is bounded whatever the lines are."""
+"""A window ends at this many characters, so that memory is bounded."""
 
 TOKENS = 2**13
-"""Most places, padding included, in one batch."""
+"""The largest number of positions in one batch, padding included."""
 
 CHARACTERS = 8
-"""Characters for each token that the model can take: longer texts are tokenized alone, from their beginning."""
+"""Characters per token of the model's limit. Longer texts are tokenized alone, from their beginning."""
 
 LONGEST_ID = 200
-"""Characters. A longer id is cut: it would be in every record, log and line on a terminal."""
+"""The longest id of a text, in characters; longer ids are cut."""
 
 PIECE = 2**20
-"""Most characters tokenized in one call; what a single text has beyond them is cut off."""
+"""The largest number of characters in one call of the tokenizer. The rest of a longer text is cut off."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a file: its number from 1 and its text, or why it cannot be used.
+    """One line of a file: its number, counted from 1, and its text, or the reason why it cannot be used.
 
-    id, document : what a line of `.jsonl` says of its text in the fields of these names, where they are strings or
-        whole numbers; texts of one document are not independent of each other
+    id, document : the fields of these names in a line of `.jsonl`, if they are strings or whole numbers. Texts of one
+        document are not independent of each other.
     """
 
     number: int
@@ -58,10 +58,9 @@ class Line:
 
 
 def read_texts(path: str | Path) -> Iterator[str]:
-    """The texts of a file, streamed: one a line in UTF-8, or `.jsonl` with a "text" field; "-" is standard input.
+    """The texts of a file, one a line in UTF-8, or `.jsonl` with a "text" field. "-" is standard input.
 
-    Blank lines come through and are counted by `batches`. The first line that cannot be used ends it, and so does a
-    file without any text.
+    Blank lines are returned; `batches` counts them. An unusable line, or a file without a text, is BadInput.
     """
     any_text = False
     for line in lines(path):
@@ -74,9 +73,9 @@ def read_texts(path: str | Path) -> Iterator[str]:
 
 
 def lines(path: str | Path, jsonl: bool | None = None) -> Iterator[Line]:
-    """Every line of a file, the unusable ones with their reason: for those who want to go on.
+    """Every line of a file. Lines that cannot be used have a reason instead of a text.
 
-    jsonl : whether a line is a JSON object with a "text" field; None goes by the ending `.jsonl`.
+    jsonl : whether a line is a JSON object with a "text" field; None decides by the ending `.jsonl`
     """
     if str(path) == "-":
         yield from _lines(_standard_input(), bool(jsonl))
@@ -97,9 +96,9 @@ def _named(path: str | Path) -> str:
 
 
 def _standard_input() -> IO[bytes]:
-    """Standard input through a buffer of its own.
+    """Standard input with its own buffer.
 
-    A thread that waits in sys.stdin's own buffer while the process ends makes Python abort.
+    If a thread waits in the buffer of sys.stdin when the process ends, Python aborts.
     """
     if sys.stdin is None:
         raise BadInput("standard input is closed; give a file of texts")
@@ -158,7 +157,7 @@ def _record(number: int, text: str) -> Line:
 
 
 def _name(value: Any) -> str | int | None:
-    """A string or a whole number out of JSON; anything else names nothing."""
+    """A string or a whole number from JSON; None for other values."""
     if isinstance(value, str):
         return None if unusable(value) else value
     return value if isinstance(value, int) and not isinstance(value, bool) else None
@@ -169,7 +168,7 @@ def _short(name: str | int | None) -> str | int | None:
 
 
 def unusable(text: str) -> str | None:
-    """Why a string is no text, or None."""
+    """The reason why a string is not a text, or None."""
     if "\0" in text:
         return "holds a NUL character; remove it"
     if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
@@ -179,7 +178,7 @@ def unusable(text: str) -> str | None:
 
 @dataclass
 class TextCounts:
-    """What became of the texts: measured, skipped (no token in them besides special ones), cut to the limit."""
+    """Numbers of texts that were measured, skipped (only special tokens) and cut to the limit; and of tokens."""
 
     texts: int = 0
     tokens: int = 0
@@ -201,10 +200,10 @@ class TextCounts:
 class Batch:
     """Texts of about one length.
 
-    inputs : what the model takes, each (texts, n)
-    mask, special : (texts, n) of bool: tokens (not padding), and those of them that are special
-    numbers : (texts,), the place of each text among all texts given, from 0
-    cut : of each text, whether it was longer than the limit
+    inputs : the inputs of the model, each (texts, n)
+    mask, special : (texts, n) of bool: tokens (not padding), and special tokens
+    numbers : (texts,), the position of each text among all texts, counted from 0
+    cut : for each text, whether it was longer than the limit
     """
 
     inputs: dict[str, Tensor]
@@ -234,9 +233,10 @@ class _Tokens:
 def batches(
     tokenizer: Any, texts: Iterable[str], limit: int, size: int, counts: TextCounts | None = None
 ) -> Iterator[Batch]:
-    """Batches of at most `size` texts, each cut to `limit` tokens. Which text comes with which depends on nothing else.
+    """Batches of at most `size` texts, each cut to `limit` tokens.
 
-    Texts without a token of their own are skipped. `counts` is added to as batches come.
+    The batches depend only on the texts, `limit` and `size`. Texts with only special tokens are skipped. Each batch is
+    added to `counts`.
     """
     if size < 1:
         raise BadInput(f"the batch size is {size}; it must be at least 1")
@@ -256,9 +256,9 @@ def strings(texts: Iterable[str]) -> Iterator[str]:
 
 
 def windows(texts: Iterable[str]) -> Iterator[list[tuple[int, str]]]:
-    """The texts with their numbers from 0, cut into windows, within which `batches` sorts them.
+    """The texts with their numbers, counted from 0, in windows. `batches` sorts the texts of each window.
 
-    Where a window ends depends on the texts in it alone: texts cut between two windows make the same batches.
+    The end of a window depends only on the texts in it. A corpus that is split between windows makes the same batches.
     """
     window: list[tuple[int, str]] = []
     held = 0
@@ -299,7 +299,7 @@ def _tokenized(tokenizer: Any, window: list[tuple[int, str]], limit: int, counts
         if row is None or was_cut:
             row, was_cut = _cut(tokenizer, text, limit)
         added = row.pop("special_tokens_mask")
-        # An unknown word is a word; a [SEP] or [MASK] that someone typed is none.
+        # An unknown word is a word. A [SEP] or [MASK] in the text is a special token.
         special = [bool(a) or i in special_ids for a, i in zip(added, row["input_ids"], strict=True)]
         if not all(special):
             counts.cut += was_cut
@@ -308,7 +308,7 @@ def _tokenized(tokenizer: Any, window: list[tuple[int, str]], limit: int, counts
 
 
 def _rows(tokenizer: Any, texts: list[str], limit: int) -> Iterator[dict[str, list[int]] | None]:
-    """The tokens of each text, uncut; None for those that are too long to be tokenized with the others."""
+    """The tokens of each text without a cut; None for texts that are too long to be tokenized with the others."""
     rows: list[dict[str, list[int]] | None] = [None] * len(texts)
     piece: list[int] = []
     for place, text in [*enumerate(texts), (len(texts), "")]:
@@ -323,10 +323,10 @@ def _rows(tokenizer: Any, texts: list[str], limit: int) -> Iterator[dict[str, li
 
 
 def _cut(tokenizer: Any, text: str, limit: int) -> tuple[dict[str, list[int]], bool]:
-    """One long text, cut to `limit` tokens, and whether anything was lost.
+    """One long text, cut to `limit` tokens, and whether it was cut.
 
-    Only as much of the string is tokenized as fills the limit, in ever longer pieces that end at a space where there
-    is one: 10⁸ characters cost no more than the first few thousand, or the first `PIECE` if they make few tokens.
+    Longer and longer beginnings of the text, ending at a space if possible, are tokenized until one fills the limit. So
+    10⁸ characters cost no more than a few thousand, or than `PIECE` if they make few tokens.
     """
     end = CHARACTERS * limit
     while True:

@@ -1,8 +1,8 @@
-"""What the weights alone say about each head, without a text: tables of heads and of layers, and the unusual heads.
+"""What the weights alone say about each head, without texts: tables of heads and of layers, and the unusual heads.
 
-Each head is folded (see `fold`) to unit tokens, ‖B‖₂ = 1 and one layer per unit of time. Everything then follows
-from two k×k matrices, with V = O·V_h: Q O V_h Kᵀ has the nonzero eigenvalues of M = V Bᵀ and V_h O those of V. Each is
-decomposed once, and no d×d matrix is formed.
+Each head is folded (see `fold`) to unit tokens, ‖B‖₂ = 1 and one layer as the unit of time. Everything then follows
+from two k×k matrices. With V = O·V_h, Q O V_h Kᵀ has the nonzero eigenvalues of M = V Bᵀ, and V_h O has those of V.
+Each matrix is decomposed once, and no d×d matrix is formed.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ T = TypeVar("T")
 
 LINEAR = ("alignment",)
 UNUSUAL = 3.5
-"""Robust scores beyond this are reported: the customary threshold for median and MAD. One normal value in 2150 is."""
+"""The threshold of robust scores, the usual one for median and MAD. One normal value in 2150 exceeds it."""
 FEWEST = 8
-"""With fewer values than this, a median absolute deviation says too little about what is usual."""
+"""The smallest number of values for a median absolute deviation."""
 
 
 Eigenvalues = tuple[np.ndarray, np.ndarray]
-"""Those of M and of V that factors allow not to be 0, by decreasing real part: (k,) and (r,), complex."""
+"""The eigenvalues of M and V that can be nonzero, by decreasing real part: (k,) and (r,), complex."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """`heads`: the table, see `COLUMNS`. `spectra`: (layer, head) → `Eigenvalues`."""
+    """heads : the table, see `COLUMNS`. spectra : (layer, head) → `Eigenvalues`."""
 
     heads: pd.DataFrame
     spectra: dict[tuple[int, int], Eigenvalues]
@@ -79,8 +79,8 @@ def _weigh(anatomy: Anatomy, residuals: Sequence[float | None]) -> Weights:
 def layer_table(heads: pd.DataFrame) -> pd.DataFrame:
     """Totals over the heads of each layer, the columns of `LAYER_COLUMNS`.
 
-    The heads of a layer attend separately and their updates add. That sum is no head of the theory: it has no B, and
-    neither its limit nor its rate follows from those of the heads. These are counts and ranges, not a prediction.
+    These are counts and ranges, not a prediction. The heads of a layer attend separately and their updates add. The sum
+    is not a head of the theory: it has no B, and its limit and rate do not follow from those of the heads.
     """
     rows = []
     for layer, group in heads.groupby("layer", sort=True):
@@ -104,14 +104,14 @@ def layer_table(heads: pd.DataFrame) -> pd.DataFrame:
 
 
 def unusual(heads: pd.DataFrame, linear: Sequence[str] = LINEAR) -> pd.DataFrame:
-    """The values that are unusual for this model: layer, head, column, value, median, score, expected; by |score|.
+    """The values with |score| > UNUSUAL: layer, head, column, value, median, score, expected; ordered by |score|.
 
-    score = (v − median v)/(1.4826·MAD v) over all heads, v being the value or, for the columns of sizes in
-    `LOGARITHMIC`, its logarithm; `median` is the model's median on the value's own scale. Rows have |score| > UNUSUAL.
-    `expected` is the number of values as far out as this one to expect among all those looked at if each column were
-    normal, N·2Φ(−|score|): well below 1 means unusual, near 1 means that so large a table has such a value by chance.
-    `linear` names the columns compared as they are.
-    Left out are columns with fewer than FEWEST values, or more than half of them equal: they show no usual spread.
+    score = (v − median v)/(1.4826·MAD v) over all heads. v is the value, or its logarithm for the columns in
+    `LOGARITHMIC`; `median` is on the scale of the value. `expected` is the expected number of values with such a score
+    among all N values if each column were normal, N·2Φ(−|score|): a number near 1 means chance. Columns with fewer than
+    FEWEST values, or with more than half of them equal, are left out.
+
+    linear : the columns that are compared without a logarithm
     """
     found, looked_at = [], 0
     for column in (*LOGARITHMIC, *linear):
@@ -138,19 +138,19 @@ def unusual(heads: pd.DataFrame, linear: Sequence[str] = LINEAR) -> pd.DataFrame
 
 
 class SmallSpectrum(Spectrum):
-    """`Spectrum` of M = L·R with every part the tables need from one decomposition A = X diag(λ) X⁻¹ of A = RL, k×k.
+    """The `Spectrum` of M = L·R from one decomposition A = X diag(λ) X⁻¹ of A = RL, k×k.
 
-    The columns of X are unit vectors. `same_norm` is a small matrix with the norm of M.
+    The columns of X are unit vectors. same_norm : a small matrix with the norm of M
     """
 
     def __init__(self, left: Tensor, right: Tensor, name: str, same_norm: Tensor) -> None:
         super().__init__(left, right, name)
-        # The largest eigenvalue of the Gram matrix is as exact as the largest singular value, and takes half the time.
+        # The largest eigenvalue of the Gram matrix is as exact as the largest singular value, in half the time.
         self.norm = math.sqrt(max(float(torch.linalg.eigvalsh(same_norm.T @ same_norm)[-1]), 0.0))
 
     @cached_property
     def _decomposition(self) -> tuple[np.ndarray, Tensor, np.ndarray | None]:
-        """λ (k,), X (k, k) and X⁻¹, None where X is singular to rounding: A is then defective or close to it."""
+        """λ (k,), X (k, k) and X⁻¹. X⁻¹ is None if X is singular to rounding: A is then defective or close to it."""
         values, vectors = torch.linalg.eig(torch.from_numpy(self._small))
         inverse, failed = torch.linalg.inv_ex(vectors)
         sound = not int(failed) and bool(inverse.abs().max() < 1e8)
@@ -203,12 +203,12 @@ class SmallSpectrum(Spectrum):
 
     @property
     def dim(self) -> int:
-        # The kernel's basis is d×(d − k), and only its size is wanted.
+        # Only the size of the kernel's basis, d×(d − k), is needed.
         return self.size - self._kernel.right.shape[1] if self.from_kernel else super().dim
 
 
 class SmallTheory(Theory):
-    """`Theory` of a head with an output matrix, on a `SmallSpectrum` each of M and of V."""
+    """The `Theory` of a head with an output matrix, with a `SmallSpectrum` of M and of V."""
 
     attention: SmallSpectrum
     terminal: SmallSpectrum
@@ -226,7 +226,7 @@ class SmallTheory(Theory):
 
 
 def _triangular(tall: Tensor) -> Tensor:
-    """R with RᵀR = AᵀA, for norms: by Cholesky, which is quicker than QR, where AᵀA is definite to rounding."""
+    """R with RᵀR = AᵀA, for norms: by Cholesky if AᵀA is definite to rounding, else by the slower QR."""
     factor, failed = torch.linalg.cholesky_ex(tall.T @ tall)
     return torch.linalg.qr(tall, mode="r").R if int(failed) else factor.T
 
@@ -249,7 +249,7 @@ def _check(layer: AttentionLayer) -> None:
     weights = {name: getattr(layer, name).weight for name in ("query", "key", "value")}
     biases = {f"{name} bias": getattr(layer, name).bias for name in ("query", "key", "value")}
     for name, tensor in {**weights, **biases, "output": layer.output}.items():
-        # A sum is finite only if its terms are, and five times as fast as looking at each.
+        # A sum is finite only if its terms are, and takes a fifth of the time of a test of each term.
         if not math.isfinite(float(tensor.sum(dtype=torch.float64))):
             raise BadInput(f"layer {layer.index}: the {name} weights are not all finite; the checkpoint is damaged")
 
@@ -295,7 +295,7 @@ def _gap(spectrum: Spectrum) -> float:
 
 
 def _offset(folded: FoldedHead, theory: Theory) -> tuple[float, str]:
-    """|a|/‖B‖ on unit tokens, and the verdict on linear scores for a head with B = 0, which has no offset to judge."""
+    """|a|/‖B‖ on unit tokens, and the status of linear scores for a head with B = 0, which has no offset."""
     if theory.head.offset is not None:
         return float(theory.head.offset.norm()) / float(theory.interaction_values[0]), ""
     constant = bool((folded.query_offset @ folded.key).abs().max() > 0)
