@@ -1,4 +1,4 @@
-"""The audit of an encoder: what the theory predicts for its heads, what the encoder does on text, and the differences."""
+"""The audit of an encoder: what the theory predicts for its heads, what it does on text, and where they differ."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def compare(a: Audit, b: Audit) -> comparing.Comparison:
     text = None
     if a.measured is not None and b.measured is not None:
         text = _long(a.measured), _long(b.measured)
-    return comparing.compare(*anatomies, text)
+    return comparing.compare(anatomies[0], anatomies[1], text)
 
 
 def _audit(
