@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import metastable as ms
 from metastable.cli.app import app
 
-QUICK = ["--beta", "20", "--until", "1", "--n", "40", "--save", "4"]
+QUICK = ["--beta", "20", "--until", "1", "--n", "40", "--t-eval", "4"]
 
 
 def invoke(*arguments):

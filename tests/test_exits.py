@@ -69,7 +69,7 @@ def test_an_internal_value_error_of_a_command_is_no_bad_input(tmp_path, monkeypa
 @pytest.mark.parametrize("command", ["simulate", "audit"])
 def test_a_full_disk_is_named_with_the_path(command, tmp_path, monkeypatch):
     given = {
-        "simulate": ["simulate", "--beta", "20", "--until", "1", "--n", "20", "--save", "3"],
+        "simulate": ["simulate", "--beta", "20", "--until", "1", "--n", "20", "--t-eval", "3"],
         "audit": ["audit", str(tmp_path / "model")],
     }
     if command == "audit":

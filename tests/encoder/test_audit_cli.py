@@ -250,7 +250,7 @@ def test_columns_are_explained():
 
 
 def test_a_trained_head_runs_in_the_laboratory(small, texts, tmp_path):
-    flags = ["--texts", texts, "--n", 20, "--until", 1, "--save", 3]
+    flags = ["--texts", texts, "--n", 20, "--until", 1, "--t-eval", 3]
     result = invoke("simulate", "--head", f"{small}:1:2", *flags, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert "Head 2 of layer 1" in result.stdout

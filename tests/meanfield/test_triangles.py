@@ -135,7 +135,7 @@ def test_splits_and_merges_conserve_mass_and_centre(kappa, longest, fewer):
 
 def test_constant_density_stays_constant():
     cells = Triangles.of(uniform, 0.12)
-    cells.refine(longest)
+    cells.refine(0.06)
     cells.longest = 1.0
     cells.coarsen(0.05)
     a, b, c = (cells.points[cells.corners[:, i]] for i in range(3))

@@ -50,7 +50,7 @@ def simulate(
     ] = None,
     method: Annotated[str | None, typer.Option(help="auto, dopri5, rk4, heun or euler.")] = None,
     step: Annotated[float | None, typer.Option(help="Step of the fixed-step methods.")] = None,
-    save: Annotated[int | None, typer.Option(help="How many times to save.")] = None,
+    t_eval: Annotated[int | None, typer.Option(help="Number of equally spaced times to save.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto, dense, flash or tree.")] = None,
     merge: Annotated[
         float | None, typer.Option(help="Tokens closer than this become one; the error is followed and reported.")
@@ -64,7 +64,7 @@ def simulate(
 
     The run is saved while it is computed: the same command after an interruption resumes it.
     """
-    flags = {"beta": beta, "until": until, "tol": tol, "method": method, "step": step, "t_eval": save}
+    flags = {"beta": beta, "until": until, "tol": tol, "method": method, "step": step, "t_eval": t_eval}
     flags |= {"engine": engine, "merge": merge}
     cloud_flags = {"law": law, "n": n, "seed": seed}
     with one_line_errors(debug):
