@@ -248,12 +248,12 @@ class _Part:
             torch.set_num_threads(1 if engine == "tree" else self.ticket.cores)
             run = simulate(problem.head, problem.cloud, **problem.arguments, progress=self)
         with self.runs.changed:
-            self.run, self.frames, self.ticket.cores = run, [], 1
+            self.run, self.frames = run, []
             self.runs.notify(self.job)
-        with queue.turn(self.ticket):
-            torch.set_num_threads(1)
-            gate = _Gate(run.cloud, lambda: queue.pass_on(self.ticket))
-            self.distances = distance_curves(replace(run, cloud=gate))
+        # On one thread and outside the queue. A distance may hold a lock while it is computed, and a thread that waits
+        # for a turn with a lock stops all others.
+        torch.set_num_threads(1)
+        self.distances = distance_curves(replace(run, cloud=_StoppableCloud(run.cloud, self.stage)))
 
     def _report(self, doing: str) -> None:
         self.doing = doing
@@ -296,14 +296,14 @@ class _Part:
         )
 
 
-class _Gate(Cloud):
-    """A cloud that calls `ask` before it is moved: distances are measured frame by frame, and `ask` may stop them."""
+class _StoppableCloud(Cloud):
+    """A cloud that calls `check` before it is moved: distances are computed frame by frame, and `check` stops them."""
 
-    def __init__(self, cloud: Cloud, ask: Callable[[], None]) -> None:
-        self.points, self.log_weights, self.law, self._ask = cloud.points, cloud.log_weights, cloud.law, ask
+    def __init__(self, cloud: Cloud, check: Callable[[], None]) -> None:
+        self.points, self.log_weights, self.law, self._check = cloud.points, cloud.log_weights, cloud.law, check
 
     def moved_to(self, points: Tensor) -> Cloud:
-        self._ask()
+        self._check()
         return super().moved_to(points)
 
 

@@ -110,10 +110,16 @@ class BaseRun:
             return self._limit_distance.copy()
         return self._distance(p, target, cost)
 
-    @cached_property
+    @property
     def _limit_distance(self) -> xr.DataArray:
-        """W₂ to the limit law, which phases, summary and report all ask for."""
-        return self._distance(2, "limit", "chordal")
+        """W₂ to the limit law, which phases, summary and report all ask for.
+
+        Not a cached_property: in Python 3.11 that holds one lock for all runs while it computes.
+        """
+        if "limit distance" not in self._kept:
+            self._kept["limit distance"] = self._distance(2, "limit", "chordal")
+        found: xr.DataArray = self._kept["limit distance"]
+        return found
 
     def _distance(self, p: float, target: str | Cloud, cost: str) -> xr.DataArray:
         return self._distance_curve(f"W{p:g}", self._distances(self._clouds(), p, target, cost))

@@ -36,7 +36,7 @@
     if (name === "compare") {
       root.dataset.compare = text ? "yes" : "no";
       root.dataset.other = text === "beta" || text === "n" ? "yes" : "no";
-      document.querySelector("label[for=field-other]").textContent = text === "n" ? "second N" : "second β";
+      document.querySelector("label[for=field-other]").textContent = text === "n" ? "Second N" : "Second β";
       window.dispatchEvent(new Event("resize"));
     }
   }
