@@ -41,7 +41,7 @@ def host_state():
     }
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_host_keeps_its_state_before_during_and_after_a_sweep(tmp_path, scheduler, fails, monkeypatch):
     before, seen, ended = host_state(), [], threading.Event()
 
@@ -72,6 +72,7 @@ def test_the_host_keeps_its_state_before_during_and_after_a_sweep(tmp_path, sche
         assert files(tmp_path / "here") == files(tmp_path / "there")
 
 
+@pytest.mark.slow
 def test_no_process_outlives_a_host_that_is_killed():
     program = """
 import os

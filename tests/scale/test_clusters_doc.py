@@ -84,6 +84,7 @@ def test_a_sweep_on_the_cluster_of_the_page(folder, port, monkeypatch):
     assert open_sweep(Places(folder / "sweep"))["status"].values.tolist() == [0, 0]
 
 
+@pytest.mark.slow
 def test_an_audit_on_the_cluster_of_the_page(folder, port, monkeypatch):
     run(command("metastable audit", "--scheduler", port=port), folder, monkeypatch)
     alone = measure(load(str(folder / "my-encoder")), sentences(600)).to_dict()

@@ -57,6 +57,7 @@ def spread(tmp_path, scheduler, monkeypatch):
     return make
 
 
+@pytest.mark.slow
 def test_minilm_on_workers_is_minilm_in_one_process(spread):
     texts = sentences(1560, longest=2)
     encoder, seen = load(MINILM), []

@@ -90,16 +90,15 @@ def test_workers_killed_at_random_moments(tmp_path, cluster, scheduler, undistur
     assert files(folder) == files(undisturbed)
 
 
-def test_client_killed_at_several_moments(tmp_path, scheduler, undisturbed, said):
-    folder, seen = tmp_path / "sweep", []
-    for moment in (2, 40):
-        child = subprocess.Popen(command(folder, "--scheduler", scheduler), env=ENVIRONMENT, stderr=subprocess.PIPE)
-        until_grown(child, folder / "journal", moment)
-        child.kill()
-        child.communicate()
-        seen.append(kept(folder))
-        assert not (folder / "manifest.json").exists()
-    assert 0 < seen[0] <= seen[1] < PLAN.size
+@pytest.mark.parametrize("moment", [30, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_client_that_is_killed(tmp_path, scheduler, undisturbed, said, moment):
+    folder = tmp_path / "sweep"
+    child = subprocess.Popen(command(folder, "--scheduler", scheduler), env=ENVIRONMENT, stderr=subprocess.PIPE)
+    until_grown(child, folder / "journal", moment)
+    child.kill()
+    child.communicate()
+    assert 0 < kept(folder) < PLAN.size
+    assert not (folder / "manifest.json").exists()
     rerun(folder, scheduler, undisturbed, said)
 
 
