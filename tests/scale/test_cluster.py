@@ -141,7 +141,8 @@ def test_workers_with_other_versions_are_refused(scheduler, monkeypatch):
         ({"scheduler": "tcp://127.0.0.1:9", "workers": 1}, "leave them out"),
     ],
 )
-def test_workers_that_cannot_be_had_are_said_in_one_line(options, word):
+def test_workers_that_cannot_be_had_are_said_in_one_line(options, word, monkeypatch):
+    monkeypatch.setattr(workers, "REACH_SECONDS", 1)
     with pytest.raises(BadInput, match=word) as caught, workers.connected(**options):
         pass
     assert "\n" not in str(caught.value)
@@ -226,6 +227,7 @@ def deadly(common, items):
     return items
 
 
+@pytest.mark.slow
 def test_an_item_that_kills_its_workers_is_tried_alone_and_then_given_up(cluster, one_death, tmp_path):
     """Dask blames every task that waited on the same worker."""
     tries = tmp_path / "tries"

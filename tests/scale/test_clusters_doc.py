@@ -78,6 +78,7 @@ def run(words, folder, monkeypatch):
     return ended
 
 
+@pytest.mark.slow
 def test_a_sweep_on_the_cluster_of_the_page(folder, port, monkeypatch):
     ended = run(command("metastable sweep", "--scheduler", port=port), folder, monkeypatch)
     assert "dashboard: http://127.0.0.1" in ended.stderr

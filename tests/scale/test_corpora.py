@@ -81,6 +81,7 @@ def test_the_command_writes_what_one_process_writes(small, tmp_path, scheduler):
         assert (tmp_path / "many" / name).read_bytes() == (tmp_path / "one" / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_mid_corpus(encoder, spread, cluster, windows_of_64):
     texts = sentences(960)
     measuring = spread(texts)

@@ -105,7 +105,7 @@ def test_a_mean_field_point_is_that_of_the_solver():
 
 
 def test_a_mean_field_that_is_not_known_well_enough_fails():
-    plan = make({"beta": [20.0]}, SPECTRA, {}, {"until": 2.0, "tol": 1e-12, "mean_field": True, "t_eval": 3})
+    plan = make({"beta": [2.0]}, SPECTRA, {}, {"until": 0.2, "tol": 1e-12, "mean_field": True, "t_eval": 3})
     found = points.record(plan, 0)
     assert found.status == points.FAILED
     assert b"more than tol" in found.payload

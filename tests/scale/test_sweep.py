@@ -42,7 +42,8 @@ def test_the_axes_in_another_order_are_another_sweep(tmp_path, scheduler):
         ms.sweep(axes=turned, out=tmp_path / "s", scheduler=scheduler, **SMALL)
 
 
-def test_what_is_there_goes_only_when_there_are_workers(tmp_path, scheduler):
+def test_what_is_there_goes_only_when_there_are_workers(tmp_path, scheduler, monkeypatch):
+    monkeypatch.setattr("metastable.scale.cluster.REACH_SECONDS", 1)
     ms.sweep(axes=AXES, out=tmp_path / "s", scheduler=scheduler, **SMALL)
     (tmp_path / "s" / "report.html").write_text("of the sweep that is there")
     before = files(tmp_path / "s")
