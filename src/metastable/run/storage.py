@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import zlib
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import xarray as xr
+import zarr
 from torch import Tensor
 
 from metastable import files
@@ -32,11 +34,6 @@ SCHEMA = "metastable.run/1"
 MEAN_FIELD = "metastable.mean_field/1"
 MERGED = ("live", "merge_error", "largest_merge_error")
 PARTS = ("query", "key", "value", "output", "offset")
-
-
-# xarray changes the process-wide warning filters for a moment while it reads and writes. Two of our threads that did so
-# at once would leave them changed.
-_ZARR = files.Mutex()
 
 
 def run_path(path: str | Path) -> Path:
@@ -114,9 +111,10 @@ def save(run: BaseRun, path: str | Path) -> Path:
     """Write the run; an older run of the same name is replaced only once the new one is complete."""
     target = run_path(path)
     data = run.to_dataset()
-    data = data.assign_attrs(crc32=_checksum(data))
+    arrays = {str(name): variable.values for name, variable in data.variables.items()}
+    data = data.assign_attrs(crc32=_checksum(arrays, data.attrs["run"]))
     encoding = {"frames": {"chunks": (1, min(len(run.cloud), 65_536), run.cloud.dim)}}
-    with _ZARR, files.replacing(target) as temporary:
+    with files.replacing(target) as temporary:
         data.to_zarr(temporary, mode="w", zarr_format=3, consolidated=False, encoding=encoding)
     files.write_json(target.with_suffix(".json"), json.loads(data.attrs["run"]))
     return target
@@ -128,18 +126,20 @@ def load(path: str | Path) -> dict[str, Any]:
     if not files.recover(target):
         raise BadInput(f"there is no run at {target}; give the path that save or --out wrote")
     try:
-        with _ZARR, xr.open_zarr(target, chunks=None, consolidated=False) as stored:
-            data = stored.load()
-        record = json.loads(data.attrs["run"])
+        # Not by xarray, which adds to the host's warning filters when it opens a file.
+        stored = zarr.open_group(target, mode="r")
+        data = {name: np.asarray(array[...]) for name, array in stored.arrays()}
+        text = str(stored.attrs["run"])
+        record = json.loads(text)
         schema = record["schema"]
-        if int(data.attrs["crc32"]) != _checksum(data):
+        if stored.attrs["crc32"] != _checksum(data, text):
             raise ValueError("the checksum does not match")
         readers = {SCHEMA: _tokens, MEAN_FIELD: _mean_field}
         arguments = readers[schema](record["law"], data) if schema in readers else {}
         arguments |= {
             "head": head_from_json(record["head"], getattr(torch, record["head_dtype"])),
             "beta": float(record["beta"]),
-            "times": torch.tensor(data["time"].values),
+            "times": torch.tensor(data["time"]),
             "configuration": record["configuration"],
         }
     except Exception as error:
@@ -150,24 +150,24 @@ def load(path: str | Path) -> dict[str, Any]:
     return arguments
 
 
-def _tokens(law: dict[str, Any], data: xr.Dataset) -> dict[str, Any]:
-    points, log_weights = (torch.tensor(data[name].values) for name in ("frames", "log_weight"))
-    errors = np.stack([data["step_time"].values, data["field_error"].values], axis=1)
-    merged = np.stack([data[name].values for name in MERGED], axis=1) if MERGED[0] in data else None
+def _tokens(law: dict[str, Any], data: dict[str, np.ndarray]) -> dict[str, Any]:
+    points, log_weights = (torch.tensor(data[name]) for name in ("frames", "log_weight"))
+    errors = np.stack([data["step_time"], data["field_error"]], axis=1)
+    merged = np.stack([data[name] for name in MERGED], axis=1) if MERGED[0] in data else None
     return {
         "cloud": Cloud.exactly(points[0].clone(), log_weights, law),
         "frames": points,
         "field_errors": torch.from_numpy(errors),
         "merged": None if merged is None else torch.from_numpy(merged),
-        "jumps": torch.tensor(data["jump"].values) if "jump" in data else None,
+        "jumps": torch.tensor(data["jump"]) if "jump" in data else None,
     }
 
 
-def _mean_field(law: dict[str, Any], data: xr.Dataset) -> dict[str, Any]:
+def _mean_field(law: dict[str, Any], data: dict[str, np.ndarray]) -> dict[str, Any]:
     from metastable.run.mean_field import Frames
 
     names = ("frames", "log_weight", "coarse_frames", "coarse_log_weight")
-    frames, log_weights, coarse, coarse_log_weights = (torch.tensor(data[name].values) for name in names)
+    frames, log_weights, coarse, coarse_log_weights = (torch.tensor(data[name]) for name in names)
     return {
         "cloud": Frames(frames, log_weights).cloud(0, law),
         "frames": frames,
@@ -176,9 +176,9 @@ def _mean_field(law: dict[str, Any], data: xr.Dataset) -> dict[str, Any]:
     }
 
 
-def _checksum(data: xr.Dataset) -> int:
-    """CRC-32 of every array and of the description. A missing Zarr chunk would otherwise read as fill values."""
-    state = zlib.crc32(data.attrs["run"].encode())
-    for name in sorted(map(str, data.variables)):
-        state = zlib.crc32(np.ascontiguousarray(data[name].values).view(np.uint8).reshape(-1).data, state)
+def _checksum(data: Mapping[str, np.ndarray], description: str) -> int:
+    """CRC-32 of the description and of every array. A missing Zarr chunk would otherwise read as fill values."""
+    state = zlib.crc32(description.encode())
+    for name in sorted(data):
+        state = zlib.crc32(np.ascontiguousarray(data[name]).view(np.uint8).reshape(-1).data, state)
     return state
