@@ -16,7 +16,7 @@ ORDER = [
     *("run", "figures", "report", "claims", "encoder", "monitor", "scale", "lab", "cli", "__main__"),
 ]
 # Doors to the right, opened only when called: a head knows its theory, a run its pictures.
-DOORS = {("head", "theory"), ("run", "figures"), ("run", "report"), ("cloud", "theory")}
+DOORS = {("head", "theory"), ("run", "figures"), ("run", "report")}
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
