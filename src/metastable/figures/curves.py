@@ -91,14 +91,12 @@ def loop_curves(curves: pd.DataFrame, layer: int, trained_depth: int | None, ang
 
 def lengths(texts: Mapping[int, int]) -> go.Figure:
     """How many texts have n tokens, special tokens included. texts : the number of texts by n."""
-    n = np.array(sorted(texts))
-    counts = np.array([texts[int(i)] for i in n])
+    n, counts = np.array(sorted(texts.items())).T
     width = max(1, math.ceil((n[-1] - n[0] + 1) / BINS))
-    bins = (n - n[0]) // width
-    tops = [int(counts[bins == b].sum()) for b in range(int(bins[-1]) + 1)]
-    starts = [int(n[0]) + b * width for b in range(len(tops))]
+    starts = range(int(n[0]), int(n[-1]) + 1, width)
+    tops = np.histogram(n, [*starts, starts[-1] + width], weights=counts)[0].astype(int)
     each = [f"n = {s}" if width == 1 else f"n = {s} to {s + width - 1}" for s in starts]
-    middle = float((n * counts).sum() / counts.sum())
+    middle = float(np.average(n, weights=counts))
     text = (
         f"{int(counts.sum())} texts of {n[0]} to {n[-1]} tokens, {look.number(middle)} on average, special tokens "
         "included. Every statistic on text depends on n: compare audits on texts of the same lengths."
@@ -106,7 +104,7 @@ def lengths(texts: Mapping[int, int]) -> go.Figure:
     figure = look.plain("How long the texts were", 300, text)
     figure.add_bar(
         x=[s + (width - 1) / 2 for s in starts],
-        y=tops,
+        y=tops.tolist(),
         width=0.9 * width,
         customdata=each,
         marker_color=look.BLUE,
@@ -114,7 +112,7 @@ def lengths(texts: Mapping[int, int]) -> go.Figure:
         name="texts",
     )
     figure.update_xaxes(title_text="number of tokens n")
-    figure.update_yaxes(title_text="texts", rangemode="tozero", dtick=1 if max(tops) <= 6 else None)
+    figure.update_yaxes(title_text="texts", rangemode="tozero", dtick=1 if tops.max() <= 6 else None)
     return figure
 
 
