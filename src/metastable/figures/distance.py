@@ -107,7 +107,7 @@ def distance(run: BaseRun, curves: DistanceCurves | None = None) -> go.Figure:
     if c.distance is None:
         return _without_limit(run)
     figure = look.plain("Distance to the limit law over time", 600, _caption(c))
-    low = _lowest(c)
+    low = _lowest([c.distance, [c.floor.mean if c.floor else 0.0]], [c.laplace, c.lyapunov])
     if c.phases is not None:
         _plateaus(figure, c.phases)
     _band(figure, c.distance, low)
@@ -162,10 +162,9 @@ def _finite(*curves: Any) -> np.ndarray:
     return y[np.isfinite(y)]
 
 
-def _lowest(c: DistanceCurves) -> float:
-    """Lower end of the axis: below the whole distance and the noise floor, and as much of the terms as fits."""
-    main = (c.distance, [c.floor.mean if c.floor else 0.0])
-    shown, everything = _finite(*main), _finite(*main, *(t for t in (c.laplace, c.lyapunov) if t is not None))
+def _lowest(main: Sequence[Any], terms: Sequence[Any] = ()) -> float:
+    """Lower end of the axis: below all values of the main curves, and as much of the terms as fits."""
+    shown, everything = _finite(*main), _finite(*main, *(term for term in terms if term is not None))
     if len(everything) == 0:
         return 1e-3
     least = shown.min() if len(shown) else everything.min()
@@ -324,7 +323,7 @@ def distances(runs: Sequence[Run], curves: Sequence[DistanceCurves], names: Sequ
         look.curve(figure, c.distance["time"].values, y, f"W₂, {name}", colour, width=3, dash=dash)
         _begins(figure, c, name, colour)
         floors.append((0.0 if c.floor is None else c.floor.mean, f", {name}", colour))
-    drawn = _finite(*(c.distance for c in curves), [floor for floor, _, _ in floors])
+    low = _lowest([*(c.distance for c in curves), [floor for floor, _, _ in floors]])
     if max(floors)[0] < 1.05 * min(floors)[0]:
         # The two lines could not be told apart.
         floors = [(floors[0][0], "", look.GREY)]
@@ -332,7 +331,7 @@ def distances(runs: Sequence[Run], curves: Sequence[DistanceCurves], names: Sequ
         if floor > 0:
             name = f"noise floor {look.number(floor)}{of}"
             look.curve(figure, [0, horizon], [floor] * 2, name, colour, width=1.5, dash="dot")
-    _axes(figure, horizon, min(float(drawn.min()) / 1.5, 0.1) if len(drawn) else 1e-3)
+    _axes(figure, horizon, low)
     return figure
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import html
 import json
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -305,7 +306,11 @@ def _draw_lines(figure: go.Figure, data: xr.Dataset, theory: Theory, up: _Axis, 
                 f"a = {look.number(a)} is the median of the measured offsets on the colder half."
             )
     some = betas[:: math.ceil(len(betas) / MOST_ON_A_LINE)] if _is_uniform(data) else betas[:0]
-    forecasts = [(b, t) for b in some if (t := _departure(theory, float(b))) is not None]
+    forecasts = []
+    for beta in some.tolist():
+        # There is no forecast for every head and every β.
+        with suppress(BadInput):
+            forecasts.append((beta, theory.plateau(beta).departure))
     if len(forecasts) > 1:
         where, when = np.array(forecasts).T
         _add_line(figure, up, when, where, "forecast departure", "dash")
@@ -318,13 +323,6 @@ def _add_line(figure: go.Figure, up: _Axis, times: Floats, betas: Floats, name: 
     shared: dict[str, Any] = {"hoverinfo": "skip", "hovertemplate": None, "legendgroup": name}
     look.curve(figure, times, y, "", "white", width=6, showlegend=False, **shared)
     look.curve(figure, times, y, name, look.BLACK, width=2.5, dash=dash, **shared)
-
-
-def _departure(theory: Theory, beta: float) -> float | None:
-    try:
-        return theory.plateau(beta).departure
-    except BadInput:
-        return None
 
 
 def _is_uniform(data: xr.Dataset) -> bool:

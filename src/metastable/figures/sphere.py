@@ -157,34 +157,31 @@ def _add_space(
     """A dominant line as an axis through the centre, a dominant plane as its circle, larger spaces not at all."""
     # The second axis is longer and the second circle is thinner, so that both are visible where they coincide.
     first = like is None
-    if of.dim == 1:
-        name = f"±{letter}, dominant direction of {matrix}"
-        _add_axis(figure, _dominant(of, like) @ axes, letter, name, colour, reach=1.12 if first else 1.22)
-    elif of.dim == 2 and of.size > 2:
+    if of.dim == 2 and of.size > 2:
         plane = _numpy(of.basis).T @ axes
         _add_circle(figure, plane, f"dominant plane of {matrix}", colour, width=7 if first else 2.5)
-
-
-def _dominant(of: Spectrum, like: Spectrum | None = None) -> Array:
-    """The dominant unit vector, with the sign that puts +v on the side of +e."""
-    tip = _numpy(of.basis)[:, 0]
-    return -tip if like is not None and like.dim == 1 and tip @ _numpy(like.basis)[:, 0] < 0 else tip
-
-
-def _add_axis(figure: go.Figure, tip: Array, letter: str, name: str, colour: str, reach: float) -> None:
+    if of.dim != 1:
+        return
+    tip, reach = _dominant(of, like) @ axes, 1.12 if first else 1.22
     solid = len(tip) == 3
     outward = ["middle left", "middle right"] if tip[0] >= 0 else ["middle right", "middle left"]
     trace = _trace(
         _rounded(np.stack([-reach * tip, reach * tip])),
         mode="lines+text",
         text=[f"−{letter}", f"+{letter}"],
-        name=name,
+        name=f"±{letter}, dominant direction of {matrix}",
         hoverinfo="skip",
         textposition="top center" if solid else outward,
         textfont={"size": 17, "color": colour},
         line={"color": colour, "width": 5 if solid else 2.5},
     )
     figure.add_trace(trace)
+
+
+def _dominant(of: Spectrum, like: Spectrum | None = None) -> Array:
+    """The dominant unit vector, with the sign that puts +v on the side of +e."""
+    tip = _numpy(of.basis)[:, 0]
+    return -tip if like is not None and like.dim == 1 and tip @ _numpy(like.basis)[:, 0] < 0 else tip
 
 
 def _add_circle(figure: go.Figure, plane: Array, name: str, colour: str, width: float) -> None:
