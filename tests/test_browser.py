@@ -16,12 +16,12 @@ FIGURES = ("distance", "sphere", "spectrum", "observables")
 
 def circle():
     head = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
-    return ms.simulate(head, ms.graded(150, head), beta=100.0, until=20.0, t_eval=41)
+    return ms.simulate(head, ms.graded(150, head), beta=100.0, until=20.0, t_eval=21)
 
 
 def ball():
     head = ms.Head.from_spectra([1.5, 1.0, 0.6], [1.2, 0.9, 0.5], seed=0)
-    return ms.simulate(head, ms.graded(120, head), beta=100.0, until=12.0, t_eval=25)
+    return ms.simulate(head, ms.graded(120, head), beta=100.0, until=12.0, t_eval=13)
 
 
 def rotation():

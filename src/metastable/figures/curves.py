@@ -43,8 +43,8 @@ def depth_curves(
     shown = [name for name in columns if name in layers]
     colours = ((look.GREY, "dash"), (look.ORANGE, "dot"))
     sources = [("this model", layers, look.BLUE, "solid")]
-    for (name, table), line in zip(others.items(), colours, strict=False):
-        sources.append((html.escape(name), table, *line))
+    for (name, table), style in zip(others.items(), colours, strict=False):
+        sources.append((html.escape(name), table, *style))
     text = (
         "Depth 0 is the input of the first layer, and the last depth is the output of the encoder. Bands are 95 % "
         "intervals of the mean over texts. Thin lines are texts of about one length; broader lines are longer texts. "

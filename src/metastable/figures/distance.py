@@ -104,12 +104,11 @@ def distance(run: BaseRun, curves: DistanceCurves | None = None) -> go.Figure:
     curves : `distance_curves(run)`, if the caller has them already
     """
     c = curves or distance_curves(run)
-    if c.distance is None:
+    if c.distance is None or c.phases is None:
         return _without_limit(run)
     figure = look.plain("Distance to the limit law over time", 600, _caption(c))
     low = _lowest([c.distance, [c.floor.mean if c.floor else 0.0]], [c.laplace, c.lyapunov])
-    if c.phases is not None:
-        _plateaus(figure, c.phases)
+    _plateaus(figure, c.phases)
     _band(figure, c.distance, low)
     for values, name, colour, width in (
         (c.distance, "W₂ to the limit law", look.BLUE, 3.5),
@@ -122,7 +121,7 @@ def distance(run: BaseRun, curves: DistanceCurves | None = None) -> go.Figure:
     if c.floor is not None and c.floor.mean > 0:
         name = f"noise floor {look.number(c.floor.mean)}: two samples of the limit"
         look.curve(figure, [0, run.horizon], [c.floor.mean] * 2, name, look.GREY, dash="dot")
-    rows = _shade(figure, c.phases) if c.phases is not None else 0
+    rows = _shade(figure, c.phases)
     _axes(figure, run.horizon, low)
     figure.update_xaxes(unifiedhovertitle_text="t = %{x:.4g}")
     height = 470 + look.LEGEND_LINE * len(figure.data)
@@ -131,9 +130,16 @@ def distance(run: BaseRun, curves: DistanceCurves | None = None) -> go.Figure:
 
 
 def _axes(figure: go.Figure, horizon: float, low: float | None) -> None:
-    """The axis of time, the legend, and an axis of distances from `low` on, or none for low = None."""
+    """The axis of time, the legend, and a logarithmic axis of distances from `low` on, or none for low = None."""
     if low is not None:
-        look.log_axis(figure, "Wasserstein-2 distance (chordal)", low, 1.1 * DIAMETER)
+        figure.update_yaxes(
+            title_text="Wasserstein-2 distance (chordal)",
+            type="log",
+            range=[np.log10(low), np.log10(1.1 * DIAMETER)],
+            minor={"ticks": "outside", "ticklen": 3, "tickcolor": look.GREY},
+            dtick=1,
+            exponentformat="none" if low > 1e-4 else "power",
+        )
     figure.update_xaxes(title_text="time t", range=[0, horizon], showgrid=False)
     figure.update_layout(hovermode="x unified")
     look.legend_below(figure)
@@ -184,9 +190,9 @@ def _band(figure: go.Figure, curve: xr.DataArray, low: float) -> None:
     """The band between the lower and the upper bound of a distance that is not exact."""
     if np.allclose(curve["lower"], curve["upper"], rtol=1e-9, atol=1e-15):
         return
-    edges = (np.clip(curve[side].values, low, DIAMETER) for side in ("lower", "upper"))
+    lower, upper = (np.clip(curve[side].values, low, DIAMETER) for side in ("lower", "upper"))
     names = ("lower bound of W₂", "W₂ lies in here (not exact)")
-    look.band(figure, curve["time"].values, *edges, look.BAND, names, hovertemplate="%{y:.3g}")
+    look.band(figure, curve["time"].values, lower, upper, look.BAND, names, hovertemplate="%{y:.3g}")
 
 
 def _bound(figure: go.Figure, c: DistanceCurves) -> None:
@@ -206,8 +212,7 @@ def _shade(figure: go.Figure, phases: Phases) -> int:
     row_ends = [-math.inf] * 3
     intervals = phase_intervals(phases)
     for name, begin, end in intervals:
-        area = {"x0": begin, "x1": end, "y0": 0, "y1": 1, "yref": "y domain", "layer": "below"}
-        figure.add_shape(name=name, type="rect", line_width=0, fillcolor=look.PHASE_TINTS[name], **area)
+        figure.add_vrect(begin, end, name=name, line_width=0, fillcolor=look.PHASE_TINTS[name], layer="below")
         if end - begin > 0.01 * phases.horizon:
             text = name if len(intervals) > 1 else "concentration, not complete"
             _label(figure, text, begin, end, phases.horizon, row_ends)
@@ -243,8 +248,7 @@ def _transitions(figure: go.Figure, phases: Phases) -> None:
         sides["terminal"] = "left" if seen["terminal"] < phases.horizon - space else "right"
     crowded = len(set(sides.values())) < len(seen) and max(seen.values()) - min(seen.values()) < space
     for name, t in seen.items():
-        line = {"x0": t, "x1": t, "y0": 0, "y1": 1, "yref": "y domain", "line": {"color": look.GREY, "width": 1.5}}
-        figure.add_shape(name=f"{name} at", type="line", **line)
+        figure.add_vline(t, name=f"{name} at", line={"color": look.GREY, "width": 1.5})
         if t >= 0.01 * phases.horizon:
             place = {"x": t, "xanchor": sides[name], "y": 0, "yref": "y domain", "yanchor": "bottom"}
             place["yshift"] = 18 if crowded and name == "terminal" else 0
@@ -276,8 +280,8 @@ def _without_limit(run: BaseRun) -> go.Figure:
         "There is no limit law, so there is no distance to draw. Shown instead: the mean cosine between tokens (1 if "
         f"all are equal) and their effective rank (1 for one direction, {run.cloud.dim} if all are equally used)."
     )
-    grid = {"rows": 2, "cols": 1, "shared_xaxes": True, "vertical_spacing": 0.08}
-    figure = look.plain("No limit law to measure a distance to", 520, text, **grid)
+    title = "No limit law to measure a distance to"
+    figure = look.plain(title, 520, text, rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08)
     seen = run.observables()
     for row, key in enumerate(("mean_cosine", "effective_rank"), start=1):
         add_panel(figure, run, seen, key, row, 1)

@@ -143,18 +143,6 @@ def legend_below(figure: go.Figure, height: float | None = None) -> None:
     )
 
 
-def log_axis(figure: go.Figure, title: str, low: float, high: float) -> None:
-    """A logarithmic y axis from `low` to `high`."""
-    figure.update_yaxes(
-        title_text=title,
-        type="log",
-        range=[np.log10(low), np.log10(high)],
-        minor={"ticks": "outside", "ticklen": 3, "tickcolor": GREY},
-        dtick=1,
-        exponentformat="none" if low > 1e-4 else "power",
-    )
-
-
 def caption(figure: go.Figure) -> str:
     """How to read the figure and what it leaves out, in one to three sentences."""
     return str(figure.layout.meta["caption"])

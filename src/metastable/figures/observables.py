@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
@@ -26,7 +28,7 @@ def observables(run: BaseRun) -> go.Figure:
         f"directions are equally used. Clusters: groups of tokens linked by steps shorter than β^(−1/2){sample}. "
         "Log energy: it never decreases for B = V = I, but it may for other heads."
     )
-    grid = {"rows": 2, "cols": 2, "vertical_spacing": 0.2, "horizontal_spacing": 0.14}
+    grid: dict[str, Any] = {"rows": 2, "cols": 2, "vertical_spacing": 0.2, "horizontal_spacing": 0.14}
     titles = [name for name, _ in PANELS.values()]
     figure = look.plain("Observables over time", 520, caption, **grid, subplot_titles=titles)
     for i, key in enumerate(PANELS):

@@ -234,19 +234,17 @@ class _Axis:
 
 
 def _ticks(finite: Floats, logs: bool) -> tuple[list[float], list[str]]:
+    """Places and labels of all values, or of about six round numbers between them."""
     if len(finite) <= 6:
         found = [float(v) for v in finite]
     elif logs:
         found = look.round_numbers(float(np.log10(finite[0])), float(np.log10(finite[-1])))
     else:
-        step = _round_step(float(finite[-1] - finite[0]) / 6)
+        least = float(finite[-1] - finite[0]) / 6
+        power = 10.0 ** math.floor(math.log10(least))
+        step = next(power * k for k in (1, 2, 5, 10) if power * k >= least * (1 - 1e-9))
         found = [float(v) for v in np.arange(math.ceil(finite[0] / step), finite[-1] / step + 1e-9) * step]
     return [math.log10(v) if logs else v for v in found], [look.number(v) for v in found]
-
-
-def _round_step(least: float) -> float:
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(power * k for k in (1, 2, 5, 10) if power * k >= least * (1 - 1e-9))
 
 
 def _draw_cells(

@@ -106,8 +106,7 @@ def _ranges(values: Values, above: float) -> tuple[list[float], list[float]]:
 
 def _planes(title: str, caption: str, headings: list[str], real_part: str) -> go.Figure:
     """An empty figure with a complex plane for M and one for V."""
-    grid = {"rows": 2, "cols": 1, "vertical_spacing": 0.2, "subplot_titles": headings}
-    figure = look.plain(title, 700, caption, **grid)
+    figure = look.plain(title, 700, caption, rows=2, cols=1, vertical_spacing=0.2, subplot_titles=headings)
     figure.update_yaxes(title_text="imaginary part")
     figure.update_xaxes(title_text=real_part, row=2, col=1)
     figure.update_layout(margin_t=look.TITLE_HEIGHT + 34, showlegend=False, hovermode="closest")
