@@ -457,8 +457,10 @@ class TestSpectrum:
         assert (figure.layout.yaxis.scaleanchor, figure.layout.yaxis2.scaleanchor) == ("x", "x2")
         zero = [s for s in figure.layout.shapes if s.name == "Re λ = 0"]
         assert [(s.x0, s.x1, s.xref) for s in zero] == [(0, 0, "x"), (0, 0, "x2")]
-        for axis in (figure.layout.xaxis, figure.layout.xaxis2):
-            assert axis.range[0] < 0 < axis.range[1]
+        for axis, name in ((figure.layout.xaxis, "M = V Bᵀ"), (figure.layout.xaxis2, "V")):
+            places = [0, *trace(figure, f"eigenvalues of {name}").x, *trace(figure, f"dominant of {name}").x]
+            assert axis.range[0] < min(places)
+            assert max(places) < axis.range[1] < 2 * max(places)
 
     def test_a_complex_pair_is_two_dominant_points(self):
         figure = drawn("rotating", "spectrum")

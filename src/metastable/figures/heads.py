@@ -230,7 +230,7 @@ def comparison(table: pd.DataFrame) -> go.Figure:
     axis = scale.axis()
     axis["colorbar"] |= {"yref": "paper", "y": (below + 42) / (above + below + 150), "yanchor": "bottom"}
     look.legend_below(figure, 120)
-    figure.update_layout(coloraxis=axis, legend_orientation="h", barmode="group")
+    figure.update_layout(coloraxis=axis, legend={"orientation": "h", "font": {"size": 14}}, barmode="group")
     _head_axes(figure, table, row=1, col=1)
     figure.update_xaxes(title_text="relative change", rangemode="tozero", row=2, col=1)
     figure.update_yaxes(autorange="reversed", row=2, col=1)
