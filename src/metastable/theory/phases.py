@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from metastable.arrays import finite
+from metastable.arrays import finite, vector
 from metastable.errors import BadInput
 
 Floats = NDArray[np.float64]
@@ -141,21 +141,13 @@ def detect(times: Any, distance: Any, factor: float = 1.5, floor: float = 1e-9) 
 
 
 def _curve(times: Any, distance: Any) -> tuple[Floats, Floats]:
-    try:
-        t, d = (np.asarray(a, dtype=np.float64) for a in (times, distance))
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"times and distance must be arrays of numbers: {str(error).splitlines()[0]}") from error
-    if t.ndim != 1 or t.shape != d.shape or len(t) == 0:
-        raise BadInput(f"times have shape {t.shape} and distance {d.shape}; both must be (n,) with n ≥ 1")
-    if not np.isfinite(t).all():
-        raise BadInput(f"time {int((~np.isfinite(t)).argmax())} is not finite; times must be increasing numbers")
+    t = vector(times, "times", None).double().cpu().numpy()
+    d = vector(distance, "distance", len(t)).double().cpu().numpy()
     if not (np.diff(t) > 0).all():
         k = int((np.diff(t) <= 0).argmax())
         raise BadInput(f"times go from {t[k]:g} to {t[k + 1]:g} at index {k}; they must increase")
-    bad = ~(np.isfinite(d) & (d >= 0))
-    if bad.any():
-        k = int(bad.argmax())
-        raise BadInput(f"distance is {d[k]:g} at t = {t[k]:g}; distances must be finite and 0 or more")
+    if d.min() < 0:
+        raise BadInput(f"distance is {d.min():g} at t = {t[d.argmin()]:g}; distances must be 0 or more")
     return t, d
 
 
