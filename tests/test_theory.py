@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import metastable as ms
+from metastable import transport
 from metastable.theory.spectrum import Spectrum
 from tests.problems import circle_head, head_with_generator, prescribed, random_matrix
 
@@ -85,12 +86,10 @@ def test_law_rate_is_the_decay_of_the_exact_law(seed):
     """On a graded cloud W_p(μ_t^∞, ν) must fall at min(c, κ dim E/p); with clocks that differ, κ ≠ c."""
     head = circle_head(0.3, (1.4, 0.35), -0.1 * seed, (1.2, 0.9))
     th = head.theory()
-    cloud = ms.graded(5_000, head, smallest=1e-30)
+    cloud = ms.graded(1_500, head, smallest=1e-30)
     times = torch.tensor([0.0, 12.0, 16.0])
     pushed = th.limit(cloud.points)
     frames = ms.zero_temperature_flow(head, cloud, times)
-    from metastable import transport
-
     for p in (1, 2):
         first, last = (transport.to_limit(cloud.moved_to(x), pushed, th.basis, p, "chordal").value for x in frames[1:])
         assert math.log(first / last) / 4.0 == pytest.approx(th.law_rate(p), rel=0.03)
@@ -98,13 +97,11 @@ def test_law_rate_is_the_decay_of_the_exact_law(seed):
 
 def test_law_rate_may_be_decided_by_a_later_eigenvector():
     """M = diag(1, ½, 0.4) with a slow clock at e₃: Σ(λ_j − λ₃)/(2|Bᵀe₃|) = 0.07, far below c and κ/2 = ½·½/0.2."""
-    from metastable import transport
-
     B, V = (torch.diag(torch.tensor(v, dtype=torch.float64)) for v in ([1, 0.2, 5], [1, 2.5, 0.08]))
     head = ms.Head.from_interaction(B, V)
     th = head.theory()
     assert th.law_rate() == pytest.approx(0.07)
-    cloud = ms.uniform(100_000, d=3, seed=0)
+    cloud = ms.fibonacci(10_000)
     frames = ms.zero_temperature_flow(head, cloud, torch.tensor([25.0, 35.0]))
     pushed = th.limit(cloud.points)
     first, last = (transport.to_limit(cloud.moved_to(x), pushed, th.basis, 2, "chordal").value for x in frames)

@@ -23,6 +23,7 @@ from metastable.encoder.load import load, twin
 from metastable.errors import BadInput
 from metastable.figures import curves, heads
 from metastable.figures.look import caption, number
+from metastable.figures.spectrum import spectrum_panels
 from tests.encoder import models
 
 TEXTS = [
@@ -225,20 +226,20 @@ def test_dominant_eigenvalues_are_marked_and_the_kernel_where_it_dominates():
         np.array([0.3, 0.1, -4]),
         np.array([-1.0, -0.5 + 1j, -0.5 - 1j]),
     )
-    m, v = heads.spectrum_panels(pair, real, 10)
+    m, v = spectrum_panels(pair, real, 10)
     assert m["first"] == [[1.0, 1.0], [2.0, -2.0]]
     assert "1 ± 2i" in m["heading"]
     assert v["first"] == [[0.3], [0.0]]
-    m, v = heads.spectrum_panels(below, below, 10)
+    m, v = spectrum_panels(below, below, 10)
     assert m["first"] == [[0.0], [0.0]]
     assert m["kernel"] == [[], []]
-    whole = heads.spectrum_panels(below, below, 3)[0]
+    whole = spectrum_panels(below, below, 3)[0]
     assert whole["first"] == [[-0.5, -0.5], [1.0, -1.0]]
     figure = figures.eigenvalues(pair, real, EVIL, 10)
     assert figure.layout.yaxis.scaleanchor == "x"
     assert figure.layout.yaxis2.scaleanchor == "x2"
     assert "<img" not in figure.layout.title.text
-    zero = heads.spectrum_panels(np.zeros(2), np.zeros(2), 2)[0]
+    zero = spectrum_panels(np.zeros(2), np.zeros(2), 2)[0]
     assert zero["first"] == [[0.0, 0.0], [0.0, 0.0]]
 
 

@@ -20,8 +20,9 @@ from metastable import figures
 from metastable.encoder.columns import CHECKS, COLUMNS, SIZES, TEXT, meaning
 from metastable.encoder.compare import COLUMNS as COMPARED
 from metastable.figures.curves import PANELS, Classes
-from metastable.figures.heads import MEASURES, median_of, spectrum_panels, written
+from metastable.figures.heads import MEASURES, median_of, written
 from metastable.figures.look import CONFIG, caption, number, untitled
+from metastable.figures.spectrum import spectrum_panels
 from metastable.report.page import figure_block, render_page, target_of, write_page
 
 if TYPE_CHECKING:

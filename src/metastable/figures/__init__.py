@@ -12,11 +12,11 @@ import plotly.graph_objects as go
 
 from metastable.figures.curves import depth_curves, lengths, loop_curves
 from metastable.figures.distance import distance, distance_curves, distances
-from metastable.figures.heads import comparison, eigenvalues, heat_map
+from metastable.figures.heads import comparison, heat_map
 from metastable.figures.look import caption
 from metastable.figures.observables import observables
 from metastable.figures.phase_diagram import phase_diagram
-from metastable.figures.spectrum import spectrum
+from metastable.figures.spectrum import eigenvalues, spectrum
 from metastable.figures.sphere import sphere
 
 OF_A_RUN: dict[str, Callable[[Any], go.Figure]] = {

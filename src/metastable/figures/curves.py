@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from metastable.figures import look
 
@@ -44,22 +43,22 @@ def depth_curves(
     shown = [name for name in columns if name in layers]
     colours = ((look.GREY, "dash"), (look.ORANGE, "dot"))
     sources = [("this model", layers, look.BLUE, "solid")]
-    for (name, table), line in zip(others.items(), colours, strict=False):
-        sources.append((html.escape(name), table, *line))
-    figure = _grid(shown)
-    for i, column in enumerate(shown):
-        place = {"row": i // 2 + 1, "col": i % 2 + 1}
-        _by_length(figure, by_length.get(column, {}), place, legend=i == 0)
-        for name, table, colour, dash in sources:
-            if column in table:
-                _curve(figure, table, "depth", column, name, colour, dash, place, legend=i == 0)
+    for (name, table), style in zip(others.items(), colours, strict=False):
+        sources.append((html.escape(name), table, *style))
     text = (
         "Depth 0 is the input of the first layer, and the last depth is the output of the encoder. Bands are 95 % "
         "intervals of the mean over texts. Thin lines are texts of about one length; broader lines are longer texts. "
         "Where the thin lines differ, the statistic depends on the number of tokens n, and only texts of one length "
         f"can be compared. {_slopes(layers, shown)}"
     )
-    _finish(figure, "Over depth, on text", shown, text, "depth", sources_count=len(sources) + 1)
+    figure = _panels("Over depth, on text", text, shown, "depth", legend=66 + KEY_LINE * (len(sources) + 2))
+    for i, column in enumerate(shown):
+        place = {"row": i // 2 + 1, "col": i % 2 + 1}
+        _by_length(figure, by_length.get(column, {}), place, legend=i == 0)
+        for name, table, colour, dash in sources:
+            if column in table:
+                line = {"color": colour, "width": 2.5, "dash": dash}
+                _curve(figure, table, "depth", column, name, line, showlegend=i == 0, **place)
     return figure
 
 
@@ -69,13 +68,6 @@ def loop_curves(curves: pd.DataFrame, layer: int, trained_depth: int | None, ang
     layer : the layer that is repeated; angle : degrees, the largest angle between linked tokens of one cluster
     trained_depth : the number of layers of an encoder whose layers are shared, else None
     """
-    shown = [name for name in LOOPED if name in curves]
-    figure = _grid(shown)
-    for i, column in enumerate(shown):
-        place = {"row": i // 2 + 1, "col": i % 2 + 1}
-        _curve(figure, curves, "step", column, "looped", look.BLUE, "solid", place, legend=False)
-        if trained_depth is not None:
-            figure.add_vline(x=trained_depth, line={"color": look.VERMILLION, "width": 1.5, "dash": "dash"}, **place)
     if trained_depth is None:
         text = f"Layer {layer} is applied again and again. It was not trained for that."
     else:
@@ -87,20 +79,24 @@ def loop_curves(curves: pd.DataFrame, layer: int, trained_depth: int | None, ang
         f" Clusters: groups of tokens linked by angles below {angle:g} degrees. Change: how far the next step moves a "
         "token. Bands are 95 % intervals of the mean over texts."
     )
-    _finish(figure, "Layers in a loop", shown, text, "steps", sources_count=1)
+    shown = [name for name in LOOPED if name in curves]
+    figure = _panels("Layers in a loop", text, shown, "steps")
+    for i, column in enumerate(shown):
+        place = {"row": i // 2 + 1, "col": i % 2 + 1}
+        _curve(figure, curves, "step", column, "looped", {"color": look.BLUE, "width": 2.5}, **place)
+        if trained_depth is not None:
+            figure.add_vline(x=trained_depth, line={"color": look.VERMILLION, "width": 1.5, "dash": "dash"}, **place)
     return figure
 
 
 def lengths(texts: Mapping[int, int]) -> go.Figure:
     """How many texts have n tokens, special tokens included. texts : the number of texts by n."""
-    n = np.array(sorted(texts))
-    counts = np.array([texts[int(i)] for i in n])
+    n, counts = np.array(sorted(texts.items())).T
     width = max(1, math.ceil((n[-1] - n[0] + 1) / BINS))
-    bins = (n - n[0]) // width
-    tops = [int(counts[bins == b].sum()) for b in range(int(bins[-1]) + 1)]
-    starts = [int(n[0]) + b * width for b in range(len(tops))]
+    starts = range(int(n[0]), int(n[-1]) + 1, width)
+    tops = np.histogram(n, [*starts, starts[-1] + width], weights=counts)[0].astype(int)
     each = [f"n = {s}" if width == 1 else f"n = {s} to {s + width - 1}" for s in starts]
-    middle = float((n * counts).sum() / counts.sum())
+    middle = float(np.average(n, weights=counts))
     text = (
         f"{int(counts.sum())} texts of {n[0]} to {n[-1]} tokens, {look.number(middle)} on average, special tokens "
         "included. Every statistic on text depends on n: compare audits on texts of the same lengths."
@@ -108,7 +104,7 @@ def lengths(texts: Mapping[int, int]) -> go.Figure:
     figure = look.plain("How long the texts were", 300, text)
     figure.add_bar(
         x=[s + (width - 1) / 2 for s in starts],
-        y=tops,
+        y=tops.tolist(),
         width=0.9 * width,
         customdata=each,
         marker_color=look.BLUE,
@@ -116,67 +112,50 @@ def lengths(texts: Mapping[int, int]) -> go.Figure:
         name="texts",
     )
     figure.update_xaxes(title_text="number of tokens n")
-    figure.update_yaxes(title_text="texts", rangemode="tozero", dtick=1 if max(tops) <= 6 else None)
+    figure.update_yaxes(title_text="texts", rangemode="tozero", dtick=1 if tops.max() <= 6 else None)
     return figure
 
 
-def _grid(shown: Sequence[str]) -> go.Figure:
-    rows = max(1, math.ceil(len(shown) / 2))
-    inside = rows * PANEL_HEIGHT + (rows - 1) * GAP
-    titles = [name.replace("_", " ") for name in shown]
-    spacing = GAP / inside if rows > 1 else 0.0
-    return make_subplots(rows=rows, cols=2, subplot_titles=titles, vertical_spacing=spacing, horizontal_spacing=0.18)
+def _panels(title: str, caption: str, shown: Sequence[str], x: str, legend: int = 0) -> go.Figure:
+    """An empty figure with a panel for each statistic, two in a row.
 
-
-def _finish(figure: go.Figure, title: str, shown: Sequence[str], text: str, x: str, sources_count: int) -> None:
+    x : title of the x axes; legend : height of the legend in pixels, 0 for none
+    """
     rows = max(1, math.ceil(len(shown) / 2))
-    key = 66 + KEY_LINE * (sources_count + 1) if sources_count > 1 else 60
-    look.dress(figure, title, look.TITLE_HEIGHT + rows * PANEL_HEIGHT + (rows - 1) * GAP + key + 24, text)
-    figure.update_annotations({"font": {"size": 14}})
-    figure.update_layout(
-        margin={"l": 48, "t": look.TITLE_HEIGHT + 24, "b": key},
-        showlegend=sources_count > 1,
-        legend={"yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "font": {"size": 13}, "traceorder": "normal"},
-        hovermode="closest",
-    )
+    inside, below = rows * PANEL_HEIGHT + (rows - 1) * GAP, legend or 60
+    grid: dict[str, Any] = {"rows": rows, "cols": 2, "horizontal_spacing": 0.18}
+    grid |= {"vertical_spacing": GAP / inside if rows > 1 else 0.0}
+    grid |= {"subplot_titles": [name.replace("_", " ") for name in shown]}
+    figure = look.plain(title, look.TITLE_HEIGHT + inside + below + 24, caption, **grid)
+    look.legend_below(figure, below)
+    figure.update_layout(margin={"l": 48, "t": look.TITLE_HEIGHT + 24}, showlegend=legend > 0, hovermode="closest")
     figure.update_xaxes(nticks=6)
     for i in range(max(0, len(shown) - 2), len(shown)):
         figure.update_xaxes(title_text=x, row=i // 2 + 1, col=i % 2 + 1)
+    return figure
 
 
 def _curve(
-    figure: go.Figure,
-    table: pd.DataFrame,
-    x: str,
-    column: str,
-    name: str,
-    colour: str,
-    dash: str,
-    place: dict[str, int],
-    legend: bool,
+    figure: go.Figure, table: pd.DataFrame, x: str, column: str, name: str, line: dict[str, Any], **more: Any
 ) -> None:
+    """A column over the column x, with its 95 % interval. Other arguments are plotly's."""
     at, y = table[x].to_numpy(), table[column].to_numpy(dtype=float)
     if f"{column}_low" in table:
         low, high = (table[f"{column}_{side}"].to_numpy(dtype=float) for side in ("low", "high"))
         sound = np.isfinite(low) & np.isfinite(high)
-        edge: dict[str, Any] = {"x": at[sound], "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
-        tint = f"rgba({int(colour[1:3], 16)},{int(colour[3:5], 16)},{int(colour[5:7], 16)},0.2)"
-        figure.add_scatter(y=low[sound], showlegend=False, name=f"{name}, low", **edge, **place)
-        figure.add_scatter(
-            y=high[sound], fill="tonexty", fillcolor=tint, showlegend=False, name=f"{name}, high", **edge, **place
-        )
+        names, quiet = (f"{name}, low", f"{name}, high"), {**more, "showlegend": False, "hoverinfo": "skip"}
+        look.band(figure, at[sound], low[sound], high[sound], look.tint(line["color"], 0.2), names, **quiet)
     figure.add_scatter(
         x=at,
         y=y,
         name=name,
         legendgroup=name,
-        showlegend=legend,
         mode="lines+markers" if len(at) <= 40 else "lines",
         marker={"size": 5},
-        line={"color": colour, "width": 2.5, "dash": dash},
+        line=line,
         customdata=_details(table, column),
         hovertemplate=f"{x} %{{x}}: %{{y:.4g}}%{{customdata}}<extra>{name}</extra>",
-        **place,
+        **more,
     )
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
-from plotly.subplots import make_subplots
 
 from metastable.errors import BadInput, SimulationStopped
 from metastable.figures import look
@@ -76,8 +75,7 @@ def distance_curves(run: BaseRun) -> DistanceCurves:
     if run.theory().no_limit:
         found.missing.append(f"There is no limit law to measure a distance to: {run.theory().no_limit}.")
         return found
-    found.distance = run.distance()
-    found.phases = run.phases()
+    found.distance, found.phases = run.distance(), run.phases()
     if not isinstance(run, Run):
         found.missing.append("A mean-field run is no sample and has no tokens to follow: it has no noise floor.")
         found.missing.append("The Laplace term, the Lyapunov term and the bound follow tokens and are left out.")
@@ -106,12 +104,11 @@ def distance(run: BaseRun, curves: DistanceCurves | None = None) -> go.Figure:
     curves : `distance_curves(run)`, if the caller has them already
     """
     c = curves or distance_curves(run)
-    if c.distance is None:
+    if c.distance is None or c.phases is None:
         return _without_limit(run)
     figure = look.plain("Distance to the limit law over time", 600, _caption(c))
-    low = _lowest(c)
-    if c.phases is not None:
-        _plateaus(figure, c.phases)
+    low = _lowest([c.distance, [c.floor.mean if c.floor else 0.0]], [c.laplace, c.lyapunov])
+    _plateaus(figure, c.phases)
     _band(figure, c.distance, low)
     for values, name, colour, width in (
         (c.distance, "W₂ to the limit law", look.BLUE, 3.5),
@@ -124,14 +121,28 @@ def distance(run: BaseRun, curves: DistanceCurves | None = None) -> go.Figure:
     if c.floor is not None and c.floor.mean > 0:
         name = f"noise floor {look.number(c.floor.mean)}: two samples of the limit"
         look.curve(figure, [0, run.horizon], [c.floor.mean] * 2, name, look.GREY, dash="dot")
-    rows = _shade(figure, c.phases) if c.phases is not None else 0
-    figure.update_xaxes(title_text="time t", range=[0, run.horizon], showgrid=False)
+    rows = _shade(figure, c.phases)
+    _axes(figure, run.horizon, low)
     figure.update_xaxes(unifiedhovertitle_text="t = %{x:.4g}")
-    look.log_axis(figure, "Wasserstein-2 distance (chordal)", low, 1.1 * DIAMETER)
-    look.legend_below(figure)
     height = 470 + look.LEGEND_LINE * len(figure.data)
-    figure.update_layout(hovermode="x unified", height=height, margin_t=look.TITLE_HEIGHT + 4 + 17 * rows)
+    figure.update_layout(height=height, margin_t=look.TITLE_HEIGHT + 4 + 17 * rows)
     return figure
+
+
+def _axes(figure: go.Figure, horizon: float, low: float | None) -> None:
+    """The axis of time, the legend, and a logarithmic axis of distances from `low` on, or none for low = None."""
+    if low is not None:
+        figure.update_yaxes(
+            title_text="Wasserstein-2 distance (chordal)",
+            type="log",
+            range=[np.log10(low), np.log10(1.1 * DIAMETER)],
+            minor={"ticks": "outside", "ticklen": 3, "tickcolor": look.GREY},
+            dtick=1,
+            exponentformat="none" if low > 1e-4 else "power",
+        )
+    figure.update_xaxes(title_text="time t", range=[0, horizon], showgrid=False)
+    figure.update_layout(hovermode="x unified")
+    look.legend_below(figure)
 
 
 def phase_intervals(phases: Phases) -> list[tuple[str, float, float]]:
@@ -157,10 +168,9 @@ def _finite(*curves: Any) -> np.ndarray:
     return y[np.isfinite(y)]
 
 
-def _lowest(c: DistanceCurves) -> float:
-    """Lower end of the axis: below the whole distance and the noise floor, and as much of the terms as fits."""
-    main = (c.distance, [c.floor.mean if c.floor else 0.0])
-    shown, everything = _finite(*main), _finite(*main, *(t for t in (c.laplace, c.lyapunov) if t is not None))
+def _lowest(main: Sequence[Any], terms: Sequence[Any] = ()) -> float:
+    """Lower end of the axis: below all values of the main curves, and as much of the terms as fits."""
+    shown, everything = _finite(*main), _finite(*main, *(term for term in terms if term is not None))
     if len(everything) == 0:
         return 1e-3
     least = shown.min() if len(shown) else everything.min()
@@ -181,10 +191,8 @@ def _band(figure: go.Figure, curve: xr.DataArray, low: float) -> None:
     if np.allclose(curve["lower"], curve["upper"], rtol=1e-9, atol=1e-15):
         return
     lower, upper = (np.clip(curve[side].values, low, DIAMETER) for side in ("lower", "upper"))
-    edge: dict[str, Any] = {"mode": "lines", "line": {"width": 0}, "hovertemplate": "%{y:.3g}"}
-    edge["x"] = curve["time"].values
-    figure.add_scatter(y=lower, name="lower bound of W₂", showlegend=False, **edge)
-    figure.add_scatter(y=upper, name="W₂ lies in here (not exact)", fill="tonexty", fillcolor=look.BAND, **edge)
+    names = ("lower bound of W₂", "W₂ lies in here (not exact)")
+    look.band(figure, curve["time"].values, lower, upper, look.BAND, names, hovertemplate="%{y:.3g}")
 
 
 def _bound(figure: go.Figure, c: DistanceCurves) -> None:
@@ -204,8 +212,7 @@ def _shade(figure: go.Figure, phases: Phases) -> int:
     row_ends = [-math.inf] * 3
     intervals = phase_intervals(phases)
     for name, begin, end in intervals:
-        area = {"x0": begin, "x1": end, "y0": 0, "y1": 1, "yref": "y domain", "layer": "below"}
-        figure.add_shape(name=name, type="rect", line_width=0, fillcolor=look.PHASE_TINTS[name], **area)
+        figure.add_vrect(begin, end, name=name, line_width=0, fillcolor=look.PHASE_TINTS[name], layer="below")
         if end - begin > 0.01 * phases.horizon:
             text = name if len(intervals) > 1 else "concentration, not complete"
             _label(figure, text, begin, end, phases.horizon, row_ends)
@@ -232,21 +239,18 @@ def _label(figure: go.Figure, text: str, begin: float, end: float, horizon: floa
 
 def _transitions(figure: go.Figure, phases: Phases) -> None:
     """A vertical line where a phase begins, with its time on the outer side if there is space."""
-    first, last = phases.concentrated, phases.terminal
-    space = 0.22 * phases.horizon
-    sides = {
-        "concentrated": (first, "right" if first is not None and first > space else "left"),
-        "terminal": (last, "left" if last is not None and last < phases.horizon - space else "right"),
-    }
-    crowded = first is not None and last is not None and last - first < space
-    crowded = crowded and sides["concentrated"][1] == sides["terminal"][1]
-    for name, (t, side) in sides.items():
-        if t is None:
-            continue
-        line = {"x0": t, "x1": t, "y0": 0, "y1": 1, "yref": "y domain", "line": {"color": look.GREY, "width": 1.5}}
-        figure.add_shape(name=f"{name} at", type="line", **line)
+    times = {"concentrated": phases.concentrated, "terminal": phases.terminal}
+    seen = {name: t for name, t in times.items() if t is not None}
+    space, sides = 0.22 * phases.horizon, {}
+    if "concentrated" in seen:
+        sides["concentrated"] = "right" if seen["concentrated"] > space else "left"
+    if "terminal" in seen:
+        sides["terminal"] = "left" if seen["terminal"] < phases.horizon - space else "right"
+    crowded = len(set(sides.values())) < len(seen) and max(seen.values()) - min(seen.values()) < space
+    for name, t in seen.items():
+        figure.add_vline(t, name=f"{name} at", line={"color": look.GREY, "width": 1.5})
         if t >= 0.01 * phases.horizon:
-            place = {"x": t, "xanchor": side, "y": 0, "yref": "y domain", "yanchor": "bottom"}
+            place = {"x": t, "xanchor": sides[name], "y": 0, "yref": "y domain", "yanchor": "bottom"}
             place["yshift"] = 18 if crowded and name == "terminal" else 0
             font = {"size": 13, "color": look.GREY}
             figure.add_annotation(text=f"t = {look.number(t)}", showarrow=False, font=font, **place)
@@ -272,22 +276,22 @@ def _caption(c: DistanceCurves) -> str:
 
 def _without_limit(run: BaseRun) -> go.Figure:
     """Mean cosine and effective rank, under the reason why there is no limit law."""
-    seen = run.observables()
-    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08)
-    for row, key in enumerate(("mean_cosine", "effective_rank"), start=1):
-        add_panel(figure, run, seen, key, row, 1)
-        figure.update_yaxes(title_text=key.replace("_", " "), row=row, col=1)
     text = (
         "There is no limit law, so there is no distance to draw. Shown instead: the mean cosine between tokens (1 if "
         f"all are equal) and their effective rank (1 for one direction, {run.cloud.dim} if all are equally used)."
     )
-    look.dress(figure, "No limit law to measure a distance to", 520, text)
+    title = "No limit law to measure a distance to"
+    figure = look.plain(title, 520, text, rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08)
+    seen = run.observables()
+    for row, key in enumerate(("mean_cosine", "effective_rank"), start=1):
+        add_panel(figure, run, seen, key, row, 1)
+        figure.update_yaxes(title_text=key.replace("_", " "), row=row, col=1)
     figure.update_xaxes(title_text="time t", row=2, col=1)
     sentence = look.wrapped(f"Theory: {run.theory().no_limit}.", 46)
-    lines = sentence.count("<br>") + 1
     place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yref": "paper", "yanchor": "bottom", "align": "left"}
     place |= {"yshift": 8, "xshift": -52}
     figure.add_annotation(text=sentence, name="no limit", showarrow=False, font={"size": 13}, **place)
+    lines = sentence.count("<br>") + 1
     figure.update_layout(margin_t=look.TITLE_HEIGHT + 10 + 19 * lines, showlegend=False)
     return figure
 
@@ -302,48 +306,37 @@ def distances(runs: Sequence[Run], curves: Sequence[DistanceCurves], names: Sequ
     """
     horizon = max(run.horizon for run in runs)
     if any(c.distance is None for c in curves):
-        figure = _cosines(runs, names)
-    else:
-        text = (
-            "W₂ of each run to the limit law of its own tokens. A circle marks where tokens have concentrated, a "
-            "diamond where the terminal phase begins. Dotted: the distance between two random samples of the limit law."
-        )
-        figure = look.plain("Distance to the limit law", 560, text)
-        for c, name, (colour, dash) in zip(curves, names, TWO_LINES, strict=True):
-            assert c.distance is not None
-            y = _positive(c.distance)
-            look.curve(figure, c.distance["time"].values, y, f"W₂, {name}", colour, width=3, dash=dash)
-            _begins(figure, c, name, colour)
-        _floors(figure, curves, names, horizon)
-        drawn = _finite(*(c.distance for c in curves), [c.floor.mean for c in curves if c.floor is not None])
-        low = min(float(drawn.min()) / 1.5, 0.1) if len(drawn) else 1e-3
-        look.log_axis(figure, "Wasserstein-2 distance (chordal)", low, 1.1 * DIAMETER)
-    figure.update_xaxes(title_text="time t", range=[0, horizon], showgrid=False)
-    figure.update_layout(hovermode="x unified")
-    look.legend_below(figure)
-    return figure
-
-
-def _cosines(runs: Sequence[Run], names: Sequence[str]) -> go.Figure:
-    reason = f"There is no limit law to measure a distance to: {runs[0].theory().no_limit}."
-    figure = look.plain("Mean cosine between tokens", 520, f"{reason} The mean cosine is 1 if all tokens are equal.")
-    for run, name, (colour, dash) in zip(runs, names, TWO_LINES, strict=True):
-        seen = run.observables()["mean_cosine"]
-        look.curve(figure, seen["time"].values, seen.values, name, colour, width=3, dash=dash)
-    figure.update_yaxes(title_text="mean cosine between tokens")
-    return figure
-
-
-def _floors(figure: go.Figure, curves: Sequence[DistanceCurves], names: Sequence[str], horizon: float) -> None:
-    """A dotted line for each noise floor, or one line where the two cannot be told apart."""
-    floors = [0.0 if c.floor is None else c.floor.mean for c in curves]
-    drawn = [(floor, f", {name}", colour) for floor, name, (colour, _) in zip(floors, names, TWO_LINES, strict=True)]
-    if max(floors) < 1.05 * min(floors):
-        drawn = [(floors[0], "", look.GREY)]
-    for floor, of, colour in drawn:
+        reason = f"There is no limit law to measure a distance to: {runs[0].theory().no_limit}."
+        text = f"{reason} The mean cosine is 1 if all tokens are equal."
+        figure = look.plain("Mean cosine between tokens", 520, text)
+        for run, name, (colour, dash) in zip(runs, names, TWO_LINES, strict=True):
+            seen = run.observables()["mean_cosine"]
+            look.curve(figure, seen["time"].values, seen.values, name, colour, width=3, dash=dash)
+        figure.update_yaxes(title_text="mean cosine between tokens")
+        _axes(figure, horizon, None)
+        return figure
+    text = (
+        "W₂ of each run to the limit law of its own tokens. A circle marks where tokens have concentrated, a "
+        "diamond where the terminal phase begins. Dotted: the distance between two random samples of the limit law."
+    )
+    figure = look.plain("Distance to the limit law", 560, text)
+    floors = []
+    for c, name, (colour, dash) in zip(curves, names, TWO_LINES, strict=True):
+        assert c.distance is not None
+        y = _positive(c.distance)
+        look.curve(figure, c.distance["time"].values, y, f"W₂, {name}", colour, width=3, dash=dash)
+        _begins(figure, c, name, colour)
+        floors.append((0.0 if c.floor is None else c.floor.mean, f", {name}", colour))
+    low = _lowest([*(c.distance for c in curves), [floor for floor, _, _ in floors]])
+    if max(floors)[0] < 1.05 * min(floors)[0]:
+        # The two lines could not be told apart.
+        floors = [(floors[0][0], "", look.GREY)]
+    for floor, of, colour in floors:
         if floor > 0:
             name = f"noise floor {look.number(floor)}{of}"
             look.curve(figure, [0, horizon], [floor] * 2, name, colour, width=1.5, dash="dot")
+    _axes(figure, horizon, low)
+    return figure
 
 
 def _begins(figure: go.Figure, c: DistanceCurves, name: str, colour: str) -> None:

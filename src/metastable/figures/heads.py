@@ -1,4 +1,4 @@
-"""Figures of an encoder's heads: heat maps of all of them, the spectrum of one, the movement between checkpoints."""
+"""Figures of an encoder's heads: a heat map of all of them, and their movement between two checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from metastable.figures import look
 
@@ -64,32 +63,34 @@ def heat_map(
     if twin is not None and column in twin:
         tables["random weights, same shape"] = twin
     rows = len(tables)
-    layers = int(table["layer"].max()) + 1
-    panel = max(CELL * layers, 90)
-    figure = make_subplots(rows=rows, cols=1, subplot_titles=list(tables), vertical_spacing=84 / (rows * panel + 84))
+    panel = max(CELL * (int(table["layer"].max()) + 1), 90)
     scale = _Scale(column, list(tables.values()), logarithmic)
-    normal = f"<br>usual: {html.escape(usual)}" if usual else ""
-    for row, (name, shown) in enumerate(tables.items(), start=1):
-        _cells(figure, shown, column, scale, name, normal, row)
     signs = " White cells have no place on the scale: ∞, – not defined, 0 or negative." if scale.signs else ""
     how = " The scale is logarithmic." if logarithmic else ""
     beside = " The lower panel shows a model of the same shape with random weights." if rows > 1 else ""
     expected = f" Usual: {usual}." if usual else ""
     text = f"{column}: {meaning or column.replace('_', ' ')}. One cell is one head.{how}{expected}{signs}{beside}"
-    look.dress(figure, f"{column.replace('_', ' ')} of every head", 100, text)
-    figure.update_layout(
-        height=look.TITLE_HEIGHT + rows * (panel + 84) + 70,
-        margin={"t": look.TITLE_HEIGHT + 30, "b": 124, "l": 52},
-        coloraxis=scale.axis(),
-        hovermode="closest",
+    figure = look.plain(
+        f"{column.replace('_', ' ')} of every head",
+        look.TITLE_HEIGHT + rows * (panel + 84) + 70,
+        text,
+        rows=rows,
+        cols=1,
+        subplot_titles=list(tables),
+        vertical_spacing=84 / (rows * panel + 84),
     )
+    normal = f"<br>usual: {html.escape(usual)}" if usual else ""
+    for row, (name, shown) in enumerate(tables.items(), start=1):
+        _cells(figure, shown, column, scale, name, normal, row)
     _head_axes(figure, table)
+    figure.update_layout(coloraxis=scale.axis(), margin_b=124)
     return figure
 
 
 def _head_axes(figure: go.Figure, table: pd.DataFrame, **place: int) -> None:
     """Axes of heads and layers, in one panel or in all of them."""
-    figure.update_annotations({"font": {"size": 14}, "x": 0, "xanchor": "left"})
+    figure.update_annotations({"x": 0, "xanchor": "left"})
+    figure.update_layout(margin={"t": look.TITLE_HEIGHT + 30, "l": 52}, hovermode="closest")
     figure.update_xaxes(title_text="head", dtick=1 if table["head"].max() < 16 else 2, showgrid=False, **place)
     figure.update_yaxes(title_text="layer", dtick=1, showgrid=False, autorange="reversed", **place)
 
@@ -161,9 +162,9 @@ def _cells(
     figure: go.Figure, table: pd.DataFrame, column: str, scale: _Scale, name: str, normal: str, row: int
 ) -> None:
     """One panel: the coloured cells, and signs where there is no colour."""
-    shape = int(table["layer"].max()) + 1, int(table["head"].max()) + 1
-    z, texts = np.full(shape, np.nan), np.full(shape, "", dtype=object)
     places = table["layer"].to_numpy(dtype=int), table["head"].to_numpy(dtype=int)
+    shape = tuple(place.max() + 1 for place in places)
+    z, texts = np.full(shape, np.nan), np.full(shape, "", dtype=object)
     z[places] = scale.colour(table[column])
     texts[places] = [html.escape(written(value)) for value in table[column]]
     median = html.escape(median_of(table[column], scale.logarithmic))
@@ -196,82 +197,22 @@ def _cells(
         )
 
 
-def eigenvalues(m: np.ndarray, v: np.ndarray, title: str, dim: int | None = None) -> go.Figure:
-    """The eigenvalues of one head's M (k,) and V (r,) in the complex plane, axes equal, dominant ones marked.
-
-    dim : d, the width of the model, where known: a matrix with fewer eigenvalues here has 0 besides, d − k times.
-    """
-    panels = spectrum_panels(m, v, dim)
-    figure = make_subplots(rows=2, cols=1, vertical_spacing=0.2, subplot_titles=[p["heading"] for p in panels])
-    text = (
-        "The eigenvalue furthest to the right (large marker) dominates: that of M when attention is sharp, that of V "
-        "later, inside clusters. A dominant eigenvalue off the real axis means rotation. The cross at 0 stands for the "
-        "directions that the head does not see; if it is marked, the head does not concentrate tokens. The dotted line "
-        "is real part 0."
-    )
-    look.dress(figure, html.escape(title), 700, text)
-    for row, (panel, name, colour) in enumerate(zip(panels, "MV", (look.BLUE, look.VERMILLION), strict=True), start=1):
-        marks: dict[str, dict[str, Any]] = {
-            "kernel": {"size": 11, "color": look.GREY, "symbol": "x-thin", "line": {"width": 2, "color": look.GREY}},
-            "rest": {"size": 7, "color": colour, "opacity": 0.55},
-            "first": {"size": 15, "color": colour, "line": {"width": 2, "color": look.INK}},
-        }
-        for part, marker in marks.items():
-            x, y = panel[part]
-            hover = f"%{{x:.4g}} + %{{y:.4g}}i<extra>{part.replace('first', 'dominant')} of {name}</extra>"
-            figure.add_scatter(x=x, y=y, mode="markers", marker=marker, name=part, hovertemplate=hover, row=row, col=1)
-        figure.add_vline(x=0, line={"color": look.INK, "width": 1.5, "dash": "dot"}, layer="below", row=row, col=1)
-        axis = "" if row == 1 else "2"
-        figure.update_xaxes(range=panel["x"], row=row, col=1)
-        anchor = {"scaleanchor": f"x{axis}", "scaleratio": 1}
-        figure.update_yaxes(range=panel["y"], title_text="imaginary part", **anchor, row=row, col=1)
-    figure.update_xaxes(title_text="real part, per layer", row=2, col=1)
-    figure.update_annotations({"font": {"size": 14}})
-    figure.update_layout(margin_t=look.TITLE_HEIGHT + 34, showlegend=False, hovermode="closest")
-    return figure
-
-
-def spectrum_panels(m: np.ndarray, v: np.ndarray, dim: int | None = None) -> list[dict[str, Any]]:
-    """What `eigenvalues` draws of M and of V: heading, (x, y) of the rest, the dominant ones and 0, ranges of axes."""
-    return [_panel(np.asarray(values), name, dim) for values, name in ((m, "M = V Bᵀ"), (v, "V"))]
-
-
-def _panel(values: np.ndarray, name: str, dim: int | None) -> dict[str, Any]:
-    size = float(np.abs(values).max()) if len(values) else 0.0
-    kernel = dim is not None and len(values) < dim
-    top = max(float(values.real.max()) if len(values) else 0.0, 0.0 if kernel else -math.inf)
-    leads = (values.real >= top - 1e-9 * (size or 1.0)) & ~(kernel & (np.abs(values) <= 1e-12 * (size or 1.0)))
-    first, rest = values[leads], values[~leads]
-    zero = np.zeros(1 if kernel else 0, dtype=complex)
-    if not len(first):
-        first, zero = zero, zero[:0]
-        label = "λ₁ = 0, the directions it does not see"
-    else:
-        turn = float(np.abs(first.imag).max())
-        label = f"λ₁ = {look.number(top)}" + (f" ± {look.number(turn)}i" if turn > 1e-9 * size else "")
-    left, right = min(0.0, float(values.real.min(initial=0.0))), max(0.0, float(values.real.max(initial=0.0)))
-    width = right - left or 1.0
-    height = max(1.25 * float(np.abs(values.imag).max(initial=0.0)), 0.15 * width)
-    parts = {"rest": rest, "first": first, "kernel": zero}
-    points = {part: [_digits(found.real), _digits(found.imag)] for part, found in parts.items()}
-    edges = {"x": _digits(np.array([left - 0.1 * width, right + 0.1 * width])), "y": _digits([-height, height])}
-    return {"heading": f"<b>{name}</b>: {label}", **points, **edges}
-
-
-def _digits(values: Any) -> list[float]:
-    """Five significant digits: more cannot be seen, and a page holds hundreds of spectra."""
-    return [float(f"{value:.5g}") for value in values]
-
-
 def comparison(table: pd.DataFrame) -> go.Figure:
     """How far each head moved between two checkpoints: a heat map of M's eigenvalues, and the first heads in rank.
 
     table : one row a head by rank, with the columns layer, head and those of `MEASURES`
     """
     first = table.head(RANKED)
-    layers = int(table["layer"].max()) + 1
-    above, below = max(CELL * layers, 120), 30 * len(first) + 40
-    figure = make_subplots(
+    above, below = max(CELL * (int(table["layer"].max()) + 1), 120), 30 * len(first) + 40
+    text = (
+        "Above: the distance between the eigenvalues of M before and after, optimally matched, relative to their size. "
+        f"Below: the relative changes of B, V, the score offset and the eigenvalues of M, for the first {len(first)} "
+        "heads in rank. 0 means no change; 1 means a change as large as the quantity itself."
+    )
+    figure = look.plain(
+        "Which heads moved",
+        look.TITLE_HEIGHT + above + below + 300,
+        text,
         rows=2,
         cols=1,
         row_heights=[above, below],
@@ -286,21 +227,10 @@ def comparison(table: pd.DataFrame) -> go.Figure:
         hover = "%{y}: %{x:.3g}<extra>" + name + "</extra>"
         bar = {"x": changes, "y": labels, "orientation": "h", "marker_color": colour, "hovertemplate": hover}
         figure.add_bar(name=name, **bar, row=2, col=1)
-    text = (
-        "Above: the distance between the eigenvalues of M before and after, optimally matched, relative to their size. "
-        f"Below: the relative changes of B, V, the score offset and the eigenvalues of M, for the first {len(first)} "
-        "heads in rank. 0 means no change; 1 means a change as large as the quantity itself."
-    )
-    look.dress(figure, "Which heads moved", look.TITLE_HEIGHT + above + below + 300, text)
     axis = scale.axis()
     axis["colorbar"] |= {"yref": "paper", "y": (below + 42) / (above + below + 150), "yanchor": "bottom"}
-    figure.update_layout(
-        coloraxis=axis,
-        margin={"t": look.TITLE_HEIGHT + 30, "b": 120, "l": 52},
-        legend={"yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "orientation": "h", "traceorder": "normal"},
-        hovermode="closest",
-        barmode="group",
-    )
+    look.legend_below(figure, 120)
+    figure.update_layout(coloraxis=axis, legend={"orientation": "h", "font": {"size": 14}}, barmode="group")
     _head_axes(figure, table, row=1, col=1)
     figure.update_xaxes(title_text="relative change", rangemode="tozero", row=2, col=1)
     figure.update_yaxes(autorange="reversed", row=2, col=1)

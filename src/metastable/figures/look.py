@@ -6,11 +6,12 @@ import html
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
@@ -78,15 +79,15 @@ def raised(text: str) -> str:
     return safe
 
 
-def plain(title: str, height: int, caption: str, note: str = "") -> go.Figure:
-    """An empty figure in the common look; `note` is the line under the title."""
-    figure = go.Figure()
+def plain(title: str, height: float, caption: str, note: str = "", **grid: Any) -> go.Figure:
+    """An empty figure in the common look: one panel, or a grid with these arguments of `make_subplots`."""
+    figure = make_subplots(**grid) if grid else go.Figure()
     dress(figure, title, height, caption, note)
     return figure
 
 
-def dress(figure: go.Figure, title: str, height: int, caption: str, note: str = "") -> None:
-    """Give a figure the common look."""
+def dress(figure: go.Figure, title: str, height: float, caption: str, note: str = "") -> None:
+    """Give a figure the common look; `note` is the line under the title."""
     text: dict[str, Any] = {"text": title, "x": 0, "xref": "paper", "yref": "container", "y": 1, "yanchor": "top"}
     text |= {"pad": {"t": 12}, "font": {"size": 18}, "automargin": False}
     if note:
@@ -102,6 +103,7 @@ def dress(figure: go.Figure, title: str, height: int, caption: str, note: str = 
         hoverlabel={"font": {"family": FONT, "size": 13}},
         meta={"caption": caption},
     )
+    figure.update_annotations({"font": {"size": 14}})
     axis: dict[str, Any] = {"linecolor": GREY, "gridcolor": FAINT, "ticks": "outside", "tickcolor": GREY}
     axis |= {"showline": True, "zeroline": False, "automargin": True, "tickfont": {"size": 13}, "title_standoff": 8}
     figure.update_xaxes(axis)
@@ -116,24 +118,28 @@ def curve(figure: go.Figure, x: Any, y: Any, name: str, colour: str, **more: Any
     )
 
 
-def legend_below(figure: go.Figure) -> None:
-    """Put the legend under the axis, one entry a line: entries side by side do not fit a phone."""
+def tint(colour: str, opacity: float) -> str:
+    """A colour "#RRGGBB" with an opacity."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{opacity})"
+
+
+def band(figure: go.Figure, x: Any, low: Any, high: Any, colour: str, names: tuple[str, str], **more: Any) -> None:
+    """Add the area between two curves, with the names of its lower and its upper edge."""
+    edge = {"x": x, "mode": "lines", "line": {"width": 0}, **more}
+    figure.add_scatter(**{**edge, "y": low, "name": names[0], "showlegend": False})
+    figure.add_scatter(**{**edge, "y": high, "name": names[1], "fill": "tonexty", "fillcolor": colour})
+
+
+def legend_below(figure: go.Figure, height: float | None = None) -> None:
+    """Put the legend under the axis, one entry a line: entries side by side do not fit a phone.
+
+    height : of axis title and legend, in pixels; by default as much as the traces need
+    """
     lines = sum(trace.showlegend is not False for trace in figure.data)
     figure.update_layout(
-        margin_b=60 + LEGEND_LINE * lines,
+        margin_b=60 + LEGEND_LINE * lines if height is None else height,
         legend={"yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "font": {"size": 13}, "traceorder": "normal"},
-    )
-
-
-def log_axis(figure: go.Figure, title: str, low: float, high: float) -> None:
-    """A logarithmic y axis from `low` to `high`."""
-    figure.update_yaxes(
-        title_text=title,
-        type="log",
-        range=[np.log10(low), np.log10(high)],
-        minor={"ticks": "outside", "ticklen": 3, "tickcolor": GREY},
-        dtick=1,
-        exponentformat="none" if low > 1e-4 else "power",
     )
 
 
@@ -233,45 +239,34 @@ def cursor(figure: go.Figure, time: float) -> go.Figure:
 
 def dark(figure: go.Figure) -> go.Figure:
     """The same figure in light colours on a dark background."""
-    for part in (figure.layout, *figure.data):
-        for path, colour in _entries(
-            part.to_plotly_json(), lambda path, value: isinstance(value, str) and value in DARK
-        ):
-            if "colorscale" in path:
-                # Plotly replaces a colour scale as a whole only.
-                scale = path[: path.index("colorscale") + 1]
-                part[scale] = [[place, DARK.get(c, c)] for place, c in part[scale]]
-            else:
-                part[path] = DARK[colour]
+    _change(figure, lambda path, value: DARK.get(value, value) if isinstance(value, str) else value)
     figure.update_layout(hoverlabel={"bgcolor": "#2B3138", "bordercolor": "#4A525A", "font_color": "#E8EAED"})
     return figure
 
 
 def enlarged(figure: go.Figure, factor: float) -> go.Figure:
     """The same figure with texts, lines, markers and margins `factor` times as large, for a projector."""
-    for part in (figure.layout, *figure.data):
-        for path, size in _entries(part.to_plotly_json(), _in_pixels):
-            part[path] = np.asarray(size) * factor if np.ndim(size) else size * factor
-    return figure
+    return _change(figure, lambda path, value: np.multiply(value, factor) if _in_pixels(path) else value)
 
 
-Keys = tuple[Any, ...]
-"""Where an entry is in nested dicts and lists."""
-
-
-def _in_pixels(path: Keys, value: Any) -> bool:
-    """Whether an entry of a figure is a size in pixels."""
-    above, key = (str(path[-2]) if len(path) > 1 else ""), path[-1]
+def _in_pixels(path: tuple[str, ...]) -> bool:
+    """Whether the entry of a figure at the end of this path is a size in pixels."""
+    above, key = path[-2:] if len(path) > 1 else ("", *path)
     if key == "size":
         return above.endswith("font") or above == "marker"
     return (above, key) == ("line", "width") or above == "margin" or key in ("xshift", "yshift", "thickness")
 
 
-def _entries(node: Any, chosen: Callable[[Keys, Any], bool], path: Keys = ()) -> Iterator[tuple[Keys, Any]]:
-    """(path, value) of the chosen entries of nested dicts and lists."""
-    inside = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, (list, tuple)) else ()
-    if path and chosen(path, node):
-        yield path, node
-        return
-    for key, value in inside:
-        yield from _entries(value, chosen, (*path, key))
+def _change(figure: go.Figure, change: Callable[[tuple[str, ...], Any], Any]) -> go.Figure:
+    """Replace every entry of a figure's layout and traces by change(path, entry). Lists are no part of the path."""
+
+    def changed(node: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(node, dict):
+            return {key: changed(value, (*path, key)) for key, value in node.items()}
+        if isinstance(node, (list, tuple)):
+            return [changed(value, path) for value in node]
+        return change(path, node)
+
+    for part in (figure.layout, *figure.data):
+        part.update(changed(part.to_plotly_json(), ()), overwrite=True)
+    return figure

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
-from plotly.subplots import make_subplots
 
 from metastable.figures import look
 from metastable.run.run import BaseRun
@@ -21,18 +22,17 @@ PANELS = {
 def observables(run: BaseRun) -> go.Figure:
     """Small multiples of mean cosine, effective rank, number of clusters and log energy."""
     seen = run.observables()
-    titles = [name for name, _ in PANELS.values()]
-    figure = make_subplots(rows=2, cols=2, subplot_titles=titles, vertical_spacing=0.2, horizontal_spacing=0.14)
-    for i, key in enumerate(PANELS):
-        add_panel(figure, run, seen, key, i // 2 + 1, i % 2 + 1)
     sample = "" if seen.attrs["sample"] == len(run.cloud) else f", counted on {seen.attrs['sample']} of the tokens"
     caption = (
         f"Mean cosine: 1 if all tokens point the same way. Effective rank: 1 for one direction, {run.cloud.dim} if all "
         f"directions are equally used. Clusters: groups of tokens linked by steps shorter than β^(−1/2){sample}. "
         "Log energy: it never decreases for B = V = I, but it may for other heads."
     )
-    look.dress(figure, "Observables over time", 520, caption)
-    figure.update_annotations({"font": {"size": 14}})
+    grid: dict[str, Any] = {"rows": 2, "cols": 2, "vertical_spacing": 0.2, "horizontal_spacing": 0.14}
+    titles = [name for name, _ in PANELS.values()]
+    figure = look.plain("Observables over time", 520, caption, **grid, subplot_titles=titles)
+    for i, key in enumerate(PANELS):
+        add_panel(figure, run, seen, key, i // 2 + 1, i % 2 + 1)
     figure.update_layout(showlegend=False, margin={"l": 48, "t": look.TITLE_HEIGHT + 24})
     figure.update_xaxes(range=[0, run.horizon], nticks=5)
     figure.update_xaxes(title_text="time t", row=2)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import html
 import json
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,10 +83,7 @@ def phase_diagram(
     name = NAMES.get(value) or str(data[value].attrs.get("description", value)).capitalize()
     title = f"{name} over {SHORT.get(x, x)} and {SHORT.get(y, y)}"
     figure = look.plain(title, 560, "", _where(data, shown, at))
-    if value == "phase":
-        words = _draw_phases(figure, table, across, up)
-    else:
-        words = _draw_numbers(figure, table, across, up, name, value, data[value].values)
+    words = _draw_cells(figure, table, across, up, name, None if value == "phase" else data[value])
     if (x, y) == ("time", "beta") and theory is not None:
         words += _draw_lines(figure, data, theory, up, at)
     figure.update_layout(
@@ -236,61 +234,57 @@ class _Axis:
 
 
 def _ticks(finite: Floats, logs: bool) -> tuple[list[float], list[str]]:
+    """Places and labels of all values, or of about six round numbers between them."""
     if len(finite) <= 6:
         found = [float(v) for v in finite]
     elif logs:
         found = look.round_numbers(float(np.log10(finite[0])), float(np.log10(finite[-1])))
     else:
-        step = _round_step(float(finite[-1] - finite[0]) / 6)
+        least = float(finite[-1] - finite[0]) / 6
+        power = 10.0 ** math.floor(math.log10(least))
+        step = next(power * k for k in (1, 2, 5, 10) if power * k >= least * (1 - 1e-9))
         found = [float(v) for v in np.arange(math.ceil(finite[0] / step), finite[-1] / step + 1e-9) * step]
     return [math.log10(v) if logs else v for v in found], [look.number(v) for v in found]
 
 
-def _round_step(least: float) -> float:
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(power * k for k in (1, 2, 5, 10) if power * k >= least * (1 - 1e-9))
-
-
-def _draw_phases(figure: go.Figure, table: Floats, across: _Axis, up: _Axis) -> list[str]:
-    """Colour the three regions. Returns the sentences of the caption."""
-    names = list(PHASES)
-    written = [["not decided" if math.isnan(v) else names[int(v)] for v in row] for row in table.tolist()]
-    _add_cells(figure, table, written, across, up, "phase")
-    figure.update_layout(coloraxis=look.word_colours(PHASES))
-    return [
-        "Colours are the phase of each run at each time, read from its own distance curve.",
-        "White: not computed, or the metastable and the terminal phase are too close to tell apart.",
-    ]
-
-
-def _draw_numbers(
-    figure: go.Figure, table: Floats, across: _Axis, up: _Axis, name: str, value: str, everywhere: Floats
+def _draw_cells(
+    figure: go.Figure, table: Floats, across: _Axis, up: _Axis, name: str, everywhere: xr.DataArray | None
 ) -> list[str]:
-    """Colour a number on a scale that colour-blind readers can follow. Returns the sentences of the caption.
+    """Colour the cells of a map. Returns the sentences of the caption.
 
-    everywhere : the values of the whole sweep, so that all slices of a sweep have the same colour scale
+    everywhere : the numbers of the whole sweep, so that all its maps have the same colour scale; None for phases
     """
-    known = everywhere[np.isfinite(everywhere)]
-    logs = value in LOGARITHMIC and bool((known > 0).any())
-    known = np.log10(known[known > 0]) if logs else known
-    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
     z = table
-    if logs:
-        z = np.full_like(table, math.nan)
-        z[table == 0] = low
-        z[table > 0] = np.log10(table[table > 0])
-    _add_cells(figure, z, [[look.number(v) for v in row] for row in table.tolist()], across, up, value)
-    figure.update_layout(coloraxis=look.number_colours(low, high, logs))
-    return [f"Colours: {name[0].lower()}{name[1:]}{', on a logarithmic scale' if logs else ''}.", "White: not seen."]
-
-
-def _add_cells(figure: go.Figure, z: Floats, written: list[list[str]], across: _Axis, up: _Axis, name: str) -> None:
+    if everywhere is None:
+        names = list(PHASES)
+        written = [["not decided" if math.isnan(v) else names[int(v)] for v in row] for row in table.tolist()]
+        colours = look.word_colours(PHASES)
+        sentences = [
+            "Colours are the phase of each run at each time, read from its own distance curve.",
+            "White: not computed, or the metastable and the terminal phase are too close to tell apart.",
+        ]
+    else:
+        written = [[look.number(v) for v in row] for row in table.tolist()]
+        known = everywhere.values[np.isfinite(everywhere.values)]
+        logs = everywhere.name in LOGARITHMIC and bool((known > 0).any())
+        known = np.log10(known[known > 0]) if logs else known
+        low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+        if logs:
+            z = np.full_like(table, math.nan)
+            z[table == 0] = low
+            z[table > 0] = np.log10(table[table > 0])
+        colours = look.number_colours(low, high, logs)
+        scale = ", on a logarithmic scale" if logs else ""
+        sentences = [f"Colours: {name[0].lower()}{name[1:]}{scale}.", "White: not seen."]
     texts = [
         [f"{_label(x)}, {_label(y)}: {words}" for x, words in zip(across.values, row, strict=True)]
         for y, row in zip(up.values, written, strict=True)
     ]
     hover = {"text": texts, "hovertemplate": "%{text}<extra></extra>"}
-    figure.add_heatmap(x=across.edges, y=up.edges, z=look.cells(z), coloraxis="coloraxis", name=name, **hover)
+    called = "phase" if everywhere is None else str(everywhere.name)
+    figure.add_heatmap(x=across.edges, y=up.edges, z=look.cells(z), coloraxis="coloraxis", name=called, **hover)
+    figure.update_layout(coloraxis=colours)
+    return sentences
 
 
 def _draw_lines(figure: go.Figure, data: xr.Dataset, theory: Theory, up: _Axis, at: dict[str, Any]) -> list[str]:
@@ -310,7 +304,11 @@ def _draw_lines(figure: go.Figure, data: xr.Dataset, theory: Theory, up: _Axis, 
                 f"a = {look.number(a)} is the median of the measured offsets on the colder half."
             )
     some = betas[:: math.ceil(len(betas) / MOST_ON_A_LINE)] if _is_uniform(data) else betas[:0]
-    forecasts = [(b, t) for b in some if (t := _departure(theory, float(b))) is not None]
+    forecasts = []
+    for beta in some.tolist():
+        # There is no forecast for every head and every β.
+        with suppress(BadInput):
+            forecasts.append((beta, theory.plateau(beta).departure))
     if len(forecasts) > 1:
         where, when = np.array(forecasts).T
         _add_line(figure, up, when, where, "forecast departure", "dash")
@@ -323,13 +321,6 @@ def _add_line(figure: go.Figure, up: _Axis, times: Floats, betas: Floats, name: 
     shared: dict[str, Any] = {"hoverinfo": "skip", "hovertemplate": None, "legendgroup": name}
     look.curve(figure, times, y, "", "white", width=6, showlegend=False, **shared)
     look.curve(figure, times, y, name, look.BLACK, width=2.5, dash=dash, **shared)
-
-
-def _departure(theory: Theory, beta: float) -> float | None:
-    try:
-        return theory.plateau(beta).departure
-    except BadInput:
-        return None
 
 
 def _is_uniform(data: xr.Dataset) -> bool:

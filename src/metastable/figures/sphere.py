@@ -37,21 +37,23 @@ def sphere(run: Run, *, controls: bool = True, frames: int = MOST_FRAMES) -> go.
     controls : a time slider and buttons in the figure. Without them a page moves the tokens, by the figure's frames;
         `layout.meta` holds their times, and the camera keeps its position when the figure is drawn anew.
     """
-    view = _view(run)
+    axes, note = _view(run)
+    flat = axes.shape[1] == 2
+    title = "Tokens on the circle" if flat else "Tokens in projection" if note else "Tokens on the sphere"
     keep = sample_indices(len(run.cloud), min(MOST_TOKENS, len(run.cloud)), seed=0)
     steps = np.unique(np.linspace(0, len(run.times) - 1, frames).round().astype(int))
     groups = _groups(run, keep)
-    figure = look.plain(view.title, 620 if view.flat else 700, _caption(run, view, len(keep)), view.note)
+    figure = look.plain(title, 620 if flat else 700, _caption(run, note, len(keep)), note)
     figure.update_layout(margin={"l": 6, "r": 6, "b": 110, "t": look.TITLE_HEIGHT + 26}, legend=LEGEND)
-    _draw_scene(figure, run, view)
+    _draw_scene(figure, run, axes)
     shown = run.frames[torch.from_numpy(steps).unsqueeze(1), keep].cpu().double().numpy()
-    _animate(figure, _rounded(shown @ view.axes), groups, _marker_sizes(run, keep))
+    _animate(figure, _rounded(shown @ axes), groups, _marker_sizes(run, keep))
     times = [float(run.times[i]) for i in steps]
     if controls:
         _add_controls(figure, times)
     else:
-        figure.update_layout(meta={**figure.layout.meta, "times": times}, margin_b=6, uirevision=view.title)
-        if not view.flat:
+        figure.update_layout(meta={**figure.layout.meta, "times": times}, margin_b=6, uirevision=title)
+        if not flat:
             eye = figure.layout.scene.camera.eye
             figure.update_layout(scene_camera_eye={axis: CLOSER * eye[axis] for axis in "xyz"})
     if groups[0].angles:
@@ -62,27 +64,14 @@ def sphere(run: Run, *, controls: bool = True, frames: int = MOST_FRAMES) -> go.
     return figure
 
 
-@dataclass(frozen=True)
-class _View:
-    """The directions shown, as columns of (d, 2 or 3), and a note on a projection."""
+def _view(run: Run) -> tuple[Array, str]:
+    """The directions shown, as columns of (d, 2 or 3), and a note on a projection.
 
-    axes: Array
-    note: str = ""
-
-    @property
-    def flat(self) -> bool:
-        return self.axes.shape[1] == 2
-
-    @property
-    def title(self) -> str:
-        return "Tokens on the circle" if self.flat else "Tokens in projection" if self.note else "Tokens on the sphere"
-
-
-def _view(run: Run) -> _View:
-    """For d > 3: the dominant directions of M, then those of V, then the principal directions of the tokens."""
+    For d > 3: the dominant directions of M, then those of V, then the principal directions of the tokens.
+    """
     d, th = run.cloud.dim, run.theory()
     if d <= 3:
-        return _View(np.eye(d))
+        return np.eye(d), ""
     stacked = run.frames[:: max(1, len(run.frames) // 8)].reshape(-1, d).cpu().double().numpy()
     principal = np.linalg.eigh(stacked.T @ stacked)[1][:, ::-1][:, :3]
     wanted = [
@@ -99,7 +88,7 @@ def _view(run: Run) -> _View:
             if len(names) < 3 and np.linalg.norm(rest) > 1e-6:
                 axes = np.column_stack([axes, rest / np.linalg.norm(rest)])
                 names.append(name)
-    return _View(axes, f"projected from {d} to 3 dimensions, along {', '.join(dict.fromkeys(names))}")
+    return axes, (f"projected from {d} to 3 dimensions, along {', '.join(dict.fromkeys(names))}")
 
 
 def _numpy(t: Tensor) -> Array:
@@ -121,22 +110,23 @@ def _coordinates(x: Array) -> dict[str, Array]:
     return {name: x[..., i] for i, name in enumerate("xyz"[: x.shape[-1]])}
 
 
-def _draw_scene(figure: go.Figure, run: Run, view: _View) -> None:
+def _draw_scene(figure: go.Figure, run: Run, axes: Array) -> None:
     """Everything that does not move: the sphere or circle, the dominant directions of M and V, the camera."""
-    if view.flat:
+    if axes.shape[1] == 2:
         _add_circle(figure, np.eye(2), "", look.FAINT, width=2)
         figure.update_xaxes(range=[-1.5, 1.5], visible=False, constrain="domain")
         figure.update_yaxes(range=[-1.42, 1.42], visible=False, constrain="domain", scaleanchor="x")
     else:
         _add_globe(figure)
         hidden = {"visible": False, "range": [-1.38, 1.38]}
-        eye = dict(zip("xyz", _eye(run, view).round(3).tolist(), strict=True))
+        eye = dict(zip("xyz", _eye(run, axes).round(3).tolist(), strict=True))
         scene = {"xaxis": hidden, "yaxis": hidden, "zaxis": hidden, "aspectmode": "cube", "camera": {"eye": eye}}
         figure.update_layout(scene=scene)
     # If the dominant eigenspace of M is its kernel, the field is undefined there and no token goes there.
-    if not run.theory().no_limit or run.theory().attention.rotates:
-        _add_space(figure, run.theory().attention, view, "e", "M", look.INK)
-    _add_space(figure, run.theory().terminal, view, "v", "V", look.GREEN, like=run.theory().attention)
+    th = run.theory()
+    if not th.no_limit or th.attention.rotates:
+        _add_space(figure, th.attention, axes, "e", "M", look.INK)
+    _add_space(figure, th.terminal, axes, "v", "V", look.GREEN, like=th.attention)
 
 
 def _add_globe(figure: go.Figure) -> None:
@@ -162,39 +152,36 @@ def _add_globe(figure: go.Figure) -> None:
 
 
 def _add_space(
-    figure: go.Figure, of: Spectrum, view: _View, letter: str, matrix: str, colour: str, like: Spectrum | None = None
+    figure: go.Figure, of: Spectrum, axes: Array, letter: str, matrix: str, colour: str, like: Spectrum | None = None
 ) -> None:
     """A dominant line as an axis through the centre, a dominant plane as its circle, larger spaces not at all."""
     # The second axis is longer and the second circle is thinner, so that both are visible where they coincide.
     first = like is None
-    if of.dim == 1:
-        name = f"±{letter}, dominant direction of {matrix}"
-        _add_axis(figure, _dominant(of, like) @ view.axes, letter, name, colour, reach=1.12 if first else 1.22)
-    elif of.dim == 2 and of.size > 2:
-        plane = _numpy(of.basis).T @ view.axes
+    if of.dim == 2 and of.size > 2:
+        plane = _numpy(of.basis).T @ axes
         _add_circle(figure, plane, f"dominant plane of {matrix}", colour, width=7 if first else 2.5)
-
-
-def _dominant(of: Spectrum, like: Spectrum | None = None) -> Array:
-    """The dominant unit vector, with the sign that puts +v on the side of +e."""
-    tip = _numpy(of.basis)[:, 0]
-    return -tip if like is not None and like.dim == 1 and tip @ _numpy(like.basis)[:, 0] < 0 else tip
-
-
-def _add_axis(figure: go.Figure, tip: Array, letter: str, name: str, colour: str, reach: float) -> None:
+    if of.dim != 1:
+        return
+    tip, reach = _dominant(of, like) @ axes, 1.12 if first else 1.22
     solid = len(tip) == 3
     outward = ["middle left", "middle right"] if tip[0] >= 0 else ["middle right", "middle left"]
     trace = _trace(
         _rounded(np.stack([-reach * tip, reach * tip])),
         mode="lines+text",
         text=[f"−{letter}", f"+{letter}"],
-        name=name,
+        name=f"±{letter}, dominant direction of {matrix}",
         hoverinfo="skip",
         textposition="top center" if solid else outward,
         textfont={"size": 17, "color": colour},
         line={"color": colour, "width": 5 if solid else 2.5},
     )
     figure.add_trace(trace)
+
+
+def _dominant(of: Spectrum, like: Spectrum | None = None) -> Array:
+    """The dominant unit vector, with the sign that puts +v on the side of +e."""
+    tip = _numpy(of.basis)[:, 0]
+    return -tip if like is not None and like.dim == 1 and tip @ _numpy(like.basis)[:, 0] < 0 else tip
 
 
 def _add_circle(figure: go.Figure, plane: Array, name: str, colour: str, width: float) -> None:
@@ -204,12 +191,12 @@ def _add_circle(figure: go.Figure, plane: Array, name: str, colour: str, width: 
     figure.add_trace(_trace(ring, mode="lines", name=name, showlegend=bool(name), **style))
 
 
-def _eye(run: Run, view: _View) -> Array:
+def _eye(run: Run, axes: Array) -> Array:
     """The camera's position. If there are axes ±e and ±v, +e and +v point to the viewer and are apart."""
     eye = np.array([0.66, 0.6, 0.46])
-    if run.theory().dim == 1 and not run.theory().no_limit:
-        e = _dominant(run.theory().attention) @ view.axes
-        v = _dominant(run.theory().terminal, run.theory().attention) @ view.axes
+    th = run.theory()
+    if th.dim == 1 and not th.no_limit:
+        e, v = _dominant(th.attention) @ axes, _dominant(th.terminal, th.attention) @ axes
         side = np.cross(e, v)
         side = side if np.linalg.norm(side) > 1e-3 else np.cross(e, np.eye(3)[np.abs(e).argmin()])
         side /= np.linalg.norm(side)
@@ -258,29 +245,30 @@ def _marker_sizes(run: Run, keep: Tensor) -> Array | float:
 
 def _animate(figure: go.Figure, positions: Array, groups: list[_Group], sizes: Array | float) -> None:
     """Add the tokens at the first time, and a frame for each time that moves only them."""
-    moving = list(range(len(figure.data), len(figure.data) + len(groups)))
+    still = len(figure.data)
     for group in groups:
-        figure.add_trace(_tokens(positions[0], group, sizes))
+        marker: dict[str, Any] = {
+            "color": group.colour,
+            "size": group.scale * (sizes if isinstance(sizes, float) else sizes[group.rows]),
+            "opacity": 0.8 if positions.shape[-1] == 3 else 0.65,
+            "line": {"width": 0},
+        }
+        if group.angles:
+            marker |= {"colorscale": look.CYCLE, "cmin": -180, "cmax": 180, "colorbar": _angle_bar(group.name)}
+        options = {"mode": "markers", "name": group.name, "showlegend": not group.angles, "hoverinfo": "skip"}
+        figure.add_trace(_trace(positions[0][group.rows], marker=marker, **options))
+    moving = list(range(still, len(figure.data)))
     figure.frames = [
         go.Frame(name=str(i), data=[_trace(x[group.rows]) for group in groups], traces=moving)
         for i, x in enumerate(positions)
     ]
 
 
-def _tokens(x: Array, group: _Group, sizes: Array | float) -> Any:
-    marker: dict[str, Any] = {
-        "color": group.colour,
-        "size": group.scale * (sizes if isinstance(sizes, float) else sizes[group.rows]),
-        "opacity": 0.8 if x.shape[-1] == 3 else 0.65,
-        "line": {"width": 0},
-    }
-    if group.angles:
-        bar = {"orientation": "h", "y": 1, "yanchor": "bottom", "thickness": 10, "len": 0.7, "tickfont": {"size": 13}}
-        bar |= {"tickvals": [-180, -90, 0, 90, 180], "ticktext": ["−180°", "−90°", "0°", "90°", "180°"]}
-        bar["title"] = {"text": group.name, "side": "top"}
-        marker |= {"colorscale": look.CYCLE, "cmin": -180, "cmax": 180, "colorbar": bar}
-    options = {"mode": "markers", "name": group.name, "showlegend": not group.angles, "hoverinfo": "skip"}
-    return _trace(x[group.rows], marker=marker, **options)
+def _angle_bar(title: str) -> dict[str, Any]:
+    """The colour bar of angles, above the sphere."""
+    bar = {"orientation": "h", "y": 1, "yanchor": "bottom", "thickness": 10, "len": 0.7, "tickfont": {"size": 13}}
+    bar |= {"tickvals": [-180, -90, 0, 90, 180], "ticktext": ["−180°", "−90°", "0°", "90°", "180°"]}
+    return {**bar, "title": {"text": title, "side": "top"}}
 
 
 def _add_controls(figure: go.Figure, times: list[float]) -> None:
@@ -308,15 +296,14 @@ def _add_controls(figure: go.Figure, times: list[float]) -> None:
     figure.update_layout(sliders=[slider], updatemenus=[buttons])
 
 
-def _caption(run: Run, view: _View, shown: int) -> str:
+def _caption(run: Run, note: str, shown: int) -> str:
     sentences = [_colours(run)]
     if not run.cloud.equal_weights:
         sentences.append("Larger dots carry more weight.")
     if shown < len(run.cloud):
         sentences.append(f"{shown} of the {len(run.cloud)} tokens are drawn.")
-    if view.note:
-        sentences.append(f"{view.note[0].upper()}{view.note[1:]}.")
-        sentences.append("Tokens inside the ball also point in other directions.")
+    if note:
+        sentences.append(f"{note[0].upper()}{note[1:]}. Tokens inside the ball also point in other directions.")
     return " ".join(sentences)
 
 

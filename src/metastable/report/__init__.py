@@ -17,8 +17,7 @@ LARGEST_MATRIX = 4
 
 def write(run: Run, path: str | Path) -> Path:
     """Write the report of a run to `path`, completely or not at all. Missing folders are made."""
-    target = target_of(path)
-    return write_page(target, render(run))
+    return write_page(target_of(path), render(run))
 
 
 def render(run: Run) -> str:

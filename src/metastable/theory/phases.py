@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from metastable.arrays import finite, vector
 from metastable.errors import BadInput
 
 Floats = NDArray[np.float64]
@@ -63,23 +64,19 @@ class Phases(_ShortRepr):
         if self.course == "still":
             rest = f"the distance stays within a factor {self.factor:g} of {self.least:.3g} {until}"
             return (rest, f"terminal phase not seen {until}")
-        lines = [self._concentration(until), f"least distance {self.least:.3g} at t = {self.least_time:.4g}"]
-        lines += [self._resting(plateau) for plateau in self.plateaus]
-        lines.append(
-            f"terminal phase not seen {until}"
-            if self.terminal is None
-            else f"terminal phase from t = {self.terminal:.4g}: the distance exceeds {self.factor:g} times its least"
-        )
-        return tuple(lines)
-
-    def _concentration(self, until: str) -> str:
-        if self.concentrated is None:
-            return f"concentration not complete {until}: the distance is still falling"
-        return f"concentrated from t = {self.concentrated:.4g}: within a factor {self.factor:g} of the least distance"
-
-    def _resting(self, plateau: Plateau) -> str:
-        end = "the end of the run" if plateau.end == self.horizon else f"t = {plateau.end:.4g}"
-        return f"plateau at distance {plateau.level:.3g} from t = {plateau.start:.4g} to {end}"
+        concentration = f"concentration not complete {until}: the distance is still falling"
+        if self.concentrated is not None:
+            within = f"within a factor {self.factor:g} of the least distance"
+            concentration = f"concentrated from t = {self.concentrated:.4g}: {within}"
+        lines = [concentration, f"least distance {self.least:.3g} at t = {self.least_time:.4g}"]
+        for plateau in self.plateaus:
+            end = "the end of the run" if plateau.end == self.horizon else f"t = {plateau.end:.4g}"
+            lines.append(f"plateau at distance {plateau.level:.3g} from t = {plateau.start:.4g} to {end}")
+        departure = f"terminal phase not seen {until}"
+        if self.terminal is not None:
+            above = f"the distance exceeds {self.factor:g} times its least"
+            departure = f"terminal phase from t = {self.terminal:.4g}: {above}"
+        return (*lines, departure)
 
 
 def detect(times: Any, distance: Any, factor: float = 1.5, floor: float = 1e-9) -> Phases:
@@ -121,9 +118,9 @@ def detect(times: Any, distance: Any, factor: float = 1.5, floor: float = 1e-9) 
     concentration not complete up to t = 20: the distance is still falling
     """
     t, d = _curve(times, distance)
-    if not (_number(factor) and factor > 1):
+    if not finite(factor, "factor") > 1:
         raise BadInput(f"factor is {factor!r}; it must be a number above 1, such as 1.5")
-    if not (_number(floor) and floor >= 0):
+    if not finite(floor, "floor") >= 0:
         raise BadInput(f"floor is {floor!r}; it must be 0 or more, the distance that counts as zero")
     floor = max(floor, float(np.finfo(np.float64).tiny))
     d = np.maximum(d, floor)
@@ -144,26 +141,14 @@ def detect(times: Any, distance: Any, factor: float = 1.5, floor: float = 1e-9) 
 
 
 def _curve(times: Any, distance: Any) -> tuple[Floats, Floats]:
-    try:
-        t, d = (np.asarray(a, dtype=np.float64) for a in (times, distance))
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"times and distance must be arrays of numbers: {str(error).splitlines()[0]}") from error
-    if t.ndim != 1 or t.shape != d.shape or len(t) == 0:
-        raise BadInput(f"times have shape {t.shape} and distance {d.shape}; both must be (n,) with n ≥ 1")
-    if not np.isfinite(t).all():
-        raise BadInput(f"time {int((~np.isfinite(t)).argmax())} is not finite; times must be increasing numbers")
+    t = vector(times, "times", None).double().cpu().numpy()
+    d = vector(distance, "distance", len(t)).double().cpu().numpy()
     if not (np.diff(t) > 0).all():
         k = int((np.diff(t) <= 0).argmax())
         raise BadInput(f"times go from {t[k]:g} to {t[k + 1]:g} at index {k}; they must increase")
-    bad = ~(np.isfinite(d) & (d >= 0))
-    if bad.any():
-        k = int(bad.argmax())
-        raise BadInput(f"distance is {d[k]:g} at t = {t[k]:g}; distances must be finite and 0 or more")
+    if d.min() < 0:
+        raise BadInput(f"distance is {d.min():g} at t = {t[d.argmin()]:g}; distances must be 0 or more")
     return t, d
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _course(t: Floats, logs: Floats, step: float, plateaus: list[tuple[int, int]]) -> str:

@@ -27,6 +27,8 @@ from metastable.transport.simplex import PAIRS, fits, simplex
 METHODS = ("auto", "exact", "bounds", "sliced", "coupling")
 OFF_SUBSPACE = 1e-4
 """Largest accepted distance of the limit points and of the basis from what they should be."""
+LINES = 8
+"""Random lines for the lower bound on the distance to a limit law."""
 LARGEST_SAMPLE = 500
 """Tokens in a sample for the noise floor of a law with more than two atoms."""
 
@@ -97,15 +99,7 @@ def wasserstein(
 
 
 def to_limit(
-    cloud: Cloud,
-    limit: Cloud | Array,
-    basis: Array,
-    p: float = 2,
-    cost: str = "chordal",
-    *,
-    exact_up_to: int = 1000,
-    directions: int = 8,
-    seed: int = 0,
+    cloud: Cloud, limit: Cloud | Array, basis: Array, p: float = 2, cost: str = "chordal", exact_up_to: int = 1000
 ) -> Distance:
     """W_p between a cloud and the limit law ν = Σ w_i δ_{y_i}, y_i = T(x_i(0)), that lives in a subspace E.
 
@@ -116,7 +110,7 @@ def to_limit(
     a problem in dimension m = dim E. For m = 1 the law has two atoms ±e, and the distance is exact in O(N) for every
     p and cost. For m ≥ 2 the network simplex solves the problem up to `exact_up_to` tokens (in full dimension for
     other p and cost). Above that size the value is an upper bound in O(N), the coupling of x_i with y_i, and the
-    lower bound comes from `directions` lines drawn from `seed` and from the covariances.
+    lower bound comes from projections onto a few lines and from the covariances.
 
     Parameters
     ----------
@@ -135,8 +129,6 @@ def to_limit(
     """
     p, cost = order_and_cost(p, cost)
     count(exact_up_to, "exact_up_to", least=0)
-    count(directions, "directions")
-    count(seed, "seed", least=0)
     E = _orthonormal(basis, cloud)
     mu = measure(cloud, "the cloud")
     y = _limit_points(limit, mu, E)
@@ -147,19 +139,19 @@ def to_limit(
     mu, nu = mu.positive(), Measure(y, mu.weights, mu.rounding).positive()
     small = len(mu.points) <= exact_up_to and fits(len(mu.points), len(nu.points))
     if p == 2 and cost == "chordal":
-        return _reduced(mu, nu, E, small, directions, seed)
+        return _reduced(mu, nu, E, small)
     found = simplex(mu, nu, p, cost) if small else None
-    return found or token_coupling(mu, nu, p, cost, geodesic(lower(mu, nu, p, directions, seed), cost))
+    return found or token_coupling(mu, nu, p, cost, geodesic(lower(mu, nu, p, LINES, seed=0), cost))
 
 
-def _reduced(mu: Measure, nu: Measure, E: Floats, small: bool, directions: int, seed: int) -> Distance:
+def _reduced(mu: Measure, nu: Measure, E: Floats, small: bool) -> Distance:
     inside = mu.points @ E
     outside = float(mu.weights @ token_costs(mu.points, inside @ E.T, 2.0, "chordal"))
     flat_mu, flat_nu = Measure(inside, mu.weights), Measure(nu.points @ E, nu.weights)
     found = simplex(flat_mu, flat_nu, 2.0, "chordal", plus=outside) if small else None
     if found is not None:
         return replace(found, method=f"network simplex in dimension {E.shape[1]}")
-    least = lower(flat_mu, flat_nu, 2.0, directions, seed)
+    least = lower(flat_mu, flat_nu, 2.0, LINES, seed=0)
     return token_coupling(mu, nu, 2.0, "chordal", (outside + least**2) ** 0.5)
 
 
