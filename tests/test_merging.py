@@ -17,7 +17,7 @@ CLOUD = ms.uniform(40, d=2, seed=0)
 
 
 def pair(head, cloud, beta, until, delta, tol=1e-9, t_eval=13):
-    """A run, the same with merging, and the W₂ between them at the saved times, from above by coupling each token."""
+    """A run, the same run with merging, and a bound of the W₂ between them: the distance of each token to itself."""
     plain = ms.simulate(head, cloud, beta, until, t_eval=t_eval, tol=tol)
     merged = ms.simulate(head, cloud, beta, until, t_eval=t_eval, tol=tol, merge=delta)
     squares = ((plain.frames - merged.frames) ** 2).sum(dim=2)
@@ -118,7 +118,7 @@ def test_tokens_that_coincide_are_merged_without_error():
 
 
 def random_problem(seed):
-    """Clumps of two to four tokens under any head: general, symmetric, V less than 0 in part or in all, V rotating."""
+    """Groups of 2 to 4 close tokens under a head: general, symmetric, V shifted by −I, V negative, or V rotating."""
     rng = np.random.default_rng(seed)
     d, kind = int(rng.integers(2, 5)), seed % 5
     B, V = rng.normal(size=(2, d, d))
@@ -164,7 +164,7 @@ def test_the_reported_error_is_never_exceeded_on_random_heads(random_pairs):
 
 
 def test_a_token_pushed_across_a_watershed_is_not_reported_as_close():
-    """Here two tokens start so near to a watershed that merging sends them to the other side: no small error exists."""
+    """Two tokens start so close to a basin boundary that merging moves them across it: the true error is large."""
     _, merged, actual = pair(*random_problem(26), tol=1e-8, t_eval=9)
     error = merged.merge_error()
     assert actual[-1] > 0.5

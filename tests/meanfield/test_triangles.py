@@ -174,7 +174,7 @@ def test_tail_of_a_saddle_is_exact_and_nothing_leaks_into_it():
     cells = Triangles.of(uniform, 0.15, circle=np.array([0.0, 0.0, 1.0]))
     step, phi = expm(0.25 * np.diag([0.0, -0.5, 1.0])), np.linspace(0, 2 * math.pi, 4001)[:-1]
     counts = []
-    for k in range(1, 161):
+    for k in range(1, 101):
         moved(cells, step)
         cells.refine(0.15)
         cells.coarsen(0.045)
@@ -196,10 +196,10 @@ def test_zero_temperature_transport_agrees_with_a_large_cloud():
     axis = np.array([0.3, -0.5, 0.8])
     cells = Triangles.of(lambda x: 2 * x @ axis, 0.12, circle=circle_of(head))
     masses = side_masses(cells)
-    grid = ms.fibonacci(40_000)
+    grid = ms.fibonacci(100_000)
     weights = torch.exp(2 * grid.points @ torch.tensor(axis))
     cloud = ms.Cloud(grid.points, weights / weights.sum())
-    times = torch.arange(1, 9) * 0.75
+    times = torch.arange(1, 6) * 0.75
     frames = zero_temperature_flow(head, cloud, times)
     up = (cloud.points.numpy() @ circle_of(head)) > 0
     assert masses[0] == pytest.approx(float(cloud.weights[up].sum()), abs=1e-4)
