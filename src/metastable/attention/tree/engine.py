@@ -94,7 +94,7 @@ def _buffers(n: int, d: int, depth: int, table: np.ndarray) -> dict[str, np.ndar
     }
 
 
-Work = namedtuple("Work", _buffers(1, 1, 0, row_table(1)))  # type: ignore[misc]
+Work: Any = namedtuple("Work", _buffers(1, 1, 0, row_table(1)))  # type: ignore[misc]
 
 
 class Tree:
@@ -105,7 +105,7 @@ class Tree:
         self._alive = np.flatnonzero(log_weights > -np.inf)
         self._log_weights = log_weights[self._alive]
         self._table = row_table(points.shape[1])
-        self._works: list[Work] = []
+        self._works: list[Any] = []
         self._build(points[self._alive])
 
     def _build(self, points: np.ndarray) -> None:
@@ -130,7 +130,7 @@ class Tree:
         scale = float(np.sqrt(np.square(queries).sum(axis=1).max()))
         tokens = pack(self._ordered, scale, tol)
         while len(self._works) < (threads() if n > FEW_QUERIES else 1):
-            self._works.append(Work(**_buffers(*self._ordered.points.shape, self._ordered.depth, self._table)))
+            self._works.append(Work(**_buffers(len(self._alive), d, self._ordered.depth, self._table)))
         for work in self._works:
             work.counts[:] = 0
         mean, bound = np.empty((n, d)), np.empty(n)
@@ -162,7 +162,7 @@ class Tree:
 
 
 def _answer(
-    tokens: Tokens, order: Ordered, tol: float, works: list[Work], mean: np.ndarray, bound: np.ndarray, last: bool
+    tokens: Tokens, order: Ordered, tol: float, works: list[Any], mean: np.ndarray, bound: np.ndarray, last: bool
 ) -> np.ndarray:
     """Answer the queries of a tree, all of them if this is the `last` tree; returns which are left (their numbers)."""
     n, d = order.points.shape
@@ -232,7 +232,7 @@ def compile_beside() -> None:
     _compile(evaluate, plane, 0, 0, _least_work(), 0, 0.1, 0, 0, 0.1, 0.1, 0.1, plane, line)
 
 
-def _least_work() -> Work:
+def _least_work() -> Any:
     return Work(**_buffers(1, 1, 1, row_table(1)))
 
 

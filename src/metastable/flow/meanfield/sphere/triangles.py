@@ -221,4 +221,4 @@ def _allowed(tilts: np.ndarray) -> np.ndarray:
 def _with_room(mesh: Mesh, room: int) -> Mesh:
     """The same mesh in buffers with room for so many more triangles and vertices."""
     grown = [np.concatenate([a, np.zeros((room, *a.shape[1:]), dtype=a.dtype)]) for a in mesh[:-1]]
-    return Mesh(*grown, mesh.used)
+    return Mesh._make([*grown, mesh.used])
