@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from heads import RESULTS, circle_head, numbers, random_parameters, write
 
-from metastable.flow.meanfield import circle
-from metastable.flow.meanfield.flow import CellSizes, follow
+from metastable.flow.meanfield.flow import CellSizes, follow, start
 from metastable.progress import Progress
 from metastable.theory import phases
 from metastable.transport import two_atoms
@@ -30,12 +29,13 @@ def once(parameters, beta, until):
     head = circle_head(*parameters)
     longest = 0.3 * beta**-0.5
     times = list(np.linspace(0, until, 161))
-    cells = circle.start(head, lambda x: np.zeros(len(x)), longest)
-    found = follow(head, cells, beta, times, CellSizes(longest, 0.5 * longest, 3e-4 * longest), Progress(until, False))
+    cells = start(head, lambda x: np.zeros(len(x)), longest)
+    sizes = CellSizes(longest, 0.5 * longest, 3e-4 * longest)
+    frames, work = follow(head, cells, beta, times, sizes, Progress(until, False))
     e = head.theory().basis[:, 0].numpy()
-    curve = [two_atoms(x, np.exp(w), np.stack([e, -e]), [0.5, 0.5]).value for x, w in found.frames]
+    curve = [two_atoms(x, np.exp(w), np.stack([e, -e]), [0.5, 0.5]).value for x, w in frames]
     seen = phases.detect(times, curve)
-    own = [own_share(head, beta, e, *frame) for frame in found.frames]
+    own = [own_share(head, beta, e, *frame) for frame in frames]
     # From the last time at which the tail still decides: early on there is no cluster yet.
     late = [i for i, (share, _) in enumerate(own) if share < 0.5]
     half = float(times[late[-1]]) if late and late[-1] + 1 < len(times) else None
@@ -51,7 +51,7 @@ def once(parameters, beta, until):
         "plateaus": plateaus,
         "final": curve[-1],
         "moved": [round(own[i][1], 5) for i in range(0, len(own), 8)],
-        "steps": found.steps,
+        "steps": work["steps"],
     }
 
 

@@ -17,7 +17,7 @@ CLOUD = ms.uniform(40, d=2, seed=0)
 
 
 def pair(head, cloud, beta, until, delta, tol=1e-9, t_eval=13):
-    """A run, the same with merging, and the W₂ between them at the saved times, from above by coupling each token."""
+    """A run, the same run with merging, and a bound of the W₂ between them: the distance of each token to itself."""
     plain = ms.simulate(head, cloud, beta, until, t_eval=t_eval, tol=tol)
     merged = ms.simulate(head, cloud, beta, until, t_eval=t_eval, tol=tol, merge=delta)
     squares = ((plain.frames - merged.frames) ** 2).sum(dim=2)
@@ -118,7 +118,7 @@ def test_tokens_that_coincide_are_merged_without_error():
 
 
 def random_problem(seed):
-    """Clumps of two to four tokens under any head: general, symmetric, V less than 0 in part or in all, V rotating."""
+    """Groups of 2 to 4 close tokens under a head: general, symmetric, V shifted by −I, V negative, or V rotating."""
     rng = np.random.default_rng(seed)
     d, kind = int(rng.integers(2, 5)), seed % 5
     B, V = rng.normal(size=(2, d, d))
@@ -139,33 +139,32 @@ def random_problem(seed):
     return ms.Head.from_interaction(B, V), ms.Cloud(x, weights=weights), float(beta), until, float(delta)
 
 
-SEEDS = range(16)
 SOLVER = 1e-6
 """What time stepping at tol = 1e-8 may add to the difference of two runs here."""
 
 
-@pytest.fixture(scope="module")
-def random_pairs():
-    return [pair(*random_problem(seed), tol=1e-8, t_eval=9) for seed in SEEDS]
+@pytest.fixture(scope="module", params=[range(7), pytest.param(range(7, 40), marks=pytest.mark.slow)])
+def random_pairs(request):
+    return {seed: pair(*random_problem(seed), tol=1e-8, t_eval=9) for seed in request.param}
 
 
 def exceeded(pairs, factor):
     """The seeds whose run is further from the unmerged one, at some saved time, than `factor` times the report."""
     return [
         seed
-        for seed, (_, merged, actual) in zip(SEEDS, pairs, strict=True)
+        for seed, (_, merged, actual) in pairs.items()
         if (actual > factor * merged.merge_error().values + SOLVER).any()
     ]
 
 
 def test_the_reported_error_is_never_exceeded_on_random_heads(random_pairs):
     assert exceeded(random_pairs, 1.0) == []
-    merged = [run for _, run, _ in random_pairs if run.configuration["merges"]]
-    assert len(merged) >= 13, "most of the problems must have something to merge"
+    merged = [run for _, run, _ in random_pairs.values() if run.configuration["merges"]]
+    assert len(merged) >= 0.8 * len(random_pairs), "most of the problems must have something to merge"
 
 
 def test_a_token_pushed_across_a_watershed_is_not_reported_as_close():
-    """Here two tokens start so near to a watershed that merging sends them to the other side: no small error exists."""
+    """Two tokens start so close to a basin boundary that merging moves them across it: the true error is large."""
     _, merged, actual = pair(*random_problem(26), tol=1e-8, t_eval=9)
     error = merged.merge_error()
     assert actual[-1] > 0.5
@@ -175,19 +174,20 @@ def test_a_token_pushed_across_a_watershed_is_not_reported_as_close():
 
 
 def test_a_report_ten_times_too_small_would_be_caught(random_pairs):
-    followed = [run for _, run, _ in random_pairs if run.configuration["merges"] and float(run.merge_error()[-1]) < 1]
-    assert len(exceeded(random_pairs, 0.1)) >= 0.8 * len(followed)
+    merged = [run for _, run, _ in random_pairs.values() if run.configuration["merges"]]
+    followed = [run for run in merged if float(run.merge_error()[-1]) < 1]
+    assert len(exceeded(random_pairs, 0.1)) >= 0.8 * len(followed) > 0
 
 
 def test_exact_wasserstein_distance_is_below_the_report(random_pairs):
     compared = 0
-    for plain, merged, _ in random_pairs:
+    for plain, merged, _ in random_pairs.values():
         i = len(plain.times) // 2
         report = float(merged.merge_error()[i])
         if 10 * SOLVER < report < 1:
             assert ms.wasserstein(plain.at(i), merged.at(i)).value <= report
             compared += 1
-    assert compared >= 5
+    assert compared >= 0.3 * len(random_pairs)
 
 
 def test_the_error_followed_is_the_error_made_to_leading_order():
@@ -196,7 +196,7 @@ def test_the_error_followed_is_the_error_made_to_leading_order():
     That holds while the spread inside clusters dominates (order δ) and later, when their places do (order δ²).
     """
     head = ms.Head.from_spectra([1.5, 1.0, 0.6], [1.2, 0.9, 0.5], seed=0)
-    _, merged, actual = pair(head, ms.uniform(60, d=3, seed=0), 30.0, 24.0, 3e-3, tol=1e-11)
+    _, merged, actual = pair(head, ms.uniform(40, d=3, seed=0), 30.0, 24.0, 3e-3, tol=1e-11)
     report = merged.merge_error().values / merging.SAFETY
     seen = report > 1e-8
     ratio = actual[seen] / report[seen]
@@ -232,7 +232,7 @@ def test_a_cluster_that_circles_is_followed():
     V = torch.tensor([[0.6, -1.0], [1.0, 0.6]], dtype=torch.float64)
     head = ms.Head.from_interaction(torch.eye(2, dtype=torch.float64), V)
     cloud = ms.von_mises_fisher(40, [1.0, 0.0], kappa=1e4, seed=0)
-    _, merged, actual = pair(head, cloud, 20.0, 20.0, 1e-2)
+    _, merged, actual = pair(head, cloud, 20.0, 10.0, 1e-2)
     assert merged.configuration["live"] == 1
     assert np.all(actual <= merged.merge_error().values + 1e-7)
     first = int(np.flatnonzero(merged.merge_error()["live"].values == 1)[0])
@@ -243,13 +243,13 @@ def test_a_cluster_that_circles_is_followed():
 
 def test_a_long_horizon_ends_at_the_eigenvector_of_v():
     head = ms.Head.from_spectra([1.5, 1.0, 0.6], [1.2, 0.9, 0.5], seed=0)
-    run = ms.simulate(head, ms.uniform(150, d=3, seed=0), beta=100.0, until=2e3, merge=1e-4, t_eval=5)
+    run = ms.simulate(head, ms.uniform(150, d=3, seed=0), beta=100.0, until=1e3, merge=1e-4, t_eval=5)
     _, vectors = torch.linalg.eigh(head.V)
     along = (run.final.points @ vectors[:, -1]).abs()
     assert float(along.min()) > 1 - 1e-10
     assert run.merge_error()["live"].values[-1] <= 2
     # At rest a step is bounded by the stability of the method, not by tol: 3.3 over the fastest rate, here 1.2 − 0.5.
-    assert run.configuration["steps"] < 1.2 * 2e3 / (3.3 / 0.7) + 150
+    assert run.configuration["steps"] < 1.2 * 1e3 / (3.3 / 0.7) + 150
     assert 1e-9 < float(run.merge_error()["largest"][-1]) < 1e-3
     assert "left 2 of 150 tokens to move" in run.merge_sentence()
 
@@ -264,7 +264,7 @@ def test_merging_waits_until_the_error_can_be_followed(monkeypatch):
 
 
 def test_a_merged_run_is_a_run_like_any_other(tmp_path):
-    plain, merged, actual = pair(HEAD, CLOUD, 20.0, 12.0, 1e-3)
+    plain, merged, actual = pair(HEAD, CLOUD, 20.0, 12.0, 1e-3, tol=1e-6)
     assert merged.frames.shape == plain.frames.shape
     assert torch.equal(merged.cloud.log_weights, plain.cloud.log_weights)
     assert np.all(np.abs(merged.distance().values - plain.distance().values) <= actual + 1e-12)
@@ -278,7 +278,7 @@ def test_a_merged_run_is_a_run_like_any_other(tmp_path):
 
 
 def test_the_certificate_counts_the_jumps_of_the_law():
-    merged = pair(HEAD, CLOUD, 20.0, 12.0, 3e-2)[1]
+    merged = ms.simulate(HEAD, CLOUD, 20.0, 12.0, t_eval=13, merge=3e-2)
     coupled = merged.laplace_term(cost="geodesic").values
     assert np.all(coupled[1:] <= merged.certificate().values[1:])
     eps = torch.tensor([[0.0, 0.0], [1.0, 0.0], [3.0, 0.0]])
@@ -303,10 +303,10 @@ def test_nothing_to_merge_and_no_merging_asked_for():
         ms.simulate(HEAD, CLOUD, beta=5.0, until=0.1, t_eval=3).merge_error()
 
 
-@pytest.mark.parametrize("method", ["euler", "rk4"])
-def test_fixed_steps_merge_as_well(method):
-    run = ms.simulate(HEAD, CLOUD, beta=20.0, until=12.0, method=method, step=0.05, merge=1e-2, t_eval=5)
-    plain = ms.simulate(HEAD, CLOUD, beta=20.0, until=12.0, method=method, step=0.05, t_eval=5)
+@pytest.mark.parametrize(("method", "step"), [("euler", 0.05), ("rk4", 0.1)])
+def test_fixed_steps_merge_as_well(method, step):
+    run = ms.simulate(HEAD, CLOUD, beta=20.0, until=12.0, method=method, step=step, merge=1e-2, t_eval=5)
+    plain = ms.simulate(HEAD, CLOUD, beta=20.0, until=12.0, method=method, step=step, t_eval=5)
     assert run.configuration["live"] == 2
     actual = (((run.frames - plain.frames) ** 2).sum(dim=2) @ CLOUD.weights).sqrt().numpy()
     assert np.all(actual <= run.merge_error().values + 1e-12)

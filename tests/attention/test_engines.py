@@ -43,7 +43,7 @@ def test_engine_equals_the_double_loop(engine, dtype, beta, n, d):
         assert torch.allclose(m.double(), expected, atol=TOLERANCE[dtype] * scale + allowed)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(1, 60), st.integers(2, 6), st.floats(0, 1e6), st.integers(0, 1000))
 def test_engines_agree_from_hot_to_cold(n, d, beta, seed):
     cloud = weighted_cloud(n, d, seed)
@@ -83,20 +83,26 @@ def test_a_heavier_weight_than_the_others_put_together_wins(engine):
 
 
 PEAK = """
-import resource, sys
+import resource
 import metastable as ms
 cloud = ms.uniform(8_000, d=3, seed=0)
-ms.attend(cloud, cloud.points[:100], engine=sys.argv[1])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-ms.attend(cloud, 10 * cloud.points, engine=sys.argv[1])
-print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+for engine in ("dense", "flash", "tree"):
+    ms.attend(cloud, cloud.points[:100], engine=engine)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    ms.attend(cloud, 10 * cloud.points, engine=engine)
+    print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
 """
 
 
-def test_memory_is_linear_in_the_number_of_tokens(engine):
-    """An N×N matrix of float64 would take 512 MB here; the peak of a fresh process grows by a part of it."""
-    done = subprocess.run([sys.executable, "-c", PEAK, engine], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 100e6
+def test_memory_is_linear_in_the_number_of_tokens():
+    """An N×N matrix of float64 would take 512 MB. The peak of a new process grows by less than 100 MB per engine.
+
+    The peak never falls, so an earlier engine can hide at most 200 MB of a later one.
+    """
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
+    grown = [int(line) for line in done.stdout.splitlines()]
+    assert len(grown) == 3
+    assert max(grown) < 100e6
 
 
 def test_kernels_of_the_host_stay_enabled_while_flash_is_at_work():

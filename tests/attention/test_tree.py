@@ -20,7 +20,7 @@ BETAS = [0.0, 1e-3, 1.0, 30.0, 1e2, 1e3, 1e4, 1e5, 1e6]
 ROUNDING = 1e-15
 
 
-@numba.njit
+@numba.njit(cache=True)
 def bound_of_pack(shape, scale, u, half, axes, v, ellipses):
     return pack_error(shape, scale, u, half, axes, v, ellipses)
 
@@ -73,8 +73,14 @@ def weights_of(rng, n, kind):
     return np.where(rng.random(n) < 0.5, -np.inf, rng.standard_normal(n)) if n > 3 else np.zeros(n)
 
 
+def attended(tree, queries, tol, paired=False):
+    """The tree's answer with numpy arrays."""
+    found = tree.attend(queries, tol, paired)
+    return found._replace(mean=found.mean.numpy(), bound=found.bound.numpy())
+
+
 def check(points, log_weights, queries, tol, paired=False):
-    result = Tree(points, log_weights).attend(queries, tol, paired)
+    result = attended(Tree(points, log_weights), queries, tol, paired)
     error = np.linalg.norm(result.mean - dense(points, log_weights, queries), axis=1)
     rounding = ROUNDING * (10 + np.abs(queries).max(initial=0.0) * np.abs(points).max() ** 2 * 4)
     assert np.all(result.bound <= tol)
@@ -87,10 +93,10 @@ def check(points, log_weights, queries, tol, paired=False):
 @pytest.mark.parametrize("d", [2, 3, 5])
 def test_families(kind, beta, d):
     rng = np.random.default_rng(zlib.crc32(f"{kind} {beta} {d}".encode()))
-    points = CLOUDS[kind](rng, 700, d)
+    points = CLOUDS[kind](rng, 400, d)
     for tol in (1e-3, 1e-6):
-        check(points, np.zeros(700), beta * points, tol)
-        check(points, weights_of(rng, 700, "wide"), beta * sphere(rng, 200, d), tol)
+        check(points, np.zeros(400), beta * points, tol)
+        check(points, weights_of(rng, 400, "wide"), beta * sphere(rng, 100, d), tol)
 
 
 ANYTHING = {
@@ -121,7 +127,7 @@ def check_anything(seed, n, d, kind, weights, beta, tol, head):
     check(points, weights_of(rng, len(points), weights), queries, tol, paired=head == "paired")
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(**ANYTHING)
 def test_any_cloud_and_head(**case):
     check_anything(**case)
@@ -137,13 +143,13 @@ def test_ten_thousand_clouds_and_heads(**case):
 @pytest.mark.parametrize("d", [2, 3])
 @pytest.mark.parametrize("kind", ["sphere", "clusters", "arc", "duplicates"])
 def test_packs_change_no_more_than_their_bound(kind, d):
-    """Grids in the place of tokens, for single queries: both sums of every pack against its tokens."""
+    """Replace the tokens of each pack by its grid. Both sums, at a random query, change by at most the bound."""
     rng = np.random.default_rng(zlib.crc32(f"{kind} {d}".encode()))
     packs_seen, n = 0, 4000 if d == 2 else 30_000
     for beta, tol in ((3.0, 1e-2), (30.0, 1e-4), (300.0, 1e-6)):
         points, log_weights = CLOUDS[kind](rng, n, d), weights_of(rng, n, "wide")
         order = Ordered(points, log_weights, 16)
-        packs, columns, logs, signs = pack(order, beta, tol)
+        packs, columns, logs, signs = pack(order, beta, tol)[4:]
         for node in np.flatnonzero(packs.slot >= 0):
             level, which = int(node).bit_length() - 1, packs.slot[node]
             tokens = slice(((node - (1 << level)) * n) >> level, ((node + 1 - (1 << level)) * n) >> level)
@@ -171,12 +177,12 @@ def test_packs_change_no_more_than_their_bound(kind, d):
 @pytest.mark.parametrize("beta", [0.0, 3.0, 300.0, 1e5])
 @pytest.mark.parametrize("kind", sorted(CLOUDS))
 def test_a_field_at_thousands_of_tokens(kind, beta, d):
-    """More queries than one thread takes, in few or many first boxes: a cloud that is one box has no deeper nodes."""
+    """More queries than one thread answers. The first boxes are few or many, down to one box for the whole cloud."""
     rng = np.random.default_rng(zlib.crc32(f"{kind} {beta} {d}".encode()))
-    points = CLOUDS[kind](rng, 3000, d)
+    points = CLOUDS[kind](rng, 2100, d)
     turn = rng.standard_normal((d, d))
     for head in (np.eye(d), turn):
-        result = Tree(points).attend(beta * points @ head, 1e-4, paired=True)
+        result = attended(Tree(points), beta * points @ head, 1e-4, paired=True)
         some = rng.integers(0, len(points), 100)
         exact = dense(points, np.zeros(len(points)), beta * points[some] @ head)
         assert np.linalg.norm(result.mean[some] - exact, axis=1).max() <= 1e-4
@@ -184,10 +190,10 @@ def test_a_field_at_thousands_of_tokens(kind, beta, d):
 
 
 def test_a_run_of_tight_clusters_is_the_same_by_every_engine():
-    """Long after departure all tokens sit in two clusters, far smaller than a box of queries."""
+    """Long after departure all tokens are in two clusters, which are far smaller than a box of queries."""
     head = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
     curves = [
-        ms.simulate(head, ms.equally_spaced(1500), 300.0, 14.0, t_eval=8, tol=1e-5, engine=engine).distance().values
+        ms.simulate(head, ms.equally_spaced(500), 300.0, 14.0, t_eval=8, tol=1e-5, engine=engine).distance().values
         for engine in ("tree", "flash")
     ]
     assert np.abs(curves[0] - curves[1]).max() < 1e-3
@@ -197,28 +203,28 @@ def test_a_run_of_tight_clusters_is_the_same_by_every_engine():
 @pytest.mark.parametrize("tol", [1e-3, 1e-7])
 @pytest.mark.parametrize("beta", [20.0, 1e3, 1e5])
 def test_boxes_that_are_too_coarse_are_cut_again(beta, tol):
-    """Many queries in tight clusters set the size of the first boxes; those of the stragglers must be cut further."""
+    """Tight clusters set the size of the first boxes. Boxes of the isolated queries must be split further."""
     rng = np.random.default_rng(8)
-    points = np.concatenate([CLOUDS["clusters"](rng, 12_000, 3), sphere(rng, 300, 3)])
-    result = Tree(points).attend(beta * points, tol, paired=True)
-    some = np.concatenate([rng.integers(0, 12_000, 200), np.arange(12_000, 12_300)])
+    points = np.concatenate([CLOUDS["clusters"](rng, 5000, 3), sphere(rng, 200, 3)])
+    result = attended(Tree(points), beta * points, tol, paired=True)
+    some = np.concatenate([rng.integers(0, 5000, 200), np.arange(5000, 5200)])
     exact = dense(points, np.zeros(len(points)), beta * points[some])
     assert np.linalg.norm(result.mean[some] - exact, axis=1).max() <= tol
     assert result.bound.max() <= tol
 
 
 def test_packing_is_used_and_saves_work():
-    points = sphere(np.random.default_rng(6), 40_000, 3)
-    result = check(points, np.zeros(40_000), 10.0 * points[:500], 1e-3)
-    assert result.work["tokens_collected"] < 0.5 * 40_000 * result.work["boxes_opened"]
+    points = sphere(np.random.default_rng(6), 20_000, 3)
+    result = check(points, np.zeros(20_000), 10.0 * points[:200], 1e-3)
+    assert result.work["tokens_collected"] < 0.5 * 20_000 * result.work["boxes_opened"]
 
 
 def test_threads_give_the_same_answer():
     rng = np.random.default_rng(0)
-    points = sphere(rng, 30_000, 3)
+    points = sphere(rng, 21_000, 3)
     for beta in (10.0, 1e3, 1e5):
-        result = Tree(points).attend(beta * points, 1e-5)
-        some = rng.integers(0, 30_000, 200)
+        result = attended(Tree(points), beta * points, 1e-5)
+        some = rng.integers(0, 21_000, 100)
         error = np.linalg.norm(result.mean[some] - dense(points, 0.0, beta * points[some]), axis=1)
         assert np.all(error <= result.bound[some] + 1e-9)
         assert result.bound.max() <= 1e-5
@@ -244,10 +250,10 @@ def test_maximum_of_an_isolated_query():
 
 
 def test_identical_queries_are_shared():
-    points = sphere(np.random.default_rng(3), 5000, 3)
-    result = check(points, np.zeros(5000), np.repeat(50 * points[:1], 4000, axis=0), 1e-6)
-    # One sum a subtree that a thread begins with, not one a query.
-    assert result.work["pairs_direct"] <= 16 * 5000
+    points = sphere(np.random.default_rng(3), 2000, 3)
+    result = check(points, np.zeros(2000), np.repeat(50 * points[:1], 2100, axis=0), 1e-6)
+    # One sum per first subtree of a thread, not one per query.
+    assert result.work["pairs_direct"] <= 16 * 2000
 
 
 def test_refit_is_a_rebuild():
@@ -258,19 +264,14 @@ def test_refit_is_a_rebuild():
     for move in (0.0, 1e-3, 0.1, 3.0):  # the last one scrambles the cloud and forces a new tree
         moved = points + move * rng.standard_normal(points.shape)
         tree.refit(moved)
-        result = tree.attend(100 * points[:300], 1e-6)
+        result = attended(tree, 100 * points[:300], 1e-6)
         error = np.linalg.norm(result.mean - dense(moved, weights, 100 * points[:300]), axis=1)
         assert np.all(error <= np.minimum(result.bound, 1e-6) + 1e-12)
 
 
-def test_refuses_what_it_cannot_do():
+def test_kernels_are_compiled_after_the_first_use():
     points = sphere(np.random.default_rng(5), 10, 2)
-    for tol in (0.0, 1.0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match="tol"):
-            Tree(points).attend(points, tol)
-    with pytest.raises(ValueError, match="-inf"):
-        Tree(points, np.full(10, -np.inf))
-    assert Tree(points).attend(points[:0], 0.5).mean.shape == (0, 2)
+    Tree(points).attend(points, 0.5)
     assert compiled()
 
 
@@ -318,11 +319,11 @@ def test_certified_is_float64_and_refuses_what_float64_cannot():
 
 
 def test_equal_queries_are_answered_once():
-    """A few heavy tokens among light ones, all queries 0: one sum over what counts, and as many answers as queries."""
+    """A few heavy tokens among light ones, and all queries 0: one sum over the heavy tokens answers all queries."""
     angle = np.linspace(0, 2 * np.pi, 3000, endpoint=False)
     points, log_weights = np.stack([np.cos(angle), np.sin(angle)], axis=1), np.full(3000, -27.6)
     log_weights[[10, 700, 1900]] = 0.0
-    found = Tree(points, log_weights).attend(np.zeros((3000, 2)), 1e-2, paired=True)
+    found = attended(Tree(points, log_weights), np.zeros((3000, 2)), 1e-2, paired=True)
     weights = np.exp(log_weights)
     exact = weights @ points / weights.sum()
     assert np.abs(found.mean - exact).max() <= 1e-2

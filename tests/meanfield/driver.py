@@ -35,7 +35,7 @@ class Driver:
         """P_x V m_β[μ](x), μ carried by the cells with their vertices at x."""
         points = x.numpy()
         self.cells.points = points
-        mean = Tree(*self.cells.quadrature()).attend(self.beta * points @ self.B, 0.1 * self.tol).mean
+        mean = Tree(*self.cells.quadrature()).attend(self.beta * points @ self.B, 0.1 * self.tol).mean.numpy()
         v = mean @ self.V.T
         return torch.from_numpy(v - (v * points).sum(axis=1, keepdims=True) * points)
 

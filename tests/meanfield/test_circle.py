@@ -6,7 +6,6 @@ from scipy import integrate
 from scipy.special import logsumexp
 
 from metastable.flow.meanfield.circle import SPREAD, Intervals, softmax_means, tile
-from metastable.flow.meanfield.flow import Cells
 from tests.reference import softmax_mean
 
 
@@ -21,10 +20,6 @@ def deep_tail(n=300, seed=0):
     lengths = np.exp(rng.uniform(-12, 0, n))
     angles = np.concatenate([[0.0], 2 * np.pi * np.cumsum(lengths / lengths.sum())[:-1]])
     return Intervals(angles, -2000 * rng.random(n) ** 2)
-
-
-def test_intervals_are_cells():
-    assert isinstance(deep_tail(), Cells)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -11,8 +11,7 @@ import torch
 from scipy import integrate, special
 
 import metastable as ms
-from metastable.flow.meanfield.circle import start
-from metastable.flow.meanfield.flow import CellSizes, Field, follow
+from metastable.flow.meanfield.flow import CellSizes, Field, follow, start
 from metastable.flow.meanfield.laws import log_density
 from metastable.progress import Progress
 from metastable.run import mean_field as solving
@@ -74,8 +73,8 @@ def test_halving_the_cells_shrinks_the_error_at_second_order():
     for h in (1.2, 0.6, 0.3, 0.15):
         longest = h * 20**-0.5
         cells = start(HEAD, uniform, longest)
-        found = follow(HEAD, cells, 20.0, times, CellSizes(longest, 0.02 * longest, 1e-7), Progress(3.0, False))
-        moments.append(np.array([np.exp(w) @ (x[:, 0] * x[:, 1]) for x, w in found.frames]))
+        frames, _ = follow(HEAD, cells, 20.0, times, CellSizes(longest, 0.02 * longest, 1e-7), Progress(3.0, False))
+        moments.append(np.array([np.exp(w) @ (x[:, 0] * x[:, 1]) for x, w in frames]))
     changes = [np.abs(a - b).max() for a, b in pairwise(moments)]
     assert changes[0] > 4 * changes[1] > 16 * changes[2]
 

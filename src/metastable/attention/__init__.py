@@ -17,7 +17,7 @@ from metastable.cloud import Cloud
 from metastable.errors import BadInput, choice
 
 if TYPE_CHECKING:
-    from metastable.attention.tree import Tree, TreeResult
+    from metastable.attention.tree import Tree
 
 __all__ = [
     "ENGINES",
@@ -46,7 +46,7 @@ LEAST_TOLERANCE = 1e-12
 
 
 class BoundedMean(NamedTuple):
-    """means (n, d); a bound (n,) of |mean − exact| for each query, 0 for the exact engines; counts of the work done."""
+    """mean (n, d), bound (n,) ≥ |mean − exact|, and counts of the work done."""
 
     mean: Tensor
     bound: Tensor
@@ -98,11 +98,7 @@ def attend_with_bound(cloud: Cloud, queries: Array, tol: float = TREE_TOLERANCE)
     if not real(tol, "tol", "it is a tolerance") >= LEAST_TOLERANCE:
         raise BadInput(f"tol is {tol!r}; float64 can be certified to {LEAST_TOLERANCE:g} and no better")
     cloud = cloud.to(torch.float64)
-    u = _queries(cloud, queries)
-    found = Prepared(cloud.log_weights, "tree", tol).certified(cloud.points, u)
-    if found is None:
-        return BoundedMean(torch.full_like(u, torch.nan), torch.full_like(u[:, 0], torch.inf), {})
-    return BoundedMean(torch.from_numpy(found.mean).to(u), torch.from_numpy(found.bound).to(u), found.work)
+    return Prepared(cloud.log_weights, "tree", tol).certified(cloud.points, _queries(cloud, queries))
 
 
 def softmax_mean(cloud: Cloud, u: Tensor, engine: str, tol: float = TREE_TOLERANCE, paired: bool = False) -> Tensor:
@@ -140,24 +136,24 @@ class Prepared:
         """
         if self.engine != "tree":
             return ENGINES[self.engine](points, self.log_weights, queries)
-        found = self.certified(points, queries, paired)
-        return torch.full_like(queries, torch.nan) if found is None else torch.from_numpy(found.mean).to(queries)
+        return self.certified(points, queries, paired).mean
 
-    def certified(self, points: Tensor, queries: Tensor, paired: bool = False) -> TreeResult | None:
-        """The tree's answer with its bounds and counts; None when a number is not finite."""
+    def certified(self, points: Tensor, queries: Tensor, paired: bool = False) -> BoundedMean:
+        """The tree's answer with its bounds and counts. If a query is not finite, all means are NaN."""
         if not bool(torch.isfinite(queries).all()):
-            return None
+            return BoundedMean(torch.full_like(queries, torch.nan), torch.full_like(queries[:, 0], torch.inf), {})
         at, asked = _numpy(points), _numpy(queries)
         if self._tree is None:
             from metastable.attention.tree import Tree, compile_kernels, compiled
 
             if not compiled():
                 print("metastable: compiling the tree engine, once, for about twenty seconds", file=sys.stderr)
-                compile_kernels(at.shape[1])
+                compile_kernels()
             self._tree = Tree(at, _numpy(self.log_weights))
         else:
             self._tree.refit(at)
-        return self._tree.attend(asked, float(self.tol), paired)
+        found = self._tree.attend(asked, float(self.tol), paired)
+        return BoundedMean(found.mean.to(queries), found.bound.to(queries), found.work)
 
     def forget(self) -> None:
         """Drop the tree; the next call builds a new one."""

@@ -35,7 +35,8 @@ def flash(points: Tensor, log_weights: Tensor, queries: Tensor) -> Tensor:
     seen = log_weights > -math.inf
     if not bool(seen.all()):
         points, log_weights = points[seen], log_weights[seen]
-    width = _padded(d + 1, points.dtype)
+    # float32 kernels run fastest on multiples of 16; float64 has no such preference.
+    width = math.ceil((d + 1) / 16) * 16 if points.dtype == torch.float32 else d + 1
     keys = points.new_zeros(1, 1, len(points), width)
     keys[0, 0, :, :d] = points
     keys[0, 0, :, d] = log_weights - log_weights.max()
@@ -48,8 +49,3 @@ def flash(points: Tensor, log_weights: Tensor, queries: Tensor) -> Tensor:
         found = F.scaled_dot_product_attention(asked, keys, keys, scale=1.0)
     means: Tensor = found[0, 0, :, :d]
     return means
-
-
-def _padded(width: int, dtype: torch.dtype) -> int:
-    """float32 kernels run fastest on multiples of 16; float64 has no such preference."""
-    return math.ceil(width / 16) * 16 if dtype == torch.float32 else width

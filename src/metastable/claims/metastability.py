@@ -32,8 +32,7 @@ from metastable.claims.experiment import Finding, Panel, Tell, claim, first_belo
 from metastable.claims.heads import circle_head
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
-from metastable.flow.meanfield import circle
-from metastable.flow.meanfield.flow import CellSizes, follow
+from metastable.flow.meanfield.flow import CellSizes, follow, start
 from metastable.head import Head
 from metastable.progress import Progress
 from metastable.run.mean_field import STEP
@@ -139,11 +138,11 @@ def mean_field(head: Head, beta: float, until: float, cell: float, frames: int) 
     """The uniform law under the head by cells up to `cell`·β^{−1/2} long, one level of `run.mean_field`."""
     longest = cell * beta**-0.5
     times = np.linspace(0.0, until, frames)
-    cells = circle.start(head, lambda x: np.zeros(len(x)), longest)
+    cells = start(head, lambda x: np.zeros(len(x)), longest)
     sizes = CellSizes(longest, 0.5 * longest, STEP * longest)
-    found = follow(head, cells, beta, times.tolist(), sizes, Progress(until, False))
+    found, _ = follow(head, cells, beta, times.tolist(), sizes, Progress(until, False))
     e = head.theory().basis[:, 0].numpy()
-    curve = [two_atoms(x, np.exp(w), np.stack([e, -e]), [0.5, 0.5]).value for x, w in found.frames]
+    curve = [two_atoms(x, np.exp(w), np.stack([e, -e]), [0.5, 0.5]).value for x, w in found]
     return stay(head, beta, times, np.array(curve))
 
 

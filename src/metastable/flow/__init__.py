@@ -1,1 +1,1 @@
-"""Integrators, one file each, the step control for the adaptive one, and the exact flows."""
+"""Velocity fields, integrators with step control, exact flows, merging, and the mean-field solver."""

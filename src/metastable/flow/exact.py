@@ -34,11 +34,15 @@ CHUNK = 50_000
 
 def value_flow(head: Head, x: Tensor, times: Tensor) -> Tensor:
     """e^{tV}x/|e^{tV}x| for the rows of x, (n, d), at each of `times`, (T,): (T, n, d)."""
-    V = head.V.to(torch.float64)
-    # The direction is unchanged by V → V − sI; the shift keeps e^{tV} from overflowing.
-    shifted = V - float(torch.linalg.eigvals(V).real.max()) * torch.eye(head.dim, dtype=V.dtype, device=V.device)
-    moved = [unit(x.to(V.dtype) @ torch.linalg.matrix_exp(float(t) * shifted).T) for t in times]
+    V = _shifted(head.V)
+    moved = [unit(x.to(V.dtype) @ torch.linalg.matrix_exp(float(t) * V).T) for t in times]
     return torch.stack(moved).to(x.dtype)
+
+
+def _shifted(M: Tensor) -> Tensor:
+    """M − sI in float64, s the largest real part of an eigenvalue. e^{tM}x keeps its direction and cannot overflow."""
+    M = M.to(torch.float64)
+    return M - float(torch.linalg.eigvals(M).real.max()) * torch.eye(len(M), dtype=M.dtype, device=M.device)
 
 
 def zero_temperature_flow(head: Head, cloud: Cloud, times: Tensor) -> Tensor:
@@ -62,9 +66,7 @@ class _Panels:
     def __init__(self, head: Head, x: np.ndarray) -> None:
         self.x = x.copy()
         self.B = head.B.detach().to("cpu", torch.float64).numpy()
-        M = head.M.detach().to("cpu", torch.float64)
-        # The direction is unchanged by M → M − sI; the shift keeps e^{τM} from overflowing.
-        shifted = M - float(torch.linalg.eigvals(M).real.max()) * torch.eye(len(M), dtype=M.dtype)
+        shifted = _shifted(head.M.cpu())
         self.M = shifted.numpy()
         self.width = 0.5 / max(float(np.linalg.norm(self.M, 2)), 1e-12)
         nodes = 0.5 * self.width * (1 - np.cos(np.pi * (np.arange(NODES) + 0.5) / NODES))

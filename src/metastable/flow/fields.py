@@ -27,17 +27,6 @@ def tangent(x: Tensor, w: Tensor) -> Tensor:
     return w - (w * x).sum(dim=1, keepdim=True) * x
 
 
-def softmax(head: Head, cloud: Cloud, x: Tensor, beta: float, engine: str = "auto", tol: float = 1e-6) -> Tensor:
-    """The field at finite β at the rows of x: (n, d)."""
-    mean = softmax_mean(cloud, beta * head.directions(x), engine, tol, paired=x is cloud.points)
-    return tangent(x, head.values(mean))
-
-
-def hardmax(head: Head, cloud: Cloud, x: Tensor) -> Tensor:
-    """The field of finitely many tokens at β = ∞ at the rows of x: (n, d)."""
-    return tangent(x, head.values(argmax_mean(cloud.points, cloud.log_weights, head.directions(x))))
-
-
 def zero_temperature(head: Head, x: Tensor) -> Tensor:
     """The zero-temperature field of a law with full support: (n, d). It is 0 where Bᵀx = 0 (undefined there)."""
     u = head.directions(x)
@@ -73,7 +62,12 @@ def velocity(
     x = cloud.points if at is None else Cloud(at).points.to(dtype=cloud.dtype, device=cloud.points.device)
     if x.shape[1] != cloud.dim:
         raise BadInput(f"at has {x.shape[1]} coordinates and the cloud d = {cloud.dim}; they must agree")
-    return hardmax(head, cloud, x) if math.isinf(beta) else softmax(head, cloud, x, beta, engine, tol)
+    u = head.directions(x)
+    if math.isinf(beta):
+        mean = argmax_mean(cloud.points, cloud.log_weights, u)
+    else:
+        mean = softmax_mean(cloud, beta * u, engine, tol, paired=x is cloud.points)
+    return tangent(x, head.values(mean))
 
 
 class TokenField:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,10 +16,8 @@ from torch import Tensor
 from metastable.arrays import positive, real
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
-from metastable.flow.meanfield import circle
-from metastable.flow.meanfield.flow import Cells, CellSizes, follow
+from metastable.flow.meanfield.flow import CellSizes, follow, start
 from metastable.flow.meanfield.laws import LogDensity, log_density
-from metastable.flow.meanfield.sphere import triangles
 from metastable.head import Head
 from metastable.progress import Progress
 from metastable.run import storage
@@ -166,20 +164,19 @@ class MeanFieldRun(BaseRun):
 
 
 class CellKind(NamedTuple):
-    """How the cells of one dimension are made and how they are refined.
+    """How the cells of one dimension are refined.
 
     coarsest : length of the longest cells of the first level, in β^{−1/2}
     levels : the cells are halved at most this often less one
     merged : neighbours are merged when they are shorter than this share of the longest cells
     """
 
-    start: Callable[[Head, LogDensity, float], Cells]
     coarsest: float
     levels: int
     merged: float
 
 
-KINDS = {2: CellKind(circle.start, 0.6, 6, 0.5), 3: CellKind(triangles.start, 2.0, 3, 0.3)}
+KINDS = {2: CellKind(0.6, 6, 0.5), 3: CellKind(2.0, 3, 0.3)}
 """By dimension: intervals, and triangles, which are good to second order inside and may be longer."""
 STEP = 3e-4
 """Largest error of a time step, in lengths of the longest cells: refinement covers the time stepping too."""
@@ -270,10 +267,9 @@ def _level(
     kind = KINDS[head.dim]
     sizes = CellSizes(longest, kind.merged * longest, STEP * longest)
     with Progress(times[-1], progress) as bar:
-        found = follow(head, kind.start(head, density, longest), beta, times, sizes, bar)
-    fine = Frames.of(found.frames)
-    configuration = {"beta": beta, "method": "cells", "tol": tol, "times": list(times), "cell": h}
-    configuration |= {name: getattr(found, name) for name in ("steps", "rejected", "evaluations", "most_cells")}
+        frames, work = follow(head, start(head, density, longest), beta, times, sizes, bar)
+    fine = Frames.of(frames)
+    configuration = {"beta": beta, "method": "cells", "tol": tol, "times": list(times), "cell": h, **work}
     run = MeanFieldRun(
         head=head,
         cloud=fine.cloud(0, law),

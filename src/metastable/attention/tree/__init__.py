@@ -45,6 +45,6 @@ that could compete with torch's. Up to 2000 queries the calling thread does ever
 """
 
 from .boxes import threads
-from .engine import Tree, TreeResult, compile_kernels, compiled
+from .engine import Tree, compile_kernels, compiled
 
-__all__ = ["Tree", "TreeResult", "compile_kernels", "compiled", "threads"]
+__all__ = ["Tree", "compile_kernels", "compiled", "threads"]

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from .vectors import inlined, inner, kernel
+from .vectors import dot, inlined, inner, kernel, score
 
 # Nodes with at most this many points measure their box on the points; larger ones on the boxes of their children.
 MEASURED = 512
@@ -178,28 +178,23 @@ def _measure_points(points, lo, hi, mean, axes, low, high):
         low[k], high[k] = math.inf, -math.inf
     for i in range(lo, hi):
         for k in range(d):
-            s = 0.0
-            for m in range(d):
-                s += axes[k, m] * (points[i, m] - mean[m])
+            s = score(0.0, axes[k], points[i], mean)
             low[k] = min(low[k], s)
             high[k] = max(high[k], s)
 
 
 @inlined
 def _measure_children(records, node, mean, axes, low, high):
-    """Extent of the two child boxes along each axis, relative to `mean`: contains the points, costs nothing in N."""
+    """Extent of the two child boxes along each axis, relative to `mean`. It contains all points."""
     d = axes.shape[0]
     for k in range(d):
         low[k], high[k] = math.inf, -math.inf
     for child in (2 * node, 2 * node + 1):
         for k in range(d):
-            s, reach = 0.0, 0.0
+            s, reach = score(0.0, axes[k], records[child], mean), 0.0
             for m in range(d):
-                s += axes[k, m] * (records[child, m] - mean[m])
-                p = 0.0
-                for i in range(d):
-                    p += axes[k, i] * records[child, 2 * d + m * d + i]
-                reach += abs(p) * records[child, d + m]
+                axis = records[child, 2 * d + m * d : 3 * d + m * d]
+                reach += abs(dot(axes[k], axis)) * records[child, d + m]
             low[k] = min(low[k], s - reach)
             high[k] = max(high[k], s + reach)
 

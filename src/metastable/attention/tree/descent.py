@@ -1,14 +1,14 @@
-"""The queries of a tree of boxes, from large boxes to small ones.
+"""The descent through a tree of boxes of queries, from large boxes to small ones.
 
-For each box the visible tokens are found. Then the softmax is expanded about the centre of the box, or summed directly
-for each query, or the box is split.
+For each box the kernels find the visible tokens. Then they expand the softmax about the centre of the box, or sum it
+directly for each query, or split the box.
 """
 
 import math
 
 from .boxes import depth_of, first_point
 from .expansion import BLOCK, add_block, certify, choose_order, divide_by_factorials, evaluate_block, sample_sums
-from .vectors import ZERO, fast_exp, inlined, inner, kernel
+from .vectors import ZERO, dot, fast_exp, inlined, inner, kernel, score
 from .visible import (
     best_token,
     collect,
@@ -23,21 +23,21 @@ from .visible import (
 
 # Shares of the tolerance: nodes skipped or packed, tokens trimmed (this includes the nodes), expansions truncated.
 _SKIP, _TRIM, _TRUNCATE = 0.25, 0.35, 0.6
-# Expected number of skipped nodes with a share near the largest allowed.
+# Expected number of skipped nodes whose error is near the largest allowed one.
 _SKIPPED = 250.0
 # Costs of one (query, token) pair and of one (query, coefficient) pair, in units of one (token, coefficient) pair.
 _PAIR, _EVALUATE = 22.0, 4.0
 
-# A box of at most FEW queries is split only if it is wider than WIDEST_OF_FEW standard deviations of the softmax,
-# because every box has to search for its own visible tokens.
-FEW, WIDEST_OF_FEW = 16, 6.0
+# A box wider than WIDEST standard deviations of the softmax is split (measured: the cost varies little around it).
+# For a box of at most FEW queries it is WIDEST_OF_FEW, because every box has to search for its own visible tokens.
+WIDEST, FEW, WIDEST_OF_FEW = 1.8, 16, 6.0
 
-# A box starts from the tokens of the box before, if they are at most MOST_FOLLOWED tokens and at most NEAR standard
-# deviations away. If its own tokens weigh more than OUTWEIGHED times those, the box is started again from the tree.
+# A box starts from the tokens of the previous box if these are at most MOST_FOLLOWED, and the centres of the boxes are
+# at most NEAR standard deviations apart. If its own tokens weigh over OUTWEIGHED times those, it starts from the tree.
 MOST_FOLLOWED, NEAR, OUTWEIGHED = 16384, 4.0, 2.0
 
-# More than HEAVY (query, token) pairs are summed only if the parent box saw less than SPARED times more tokens. Where
-# a cloud thins out, a box may be narrow by the softmax at its centre and yet see many tokens.
+# A box with more than HEAVY (query, token) pairs is split once more if its parent saw more than SPARED times as many
+# tokens. At the edge of a cloud a box may be narrow by the softmax at its centre and still see many tokens.
 HEAVY, SPARED = 40_000, 1.5
 
 SPLIT, DONE = 0, 1
@@ -46,11 +46,9 @@ SPLIT, DONE = 0, 1
 @inner
 def _spread_along(second, mean, axis):
     """Standard deviation along an axis, from second moments about c and the mean relative to c."""
-    d = mean.size
-    s, m = 0.0, 0.0
-    for i in range(d):
-        m += axis[i] * mean[i]
-        for k in range(d):
+    s, m = 0.0, dot(axis, mean)
+    for i in range(mean.size):
+        for k in range(mean.size):
             s += axis[i] * second[i, k] * axis[k]
     return math.sqrt(max(s - m * m, 0.0))
 
@@ -64,20 +62,19 @@ def _exchange(axes, half, i, j):
 
 @inner
 def _reference(tokens, work):
-    """Step one: c ← m_A at u0 (about which every score is taken). Returns (shift, mass of A).
+    """Step one: c ← m_A(u0), the reference point of all scores. Returns (shift, mass of A).
 
-    The weights are a_j = e^{log w_j + ⟨u0, y_j − c⟩ − shift}; the largest, that of the best token, is 1.
+    The weights are a_j = e^{log w_j + ⟨u0, y_j − c⟩ − shift}. The best token has the largest weight, 1.
     """
-    u, c, mean = work.small[0], work.small[1], work.small[2]
-    points, log_weights, records, depth = tokens.points, tokens.log_weights, tokens.records, tokens.depth
+    u, c, mean = work.u, work.c, work.mean
     for k in range(u.size):
-        c[k] = points[work.guess[0], k]
-    best, _ = best_token(points, log_weights, records, depth, u, c, work.stack, work.guess[0])
+        c[k] = tokens.points[work.guess[0], k]
+    best = best_token(tokens, work, work.guess[0])
     work.guess[0] = best
     for k in range(u.size):
-        c[k] = points[best, k]
-    shift = log_weights[best]
-    mass = first_mean(points, log_weights, records, depth, u, c, shift, work.stack, mean, work.second)
+        c[k] = tokens.points[best, k]
+    shift = tokens.log_weights[best]
+    mass = first_mean(tokens, work, shift)
     for k in range(u.size):
         c[k] += mean[k]
         shift -= u[k] * mean[k]
@@ -86,13 +83,13 @@ def _reference(tokens, work):
 
 @inner
 def _follow(work):
-    """Step one, from the tokens that the box before has kept, if they are few and near.
+    """Step one, started from the tokens that the previous box kept, if they are few and near.
 
     These tokens carry nearly all of the softmax. Their scores at the new u0 are the old ones plus ⟨δ, z⟩. If none of
-    them is packed, they are a measure A below the softmax. If some are, their mass is no lower bound.
-    Returns (shift, mass, lower bound by this mass); mass 0 if there is no such neighbour.
+    them is packed, they are a measure A with Z_A ≤ Z. Otherwise their mass is no lower bound.
+    Returns (shift, mass, lower bound of f from this mass). The mass is 0 if the previous box cannot be used.
     """
-    u, c, mean, delta, second = work.small[0], work.small[1], work.small[2], work.small[5], work.second
+    u, c, mean, delta, second = work.u, work.c, work.mean, work.delta, work.second
     d, n = u.size, work.followed[0]
     axes, old_u, old_c = work.past[:d], work.past[d], work.past[d + 1]
     far = 0.0
@@ -102,9 +99,7 @@ def _follow(work):
     if n == 0 or not far <= NEAR * NEAR:
         return 0.0, 0.0, 0.0
     for k in range(d):
-        delta[k] = 0.0
-        for i in range(d):
-            delta[k] += axes[k, i] * (u[i] - old_u[i])
+        delta[k] = score(0.0, axes[k], u, old_u)
     top = largest_exponent(work.z, work.score, n, delta)
     mass = moments(work, n, axes, delta, top)
     shift = work.past_shift[0] + top
@@ -116,13 +111,13 @@ def _follow(work):
 
 @inner
 def _keep(work, kept, shift):
-    """Remember the box and its tokens for the next one."""
+    """Record the box and its tokens for the next box."""
     d = work.axes.shape[0]
     work.past_shift[0] = shift
     for k in range(d):
         for i in range(d):
             work.past[k, i] = work.axes[k, i]
-        work.past[d, k], work.past[d + 1, k] = work.small[0, k], work.small[1, k]
+        work.past[d, k], work.past[d + 1, k] = work.u[k], work.c[k]
     work.followed[0] = kept if kept <= MOST_FOLLOWED else 0
 
 
@@ -133,7 +128,7 @@ def _arrange(work):
     Returns the size of the box in standard deviations, and an estimate of how far the mean moves from c inside it, a
     little more than |Cov δ|. The estimate is a heuristic: the bound of a query uses the distance that is found.
     """
-    half, mean, axes, second = work.small[3], work.small[2], work.axes, work.second
+    half, mean, axes, second = work.half, work.mean, work.axes, work.second
     d = half.size
     size, shift, total = 0.0, 0.0, 0.0
     thin, wide = ZERO, ZERO
@@ -157,8 +152,8 @@ def _arrange(work):
 
 @inlined
 def _remember(work, level):
-    """Keep the covariance for the boxes below."""
-    mean, second, covariance = work.small[2], work.second, work.covariances[level]
+    """Record the covariance of the softmax for the boxes below."""
+    mean, second, covariance = work.mean, work.second, work.covariances[level]
     for i in range(mean.size):
         for k in range(mean.size):
             covariance[i, k] = second[i, k] - mean[i] * mean[k]
@@ -174,13 +169,14 @@ def _worth_cutting(work, level, count, kept):
 
 @inlined
 def _predicted(work, level):
-    """Size of a box in standard deviations, by the covariance of its parent, which it inherits. 0 if unknown.
+    """Size of a box in standard deviations, by the covariance of its parent; 0 if that is unknown.
 
-    It saves the walk over the tokens for boxes that will certainly be split.
+    It saves the walk over the tokens for boxes that will certainly be split. The parent's covariance is copied to the
+    box, for its own children.
     """
     if level == 0:
         return 0.0
-    half, axes = work.small[3], work.axes
+    half, axes = work.half, work.axes
     above, covariance = work.covariances[level - 1], work.covariances[level]
     size = 0.0
     for k in range(half.size):
@@ -193,8 +189,11 @@ def _predicted(work, level):
 
 @inner
 def _see(tokens, work, shift, mass, slack, tol):
-    """Step three: fill the buffers with the visible tokens and add the others to `skipped`. Returns their number."""
-    u, turned = work.small[0], work.small[4]
+    """Step three: fill the buffers with the visible tokens, add bounds of the others to `skipped`.
+
+    Returns the number of tokens in the buffers.
+    """
+    u, turned = work.u, work.turned
     d = u.size
     total = tokens.records[1, d * d + 2 * d + 1]
     per_unit, per_node = -math.inf, -math.inf
@@ -210,9 +209,7 @@ def _see(tokens, work, shift, mass, slack, tol):
             break
         per_node -= math.log(over) + 0.3
     for k in range(d):
-        turned[k] = 0.0
-        for i in range(d):
-            turned[k] += work.axes[k, i] * u[i]
+        turned[k] = dot(work.axes[k], u)
     work.followed[1] = 1
     for i in range(count):
         if work.ranges[i, 1] > tokens.points.shape[0]:
@@ -229,18 +226,14 @@ def _see(tokens, work, shift, mass, slack, tol):
 @inner
 def _displacement(queries, i, work, delta):
     """δ = u − u0 in the axes of the box."""
-    u, axes = work.small[0], work.axes
-    for k in range(u.size):
-        s = 0.0
-        for m in range(u.size):
-            s += axes[k, m] * (queries[i, m] - u[m])
-        delta[k] = s
+    for k in range(delta.size):
+        delta[k] = score(0.0, work.axes[k], queries[i], work.u)
 
 
 @inner
 def _write(work, offset, out):
     """out ← c + Σ_k offset_k axis_k. Returns |offset|."""
-    c, axes = work.small[1], work.axes
+    c, axes = work.c, work.axes
     far = 0.0
     for m in range(c.size):
         out[m] = c[m]
@@ -251,14 +244,14 @@ def _write(work, offset, out):
 
 
 @inner
-def _direct(queries, i, work, kept, floor, widest, sums, offset, mean):
-    """The mean over the kept tokens, summed. Returns its error bound: only skipped and packed tokens enter."""
-    d = offset.size
+def _direct(queries, i, work, kept, floor, widest, mean):
+    """mean ← the direct sum over the kept tokens. Returns its error bound, from skipped and packed tokens alone."""
+    sums, offset = work.rows[3], work.delta
     _displacement(queries, i, work, offset)
     # Σ e is at least about 1 for every δ (Jensen), so only overflow must be avoided, and only in a wide box.
     top = largest_exponent(work.z, work.score, kept, offset) if widest > 300.0 else 0.0
     direct_sums(work, kept, offset, top, sums)
-    for k in range(d):
+    for k in range(offset.size):
         offset[k] = sums[k + 1] / sums[0]
     far = _write(work, offset, mean)
     work.counts[0] += kept
@@ -269,7 +262,7 @@ def _direct(queries, i, work, kept, floor, widest, sums, offset, mean):
 @inlined
 def _expand(work, kept, p, r):
     """The coefficients of the expansion, from all kept tokens."""
-    half = work.small[3]
+    half = work.half
     d = half.size
     work.coefficients[:] = 0.0
     at = 0
@@ -290,7 +283,7 @@ def _expand(work, kept, p, r):
 @inner
 def evaluate(queries, lo, hi, work, kept, floor, p, r, e_f, e_g, tol, means, bounds):
     """Evaluate the expansion at every query of the box. A query whose bound is above tol is summed directly."""
-    half, offset = work.small[3], work.small[5]
+    half, offset = work.half, work.delta
     d = half.size
     value = work.rows[2]
     for first in range(lo, hi, BLOCK):
@@ -307,14 +300,15 @@ def evaluate(queries, lo, hi, work, kept, floor, p, r, e_f, e_g, tol, means, bou
             least = max(floor, value[t] - e_f - work.skipped[0])
             bounds[first + t] = (e_g + work.skipped[1] + far * (e_f + work.skipped[0])) / least
             if not bounds[first + t] <= tol:
-                bounds[first + t] = _direct(
-                    queries, first + t, work, kept, floor, 0.0, work.rows[3], offset, means[first + t]
-                )
+                bounds[first + t] = _direct(queries, first + t, work, kept, floor, 0.0, means[first + t])
 
 
 @inner
 def _order(work, count, kept, slack, budget):
-    """Step four: degrees chosen on a sample, then certified on all tokens; (terms, p, r, E_f, E_g), terms 0 if none."""
+    """Step four: choose the degrees on a sample of the tokens, then certify them on all tokens.
+
+    Returns (number of terms, p, r, E_f, E_g). The number of terms is 0 if no degrees are within the budget.
+    """
     if count <= 4:
         return 0, 0, 0, 0.0, 0.0
     sample_sums(work, kept)
@@ -332,12 +326,12 @@ def _order(work, count, kept, slack, budget):
 
 @inlined
 def attend_box(tokens, queries, lo, hi, level, work, tol, strict, may_split, means, bounds):
-    """Means and bounds of queries lo … hi − 1, whose box is in work.small[0], work.small[3] and work.axes.
+    """Means and bounds of queries lo … hi − 1, whose box is in work.u, work.half and work.axes.
 
-    Returns DONE, or SPLIT if smaller boxes would be cheaper or are needed. `strict` ≤ 1 lowers what may be skipped.
+    Returns DONE, or SPLIT if smaller boxes are cheaper or needed. `strict` ≤ 1 scales the error of skipped tokens.
     """
     count = hi - lo
-    widest = work.widest[0] if count > FEW else WIDEST_OF_FEW
+    widest = WIDEST if count > FEW else WIDEST_OF_FEW
     if may_split:
         work.kept_above[level] = math.inf
     if may_split and _predicted(work, level) > 1.25 * widest:
@@ -373,7 +367,7 @@ def attend_box(tokens, queries, lo, hi, level, work, tol, strict, may_split, mea
         if may_split and (count > 64 or _worth_cutting(work, level, count, kept)):
             return SPLIT
         for i in range(lo, hi):
-            bounds[i] = _direct(queries, i, work, kept, floor, spread, work.rows[3], work.small[5], means[i])
+            bounds[i] = _direct(queries, i, work, kept, floor, spread, means[i])
         work.counts[4] += 1
     for i in range(lo, hi):
         if not bounds[i] <= tol:
@@ -383,15 +377,14 @@ def attend_box(tokens, queries, lo, hi, level, work, tol, strict, may_split, mea
 
 @inlined
 def _load_box(record, work):
-    """u0, half-widths and axes of a node of queries. Half-widths get a floor: the expansion divides by them."""
-    u, half, axes = work.small[0], work.small[3], work.axes
+    """Load u0, half-widths and axes of a node of queries. No half-width is 0: the expansion divides by them."""
+    u, half, axes = work.u, work.half, work.axes
     d = u.size
-    size, widest = 0.0, 0.0
+    widest = 0.0
     for k in range(d):
         u[k] = record[k]
-        size += u[k] * u[k]
         widest = max(widest, record[d + k])
-    floor = max(1e-6 * widest, 1e-14 * math.sqrt(size), 1e-100)
+    floor = max(1e-6 * widest, 1e-14 * math.sqrt(dot(u, u)), 1e-100)
     for k in range(d):
         half[k] = max(record[d + k] * (1.0 + 1e-12), floor)
         for m in range(d):
@@ -400,17 +393,17 @@ def _load_box(record, work):
 
 @inlined
 def _load_query(query, work):
-    """A box that is one query: it has size zero, and any axes will do."""
+    """Load a box that is one query. It has size 0, and any axes are right."""
     for k in range(query.size):
-        work.small[0, k] = query[k]
-        work.small[3, k] = 0.0
+        work.u[k] = query[k]
+        work.half[k] = 0.0
         for m in range(query.size):
             work.axes[k, m] = 1.0 if k == m else 0.0
 
 
 @inlined
 def _all_equal(record, d):
-    """Whether the queries of a node are one and the same: its box has no width."""
+    """Whether all queries of a node are equal: its box has no width."""
     widest = 0.0
     for k in range(d):
         widest = max(widest, record[d + k])
@@ -422,14 +415,15 @@ def descend(tokens, queries, records, depth, nodes, stop, work, tol, means, boun
     """Answer the queries under the given nodes of the query tree.
 
     Boxes that must be split at level `stop` are written to `later` instead; returns how many. A leaf that must be split
-    is answered query by query (on the stack as −1 − query), with a smaller `strict` each time until the bound is met.
-    With strict = 0 nothing is skipped and the bound is zero, so this ends. Equal queries are answered once.
+    is answered query by query (−1 − query on the stack), with a smaller `strict` each time until the bound is at most
+    tol. With strict = 0 no token is skipped and the bound is 0, so the loop ends. Equal queries are answered once.
     """
     n = queries.shape[0]
-    work.covariances[:] = math.nan  # no values of another run
+    # The answer must not depend on what this thread did before.
+    work.covariances[:] = math.nan
     work.kept_above[:] = math.inf
     work.followed[0] = 0
-    work.guess[0] = 0  # the answer must not depend on which thread is first
+    work.guess[0] = 0
     size, left, strict = 0, 0, 1.0
     for i in range(nodes.size):
         stack[size] = nodes[nodes.size - 1 - i]

@@ -11,24 +11,25 @@ import gc
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import namedtuple
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
+import torch
+
+from metastable.attention import BoundedMean
 
 from .boxes import Ordered, run_all, threads
 from .descent import descend, evaluate
 from .expansion import BLOCK, TERMS, row_table
-from .packs import Packs, no_packs, pack
+from .packs import Packs, Tokens, pack
 
 # Largest number of tokens and of queries in a leaf.
 TOKEN_LEAF = 16
 QUERY_LEAF = 8
-# Largest size of a box of queries, in standard deviations of the softmax. Measured: the cost varies little around it.
-WIDEST = 1.8
 # Half-width of the boxes of queries that are tried first, in standard deviations of the softmax.
 COARSE = 0.35
 # At most this many queries are answered by one thread.
@@ -40,178 +41,111 @@ DEGRADED = 1.5
 COUNTS = ("pairs_direct", "pairs_expanded", "boxes_opened", "boxes_expanded", "boxes_direct", "tokens_collected")
 
 
-class Tokens(NamedTuple):
-    """The token tree as the kernels see it.
-
-    `points`, `log_weights` and `records` are those of the tree; `columns`, `logs` and `signs` hold the same tokens
-    axis by axis and then the grids of the packs.
-    """
-
-    points: np.ndarray
-    log_weights: np.ndarray
-    records: np.ndarray
-    depth: int
-    packs: Packs
-    columns: np.ndarray
-    logs: np.ndarray
-    signs: np.ndarray
-
-
-class Work(NamedTuple):
-    """Buffers of one thread. Those of length N are only used up to the number of visible tokens."""
-
-    table: np.ndarray
-    stack: np.ndarray
-    ranges: np.ndarray
-    z: np.ndarray  # (d, N): visible tokens relative to c, in the axes of the box
-    sign: np.ndarray
-    score: np.ndarray
-    spread: np.ndarray
-    crest: np.ndarray
-    faint: np.ndarray
-    place: np.ndarray
-    exponents: np.ndarray
-    bins: np.ndarray
-    coefficients: np.ndarray
-    powers: np.ndarray
-    products: np.ndarray
-    v: np.ndarray
-    gradient: np.ndarray
-    rows: np.ndarray  # (6, BLOCK): short vectors
-    sums: np.ndarray  # (5, TERMS + 2)
-    small: np.ndarray  # (6, d): vectors of R^d: u0, c, mean, half, turned u0, δ
-    axes: np.ndarray
-    ellipses: np.ndarray
-    second: np.ndarray
-    skipped: np.ndarray
-    counts: np.ndarray  # see COUNTS
-    covariances: np.ndarray  # (64, d, d): of the softmax at the last box on each level, NaN if there is none
-    kept_above: np.ndarray  # (64,): visible tokens of the last box that was split on each level, inf if unknown
-    widest: np.ndarray  # (1,): a box wider than this many standard deviations of the softmax is split at once
-    past: np.ndarray  # (d + 2, d): axes, u0 and c of the box that filled the buffers
-    past_shift: np.ndarray
-    followed: np.ndarray  # (2,): how many of its tokens the next box may start from; 0 if some of them are packed
-    guess: np.ndarray  # the best token of the box before
-
-
-def make_work(n: int, d: int, depth: int, table: np.ndarray) -> Work:
-    """Buffers for N tokens in dimension d."""
+def _buffers(n: int, d: int, depth: int, table: np.ndarray) -> dict[str, np.ndarray]:
+    """The buffers of one thread for n tokens in dimension d. The kernels read them as fields of `Work`."""
     rows, degree = len(table), int(table[:, 0].max()) if d > 1 else 24
     stride = degree + 5
-    return Work(
-        table=table,
-        stack=np.zeros(4 * depth + 64, dtype=np.int64),
-        ranges=np.zeros(((1 << depth) + 1, 2), dtype=np.int64),
-        z=np.empty((d, n)),
-        sign=np.empty(n),
-        score=np.empty(n),
-        spread=np.empty(n),
-        crest=np.empty(n),
-        faint=np.empty(n),
-        place=np.empty(n, dtype=np.int64),
-        exponents=np.empty(BLOCK),
-        bins=np.zeros(2048),
-        coefficients=np.zeros((rows + 1) * stride),
-        powers=np.zeros((stride, BLOCK)),
-        products=np.zeros((rows + 1, BLOCK)),
-        v=np.zeros((d, BLOCK)),
-        gradient=np.zeros((d, BLOCK)),
-        rows=np.zeros((6, BLOCK)),
-        sums=np.zeros((5, TERMS + 2)),
-        small=np.zeros((6, d)),
-        axes=np.zeros((d, d)),
-        ellipses=np.zeros((d, 6)),
-        second=np.zeros((d, d)),
-        skipped=np.zeros(2),
-        counts=np.zeros(6, dtype=np.int64),
-        covariances=np.full((64, d, d), np.nan),
-        kept_above=np.full(64, np.inf),
-        widest=np.ones(1),
-        past=np.zeros((d + 2, d)),
-        past_shift=np.zeros(1),
-        followed=np.zeros(2, dtype=np.int64),
-        guess=np.zeros(1, dtype=np.int64),
-    )
+    whole = np.int64
+    return {
+        # The box of queries: its centre u0, half-widths and axes; u0 in those axes; a displacement δ = u − u0.
+        "u": np.zeros(d),
+        "half": np.zeros(d),
+        "axes": np.zeros((d, d)),
+        "turned": np.zeros(d),
+        "delta": np.zeros(d),
+        # The reference point c, and mean and second moments of the softmax relative to c.
+        "c": np.zeros(d),
+        "mean": np.zeros(d),
+        "second": np.zeros((d, d)),
+        # Walks over the token tree: nodes to visit, visible ranges of tokens, bounds of skipped and packed tokens.
+        "stack": np.zeros(4 * depth + 64, whole),
+        "ranges": np.zeros(((1 << depth) + 1, 2), whole),
+        "skipped": np.zeros(2),
+        "ellipses": np.zeros((d, 6)),
+        # Visible tokens: y − c in the axes of the box, sign of the weight, score s, spread T, e^{s + T}, importance.
+        "z": np.empty((d, n)),
+        "sign": np.empty(n),
+        "score": np.empty(n),
+        "spread": np.empty(n),
+        "crest": np.empty(n),
+        "faint": np.empty(n),
+        "place": np.empty(n, whole),
+        "bins": np.zeros(2048),
+        # The expansion: its rows (`row_table`), coefficients, and blocks of tokens or queries.
+        "table": table,
+        "coefficients": np.zeros((rows + 1) * stride),
+        "powers": np.zeros((stride, BLOCK)),
+        "products": np.zeros((rows + 1, BLOCK)),
+        "v": np.zeros((d, BLOCK)),
+        "gradient": np.zeros((d, BLOCK)),
+        "rows": np.zeros((6, BLOCK)),
+        "exponents": np.empty(BLOCK),
+        "sums": np.zeros((5, TERMS + 2)),
+        # By level, for the last box there: covariance of the softmax (NaN if unknown), visible tokens if it was split.
+        "covariances": np.full((64, d, d), np.nan),
+        "kept_above": np.full(64, np.inf),
+        # The box before: axes, u0 and c; shift; how many of its tokens may be used again and whether none is packed;
+        # its best token.
+        "past": np.zeros((d + 2, d)),
+        "past_shift": np.zeros(1),
+        "followed": np.zeros(2, whole),
+        "guess": np.zeros(1, whole),
+        "counts": np.zeros(len(COUNTS), whole),
+    }
 
 
-class TreeResult(NamedTuple):
-    """mean (n, d), bound (n,) ≥ |mean − exact|, and counts of the work done."""
-
-    mean: np.ndarray
-    bound: np.ndarray
-    work: dict[str, int]
+Work: Any = namedtuple("Work", _buffers(1, 1, 0, row_table(1)))  # type: ignore[misc]
 
 
 class Tree:
-    """A cloud of tokens, points (N, d) and log-weights (N,), ready for queries."""
+    """A cloud of tokens, points (N, d) and log-weights (N,), ready for queries. Not all log-weights may be −inf."""
 
     def __init__(self, points: np.ndarray, log_weights: np.ndarray | None = None) -> None:
-        points = np.asarray(points, dtype=np.float64)
-        if log_weights is None:
-            log_weights = np.zeros(len(points))
-        log_weights = np.asarray(log_weights, dtype=np.float64)
+        log_weights = np.zeros(len(points)) if log_weights is None else log_weights
         self._alive = np.flatnonzero(log_weights > -np.inf)
-        if not len(self._alive):
-            raise ValueError("every log-weight is -inf: there is no token to attend to")
         self._log_weights = log_weights[self._alive]
         self._table = row_table(points.shape[1])
-        self._works: list[Work] = []
+        self._works: list[Any] = []
         self._build(points[self._alive])
 
     def _build(self, points: np.ndarray) -> None:
         self._ordered = Ordered(points, self._log_weights, TOKEN_LEAF)
         self._tight = self._ordered.radius(self._ordered.depth)
 
-    def _tokens(self, scale: float, tol: float) -> Tokens:
-        """The tokens as the kernels take them, with packs for queries of this length."""
-        o = self._ordered
-        return Tokens(o.points, o.log_weights, o.records, o.depth, *pack(o, scale, tol))
-
     def refit(self, points: np.ndarray) -> None:
         """Move the tokens: fit new boxes to the same topology, or build a new tree if the boxes have grown too much."""
-        points = np.asarray(points, dtype=np.float64)[self._alive]
+        points = points[self._alive]
         self._ordered.points[:] = points[self._ordered.index]
         self._ordered.fit()
         if self._ordered.radius(self._ordered.depth) > DEGRADED * self._tight:
             self._build(points)
 
-    def _buffers(self, how_many: int) -> list[Work]:
-        n, d = self._ordered.points.shape
-        while len(self._works) < how_many:
-            self._works.append(make_work(n, d, self._ordered.depth, self._table))
-        for work in self._works:
-            work.counts[:] = 0
-        return self._works[:how_many]
-
-    def attend(self, queries: np.ndarray, tol: float, paired: bool = False) -> TreeResult:
-        """The softmax mean at every query (n, d), each within tol.
+    def attend(self, queries: np.ndarray, tol: float, paired: bool = False) -> BoundedMean:
+        """The softmax mean at every query (n, d), each within 0 < tol < 1.
 
         `paired` says that query i is a smooth function of token i, as in a field at the tokens. Then the queries need
         no sorting of their own. It changes the cost, not the certificate.
         """
-        if not 0.0 < tol < 1.0:
-            raise ValueError(f"tol is {tol}: it must lie between 0 and 1")
-        queries = np.asarray(queries, dtype=np.float64)
         n, d = queries.shape
-        if not n:
-            return TreeResult(np.zeros((0, d)), np.zeros(0), {})
         scale = float(np.sqrt(np.square(queries).sum(axis=1).max()))
-        tokens = self._tokens(scale, tol)
-        works = self._buffers(threads() if n > FEW_QUERIES else 1)
-        for work in works:
-            work.widest[0] = WIDEST
+        tokens = pack(self._ordered, scale, tol)
+        while len(self._works) < (threads() if n > FEW_QUERIES else 1):
+            self._works.append(Work(**_buffers(len(self._alive), d, self._ordered.depth, self._table)))
+        for work in self._works:
+            work.counts[:] = 0
         mean, bound = np.empty((n, d)), np.empty(n)
         left = np.arange(n)
         if paired and n == len(self._ordered.index):
             leaf = self._box_of_queries(scale)
             order = Ordered(queries, np.zeros(n), leaf, like=self._ordered)
-            left = _answer(tokens, order, tol, works, mean, bound, last=leaf == QUERY_LEAF)
+            left = _answer(tokens, order, tol, self._works, mean, bound, last=leaf == QUERY_LEAF)
         if len(left):
             some, edges = np.empty((len(left), d)), np.empty(len(left))
-            _answer(tokens, Ordered(queries[left], np.zeros(len(left)), QUERY_LEAF), tol, works, some, edges, last=True)
+            order = Ordered(queries[left], np.zeros(len(left)), QUERY_LEAF)
+            _answer(tokens, order, tol, self._works, some, edges, last=True)
             mean[left], bound[left] = some, edges
-        counts = np.sum([work.counts for work in self._works], axis=0)
-        return TreeResult(mean, bound, {name: int(count) for name, count in zip(COUNTS, counts, strict=True)})
+        counts = np.sum([work.counts for work in self._works], axis=0).tolist()
+        return BoundedMean(torch.from_numpy(mean), torch.from_numpy(bound), dict(zip(COUNTS, counts, strict=True)))
 
     def _box_of_queries(self, scale: float) -> int:
         """How many queries the smallest boxes should hold at first.
@@ -228,7 +162,7 @@ class Tree:
 
 
 def _answer(
-    tokens: Tokens, order: Ordered, tol: float, works: list[Work], mean: np.ndarray, bound: np.ndarray, last: bool
+    tokens: Tokens, order: Ordered, tol: float, works: list[Any], mean: np.ndarray, bound: np.ndarray, last: bool
 ) -> np.ndarray:
     """Answer the queries of a tree, all of them if this is the `last` tree; returns which are left (their numbers)."""
     n, d = order.points.shape
@@ -259,30 +193,10 @@ def _answer(
     return np.concatenate([order.index[i:j] for i, j in zip(firsts, ends, strict=True)] or [np.arange(0)])
 
 
-def compile_kernels(d: int) -> None:
-    """Compile every kernel, and attend to a small cloud with them."""
-    with _beside(d):
-        descend.compile(_types_of_descend(d))
-        points = _few(d)
-        Tree(points).attend(points, 0.1)
-
-
 def compiled() -> bool:
     """Whether the kernels are ready, in this process or on disk: if not, the first call compiles for some seconds."""
     folder = _cache()
     return bool(descend.signatures) or (folder is not None and any(folder.glob("descent.descend-*.nbc")))
-
-
-def beside(d: int) -> None:
-    """What the second process compiles: the building of a tree, then what `descend` needs last."""
-    # Garbage collection finds nothing among millions of nodes of syntax trees. This process does nothing else.
-    gc.disable()
-    Tree(_few(d))._tokens(1.0, 0.1)
-    evaluate.compile(_types_of_evaluate(d))
-
-
-def _few(d: int) -> np.ndarray:
-    return np.eye(max(d, 2))[:, :d]
 
 
 def _cache() -> Path | None:
@@ -290,38 +204,38 @@ def _cache() -> Path | None:
     return None if folder is None else Path(folder)
 
 
-@contextmanager
-def _beside(d: int) -> Iterator[None]:
-    program = f"from metastable.attention.tree.engine import beside; beside({d})"
+def compile_kernels() -> None:
+    """Compile every kernel: `descend` first, while a second process compiles the building of a tree."""
+    program = "from metastable.attention.tree.engine import compile_beside; compile_beside()"
     child = None
     if _cache() is not None:
-        try:
+        with suppress(OSError):
             silent: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
             child = subprocess.Popen([sys.executable, "-c", program], **silent)
-        except OSError:
-            pass
     try:
-        yield
+        plane, line, whole = np.zeros((1, 1)), np.zeros(1), np.zeros(1, dtype=np.int64)
+        tokens = Tokens(plane, line, plane, 0, Packs(0.1, whole, plane, whole), plane, line, line)
+        _compile(descend, tokens, plane, plane, 0, whole, 0, _least_work(), 0.1, plane, line, whole, whole)
+        Tree(np.eye(2)).attend(np.eye(2), 0.1)
     finally:
         if child is not None:
             child.kill()
             child.wait()
 
 
-def _types_of_descend(d: int) -> tuple[Any, ...]:
-    """The types that `Tree.attend` calls `descend` with."""
-    plane, line, whole = np.zeros((1, d)), np.zeros(1), np.zeros(1, dtype=np.int64)
-    tokens = Tokens(plane, line, plane, 0, no_packs(1, d), plane, line, line)
-    arguments = (tokens, plane, plane, 0, whole, 0, _work(d), 0.1, plane, line, whole, whole)
-    return tuple(numba.typeof(argument) for argument in arguments)
+def compile_beside() -> None:
+    """What the second process compiles: the building of a tree, then `evaluate`, which `descend` needs last."""
+    # Garbage collection finds nothing among millions of nodes of syntax trees. This process does nothing else.
+    gc.disable()
+    pack(Ordered(np.eye(2), np.zeros(2), TOKEN_LEAF), 1.0, 0.1)
+    plane, line = np.zeros((1, 1)), np.zeros(1)
+    _compile(evaluate, plane, 0, 0, _least_work(), 0, 0.1, 0, 0, 0.1, 0.1, 0.1, plane, line)
 
 
-def _types_of_evaluate(d: int) -> tuple[Any, ...]:
-    """The types that `descend` calls `evaluate` with."""
-    plane, line = np.zeros((1, d)), np.zeros(1)
-    arguments = (plane, 0, 0, _work(d), 0, 0.1, 0, 0, 0.1, 0.1, 0.1, plane, line)
-    return tuple(numba.typeof(argument) for argument in arguments)
+def _least_work() -> Any:
+    return Work(**_buffers(1, 1, 1, row_table(1)))
 
 
-def _work(d: int) -> Work:
-    return make_work(1, d, 1, row_table(d))
+def _compile(kernel: Any, *arguments: Any) -> None:
+    """Compile a kernel for the types of these arguments. The types do not depend on the dimension."""
+    kernel.compile(tuple(numba.typeof(argument) for argument in arguments))

@@ -259,7 +259,7 @@ def sample_sums(work, n):
     sums[0, k] = Σ a T^k/k!, sums[1, k] = Σ a |z| T^k/k!, in the last column the remainder Σ e^T a T^K/K! {1, |z|};
     sums[2, r], sums[3, r] = Σ e^T a V^{r+1}/(r+1)! {1, |z|} and sums[4, r] = Σ e^T a |z_0| V^r/r!.
     """
-    z, score, spread, crest, half, sums = work.z, work.score, work.spread, work.crest, work.small[3], work.sums
+    z, score, spread, crest, half, sums = work.z, work.score, work.spread, work.crest, work.half, work.sums
     sums[:] = 0.0
     every = 1 + n // (6 * BLOCK)
     for at in range(0, n, BLOCK * every):
@@ -311,7 +311,7 @@ def _certify_block(p, r, a, far, spread, crest, thin, h0, power, thin_power):
 @inlined
 def certify(work, n, p, r):
     """Bounds on the truncation errors of f and of its gradient anywhere in the box, over all n tokens."""
-    half = work.small[3]
+    half = work.half
     h0 = half[0] if half.size > 1 else 0.0
     e_f, e_g = 0.0, 0.0
     for at in range(0, n, BLOCK):

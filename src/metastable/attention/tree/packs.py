@@ -32,7 +32,7 @@ import numpy as np
 
 from .boxes import Ordered, depth_of, first_point, run_all
 from .expansion import BLOCK
-from .vectors import fast_exp, inlined, inner, kernel, loose
+from .vectors import dot, fast_exp, inlined, inner, kernel, loose, score
 
 # Half-width of a packed node in units of |u|^{−1/2}.
 WIDTH = 1.5
@@ -46,7 +46,7 @@ EMPTY, ABOVE = -1, -2
 
 
 class Packs(NamedTuple):
-    """What is packed, for queries of length `scale`.
+    """The packed nodes, for queries of length `scale`.
 
     slot (nodes,): EMPTY, ABOVE (packs below), or the pack of a node; first (packs + 1,): where the grids begin among
     the packed tokens; shape (packs, d² + 2d − 2): c | e_k (d − 1 rows) | h_k | n_k.
@@ -58,14 +58,26 @@ class Packs(NamedTuple):
     first: np.ndarray
 
 
-def no_packs(nodes: int, d: int) -> Packs:
-    """Nothing is packed."""
-    return Packs(1.0, np.full(nodes, EMPTY), np.zeros((0, d * d + 2 * d - 2)), np.zeros(1, dtype=np.int64))
+class Tokens(NamedTuple):
+    """The token tree as the kernels take it.
+
+    `points`, `log_weights` and `records` are those of the tree; `columns`, `logs` and `signs` hold the same tokens
+    axis by axis and then the grids of the packs.
+    """
+
+    points: np.ndarray
+    log_weights: np.ndarray
+    records: np.ndarray
+    depth: int
+    packs: Packs
+    columns: np.ndarray
+    logs: np.ndarray
+    signs: np.ndarray
 
 
 @inlined
 def _points_needed(x, quota):
-    """The least n with 4 e^{n/2} (x / 2√n)^n ≤ quota, what n points miss of a Gaussian x standard deviations wide."""
+    """The least n with 4 e^{n/2} (x / 2√n)^n ≤ quota, the error of n points for a Gaussian x deviations wide."""
     for n in range(1, MOST + 1):
         if 4.0 * math.exp(0.5 * n) * (0.5 * x / math.sqrt(n)) ** n <= quota:
             return n
@@ -125,19 +137,13 @@ def mark_above(slot, depth):
 @inlined
 def _along(points, j, shape, d, k):
     """⟨y_j − c, e_k⟩."""
-    s = 0.0
-    for m in range(d):
-        s += shape[d + k * d + m] * (points[j, m] - shape[m])
-    return s
+    return score(0.0, shape[d + k * d : 2 * d + k * d], points[j], shape)
 
 
 @inlined
 def _frame(points, lo, hi, record, shape, d):
     """c ← the centre of the box put on the sphere, e_k ← its wide axes made tangent there, h_k ← largest |t_k|."""
-    length = 0.0
-    for m in range(d):
-        length += record[m] ** 2
-    length = math.sqrt(length)
+    length = math.sqrt(dot(record[:d], record[:d]))
     for m in range(d):
         shape[m] = record[m] / length
     thin, place = _thin_axis(record, d), 0
@@ -158,18 +164,15 @@ def _frame(points, lo, hi, record, shape, d):
 @inlined
 def _make_orthogonal(shape, at, d):
     """The vector at `at` ← its part orthogonal to c and to the axes before it, of length 1 (twice is enough)."""
+    new = shape[at : at + d]
     for _ in range(2):
         for before in range(0, at, d):
-            s = 0.0
+            s = dot(shape[before : before + d], new)
             for m in range(d):
-                s += shape[before + m] * shape[at + m]
-            for m in range(d):
-                shape[at + m] -= s * shape[before + m]
-        length = 0.0
+                new[m] -= s * shape[before + m]
+        length = math.sqrt(dot(new, new))
         for m in range(d):
-            length += shape[at + m] ** 2
-        for m in range(d):
-            shape[at + m] /= math.sqrt(length)
+            new[m] /= length
 
 
 @inlined
@@ -270,28 +273,21 @@ def fill(points, log_weights, records, nodes, levels, packs, base, columns, logs
         _write_grid(shape, d, n0, n1, top, moments, columns, logs, signs, base + packs.first[pack])
 
 
-def _selected(ordered: Ordered, scale: float, tol: float) -> Packs:
-    n, d = ordered.points.shape
-    nodes = len(ordered.records)
-    packs = Packs(
-        scale, np.full(nodes, EMPTY), np.zeros((n // 4 + 2, d * d + 2 * d - 2)), np.zeros(n // 4 + 3, dtype=np.int64)
-    )
-    stack = np.zeros(4 * ordered.depth + 64, dtype=np.int64)
-    count = select(n, ordered.records, ordered.depth, d, scale, QUOTA * tol, *packs[1:], stack)
-    mark_above(packs.slot, ordered.depth)
-    return Packs(scale, packs.slot, packs.shape[:count].copy(), packs.first[: count + 1].copy())
-
-
-def pack(ordered: Ordered, scale: float, tol: float) -> tuple[Packs, np.ndarray, np.ndarray, np.ndarray]:
-    """Packs for queries of length `scale`, and columns, log-weights and signs of the tokens followed by the grids.
+def pack(ordered: Ordered, scale: float, tol: float) -> Tokens:
+    """The tokens as the kernels take them, with packs for queries of length `scale`.
 
     Tokens are packed on the unit circle and sphere only: in higher dimension a grid has as many points as a node has
     tokens.
     """
     n, d = ordered.points.shape
-    packs = no_packs(len(ordered.records), d)
+    slot, most = np.full(len(ordered.records), EMPTY), n // 4 + 2
+    shape, first = np.zeros((most, d * d + 2 * d - 2)), np.zeros(most + 1, dtype=np.int64)
+    count = 0
     if d in (2, 3) and scale > 0.0 and ordered.round:
-        packs = _selected(ordered, scale, tol)
+        stack = np.zeros(4 * ordered.depth + 64, dtype=np.int64)
+        count = select(n, ordered.records, ordered.depth, d, scale, QUOTA * tol, slot, shape, first, stack)
+        mark_above(slot, ordered.depth)
+    packs = Packs(scale, slot, shape[:count].copy(), first[: count + 1].copy())
     size = n + int(packs.first[-1])
     columns, logs, signs = np.empty((d, size)), np.empty(size), np.ones(size)
     columns[:, :n], logs[:n] = ordered.points.T, ordered.log_weights
@@ -305,7 +301,7 @@ def pack(ordered: Ordered, scale: float, tol: float) -> tuple[Packs, np.ndarray,
             fill(*tree, nodes[part], levels[part], packs, n, columns, logs, signs, *buffers)
 
         run_all(work, [(part,) for part in np.array_split(np.arange(len(nodes)), min(16, len(nodes)))])
-    return packs, columns, logs, signs
+    return Tokens(ordered.points, ordered.log_weights, ordered.records, ordered.depth, packs, columns, logs, signs)
 
 
 @inlined
@@ -321,9 +317,9 @@ def _log_largest(alpha, gamma, a, b):
 
 @inlined
 def _ellipses(shape, d, scale, ellipses):
-    """For each coordinate, what does not depend on the query: A, B, χ̄, log of 4 Λ ρ^{1−n}/(ρ − 1), largest |y − c|.
+    """The numbers of each coordinate that do not depend on the query.
 
-    Returns False if the cap χ̄ is made for is no longer one.
+    These are A, B, χ̄, log of 4 Λ ρ^{1−n}/(ρ − 1), and the largest |y − c|. Returns False if R² is too close to 1.
     """
     lebesgue = 1.0
     for k in range(d - 1):
@@ -349,10 +345,7 @@ def pack_error(shape, scale, u, half, axes, v, ellipses):
     d = u.size
     if not _ellipses(shape, d, scale, ellipses):
         return math.inf, math.inf
-    far = 0.0
-    for k in range(d):
-        far += v[k] * v[k]
-    far = math.sqrt(far)
+    far = math.sqrt(dot(v, v))
     e_f, e_g = 0.0, 0.0
     for corner in range(1 << d):
         f, g, peaks = 0.0, 0.0, 0.0
@@ -382,11 +375,10 @@ def pack_error(shape, scale, u, half, axes, v, ellipses):
 def _component(shape, row, u, half, axes, corner):
     """The component of u + δ along c (row 0) or e_k (row 1 + k), δ a corner of the box."""
     d = u.size
-    s = 0.0
-    for i in range(d):
-        s += u[i] * shape[row * d + i]
+    along = shape[row * d : row * d + d]
+    s = dot(u, along)
     for m in range(d):
         side = half[m] if (corner >> m) & 1 else -half[m]
         for i in range(d):
-            s += side * axes[m, i] * shape[row * d + i]
+            s += side * axes[m, i] * along[i]
     return s

@@ -9,27 +9,25 @@ is then below 1e-307 instead of zero, which is under the rounding of any sum tha
 import functools
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 
-# Reordering and contraction of sums are wanted; inf and NaN keep their meaning.
+# Sums may be reordered and multiplications fused with additions; inf and NaN keep their meaning.
 LOOSE = {"reassoc", "contract", "arcp", "nsz"}
 
-_common = functools.partial(njit, cache=True, nogil=True, error_model="numpy", _nrt=False)
 # Every kernel releases the interpreter lock, keeps its machine code on disk and divides as numpy does.
+_common = functools.partial(njit, cache=True, nogil=True, error_model="numpy", _nrt=False)
 kernel = _common()
-# Those that only other kernels call are compiled without a way in from Python (calling one from there crashes), which
-# takes a third off the time of compilation.
+# Kernels that only other kernels call have no entry point for Python, which saves a third of their compilation.
+# A call from Python crashes.
 _inner = functools.partial(_common, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 inner = _inner()
 loose = _inner(fastmath=LOOSE)
 strict_order = _inner(fastmath={"contract"})
-# For a function with one caller: it becomes part of it, and is not compiled a second time on its own.
+# A kernel with one caller is inserted into it and not compiled on its own.
 inlined = _common(inline="always")
 
-# Where a variable starts at 0 and is passed on: numba takes a plain 0 for a type of its own at first, and compiles what
-# is called with it twice.
+# The start value of an integer that is passed to other kernels. A plain 0 has a type of its own (a literal) at first,
+# so numba would compile those kernels twice.
 ZERO = np.int64(0)
 
 _LOG2E = 1.4426950408889634
@@ -40,24 +38,21 @@ _BIAS = np.int64(1023)
 _SHIFT = np.int64(52)
 
 
-@intrinsic
-def bits_of(typingctx, x):
-    """The 64 bits of a float64, as an int64."""
+@inner
+def dot(x, y):
+    """⟨x, y⟩ in R^d, d = x.size, added from left to right."""
+    s = 0.0
+    for k in range(x.size):
+        s += x[k] * y[k]
+    return s
 
-    def codegen(context, builder, signature, args):
-        return builder.bitcast(args[0], ir.IntType(64))
 
-    return types.int64(types.float64), codegen
-
-
-@intrinsic
-def float_of(typingctx, i):
-    """The float64 that has these 64 bits."""
-
-    def codegen(context, builder, signature, args):
-        return builder.bitcast(args[0], ir.DoubleType())
-
-    return types.float64(types.int64), codegen
+@inner
+def score(start, u, y, c):
+    """start + ⟨u, y − c⟩ in R^d, d = u.size, added from left to right."""
+    for k in range(u.size):
+        start += u[k] * (y[k] - c[k])
+    return start
 
 
 @strict_order
@@ -83,4 +78,5 @@ def fast_exp(x):
     p = p * r + 0.5
     p = p * r + 1.0
     p = p * r + 1.0
-    return p * float_of((bits_of(shifted) + _BIAS) << _SHIFT)
+    exponent = (np.float64(shifted).view(np.int64) + _BIAS) << _SHIFT
+    return p * np.int64(exponent).view(np.float64)

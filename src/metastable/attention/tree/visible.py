@@ -7,10 +7,12 @@ so that their rounding is that of |u| |y − c| and not of |u| |y|: at β = 1e6 
 
 import math
 
+import numpy as np
+
 from .boxes import depth_of, first_point
 from .expansion import BLOCK
 from .packs import ABOVE, pack_error
-from .vectors import ZERO, bits_of, fast_exp, inlined, inner, loose
+from .vectors import ZERO, dot, fast_exp, inlined, inner, loose, score
 
 # A pack may change this many times what a skipped node may, because there are fewer packs.
 _EASIER = math.log(20.0)
@@ -37,16 +39,16 @@ def reach(records, node, u, c):
 
 
 @inlined
-def best_token(points, log_weights, records, depth, u, c, stack, guess):
-    """The token with the largest log w + ⟨u, y − c⟩, exactly: branch and bound, never a greedy descent alone.
+def best_token(tokens, work, guess):
+    """The token with the largest log w + ⟨u0, y − c⟩. Branch and bound finds it exactly.
 
-    `guess` is any token; a good one prunes early. Returns (token, its value).
+    `guess` is any token. A good guess saves work.
     """
+    points, log_weights, records, depth = tokens.points, tokens.log_weights, tokens.records, tokens.depth
+    u, c, stack = work.u, work.c, work.stack
     n, d = points.shape
     best = guess
-    top = log_weights[guess]
-    for k in range(d):
-        top += u[k] * (points[guess, k] - c[k])
+    top = score(log_weights[guess], u, points[guess], c)
     heaviest = d * d + 2 * d + 2
     stack[0], size = 1, 1
     while size:
@@ -56,24 +58,18 @@ def best_token(points, log_weights, records, depth, u, c, stack, guess):
             continue
         if node >> depth:
             for j in range(first_point(node, depth, n), first_point(node + 1, depth, n)):
-                s = log_weights[j]
-                for k in range(d):
-                    s += u[k] * (points[j, k] - c[k])
+                s = score(log_weights[j], u, points[j], c)
                 if s > top:
                     best, top = j, s
         else:
             size = push_nearest_last(records, 2 * node, u, c, stack, size)
-    return best, top
+    return best
 
 
 @inner
 def push_nearest_last(records, child, u, c, stack, size):
-    """Push two siblings, the more promising one on top of the stack."""
-    left, right = 0.0, 0.0
-    for i in range(u.size):
-        left += u[i] * (records[child, i] - c[i])
-        right += u[i] * (records[child + 1, i] - c[i])
-    first = left > right
+    """Push two siblings, the one with the larger ⟨u, centre⟩ on top of the stack."""
+    first = score(0.0, u, records[child], c) > score(0.0, u, records[child + 1], c)
     stack[size] = child + 1 if first else child
     stack[size + 1] = child if first else child + 1
     return size + 2
@@ -82,12 +78,8 @@ def push_nearest_last(records, child, u, c, stack, size):
 @inner
 def _add_point(log_weight, y, u, c, mean, second):
     """Add one weighted point to the moments about c; returns its weight e^{log_weight + ⟨u, y − c⟩}."""
-    d = u.size
-    s = log_weight
-    for k in range(d):
-        s += u[k] * (y[k] - c[k])
-    a = fast_exp(s)
-    for k in range(d):
+    a = fast_exp(score(log_weight, u, y, c))
+    for k in range(u.size):
         x = a * (y[k] - c[k])
         mean[k] += x
         for m in range(k + 1):
@@ -96,15 +88,17 @@ def _add_point(log_weight, y, u, c, mean, second):
 
 
 @inlined
-def first_mean(points, log_weights, records, depth, u, c, top, stack, mean, second):
-    """Mass, mean and second moments about c of a measure A that carries most of the softmax at u and lies below it.
+def first_mean(tokens, work, top):
+    """Moments about c of a measure A that carries most of the softmax at u = u0, with Z_A ≤ Z everywhere.
 
-    A consists of tokens, and of whole nodes moved to their weighted mean where ⟨u, y⟩ varies little over the node. For
-    a node, w e^{⟨v, mean⟩} ≤ Σ_j w_j e^{⟨v, y_j⟩} at every v (Jensen), so Z_A ≤ Z everywhere, whatever A leaves out.
-    Which nodes A takes (those whose tokens can reach a tenth of the average weight so far) is a heuristic.
-    `mean` gets Σ a (y − c) / Σ a, `second` gets Σ a (y − c)(y − c)ᵀ / Σ a, with a = e^{log w + ⟨u, y − c⟩ − top}.
+    A consists of tokens and of whole nodes. A node is moved to its weighted mean where ⟨u, y⟩ varies little over it.
+    For a node, w e^{⟨v, mean⟩} ≤ Σ_j w_j e^{⟨v, y_j⟩} at every v (Jensen), so Z_A ≤ Z holds for every choice of nodes.
+    The choice is a heuristic: nodes whose tokens can reach a tenth of the average weight so far.
+    work.mean ← Σ a (y − c) / Σ a and work.second ← Σ a (y − c)(y − c)ᵀ / Σ a, with a = e^{log w + ⟨u, y − c⟩ − top}.
     Returns Σ a.
     """
+    points, log_weights, records, depth = tokens.points, tokens.log_weights, tokens.records, tokens.depth
+    u, c, stack, mean, second = work.u, work.c, work.stack, work.mean, work.second
     n, d = points.shape
     at = d * d + 2 * d
     mass, visited = 0.0, 0
@@ -118,10 +112,7 @@ def first_mean(points, log_weights, records, depth, u, c, top, stack, mean, seco
         high = reach(records, node, u, c)
         if visited and math.exp(high + records[node, at + 1] - top) * visited < 0.1 * mass * (n >> level):
             continue
-        middle = 0.0
-        for k in range(d):
-            middle += u[k] * (records[node, k] - c[k])
-        if high - middle < 4.0:
+        if high - score(0.0, u, records[node], c) < 4.0:
             mass += _add_point(records[node, at + 1] - top, records[node, at + 3 :], u, c, mean, second)
             visited += n >> level
         elif level < depth:
@@ -150,13 +141,12 @@ def _add_range(ranges, count, lo, hi):
 
 @inlined
 def _pack_errors(shape, scale, work, shift):
-    """What packing changes, per unit of the node's weight: (Σ weight, Σ weight |y − c|) at most."""
-    u, c, v = work.small[0], work.small[1], work.small[5]
-    top = -shift
+    """Bounds of the change by packing, per unit of the node's weight: of Σ weight and of Σ weight |y − c|."""
+    u, c, v = work.u, work.c, work.delta
     for k in range(u.size):
         v[k] = shape[k] - c[k]
-        top += u[k] * v[k]
-    e_f, e_g = pack_error(shape, scale, u, work.small[3], work.axes, v, work.ellipses)
+    top = score(-shift, u, shape, c)
+    e_f, e_g = pack_error(shape, scale, u, work.half, work.axes, v, work.ellipses)
     factor = math.exp(min(top, 700.0))
     return factor * e_f, factor * e_g
 
@@ -164,12 +154,9 @@ def _pack_errors(shape, scale, work, shift):
 @inlined
 def _extent(record, c, axes, half):
     """(Σ_k half_k |⟨axis_k, y₀ − c⟩|, |y₀ − c|²) for the centre y₀ of a node."""
-    d = c.size
     spread, square = 0.0, 0.0
-    for k in range(d):
-        p = 0.0
-        for i in range(d):
-            p += axes[k, i] * (record[i] - c[i])
+    for k in range(c.size):
+        p = score(0.0, axes[k], record, c)
         spread += half[k] * abs(p)
         square += p * p
     return spread, square
@@ -182,18 +169,15 @@ def visible_ranges(tokens, work, shift, slack, per_unit, per_node):
     For u = u0 + δ with δ in the box (|⟨δ, axis_k⟩| ≤ half_k), a token's weight relative to e^{⟨δ, c⟩} is at most
     e^{log w + ⟨u0, y − c⟩ + T(y) − shift}. A node is skipped if that weight, times (|y − c| + slack), has
     a logarithm of at most `per_unit` for each unit of the node's own weight, or of at most `per_node` for the whole
-    node. Upper bounds of what it could have added go to work.skipped: (Σ weight, Σ weight |y − c|).
+    node. Upper bounds of its contribution are added to work.skipped: (Σ weight, Σ weight |y − c|).
     A slightly weaker rule decides whether a packed node is replaced by its grid (tokens from number n on).
     Returns the number of ranges.
     """
     n, records, depth, packs = tokens.points.shape[0], tokens.records, tokens.depth, tokens.packs
-    u, c, half = work.small[0], work.small[1], work.small[3]
+    u, c, half = work.u, work.c, work.half
     d = u.size
     weight, count = d * d + 2 * d + 1, ZERO
-    nearest, square = math.log(slack), 0.0
-    for k in range(d):
-        square += half[k] * half[k]
-    widest = math.sqrt(square)
+    nearest, widest = math.log(slack), math.sqrt(dot(half, half))
     work.stack[0], size = 1, 1
     while size:
         size -= 1
@@ -233,11 +217,9 @@ def visible_ranges(tokens, work, shift, slack, per_unit, per_node):
 
 @inlined
 def _all_seen(record, levels, u, c, high, shift, slack, per_unit, per_node):
-    """Whether even a leaf of the node's faintest tokens would be visible. Then the whole node is taken at once."""
+    """Whether even a leaf with the smallest scores of the node would be visible. Then the whole node is taken."""
     d = u.size
-    middle = 0.0
-    for i in range(d):
-        middle += u[i] * (record[i] - c[i])
+    middle = score(0.0, u, record, c)
     share = record[d * d + 2 * d + 1] - levels * math.log(2.0)
     return 2.0 * middle - high - shift + math.log(slack) > max(per_unit, per_node - share)
 
@@ -286,7 +268,7 @@ def _weigh_in_space(x, y, w, logs, u, c, axes, half, shift, slack, z0, z1, z2, s
 @inlined
 def _weigh(tokens, work, lo, hi, at, shift, slack):
     """Coordinates z, score s, spread T, crest e^{s+T} and importance e^{s+T} (|z| + slack) of tokens lo … hi − 1."""
-    c, half, u, axes, end = work.small[1], work.small[3], work.small[4], work.axes, at + hi - lo
+    c, half, u, axes, end = work.c, work.half, work.turned, work.axes, at + hi - lo
     score, spread, crest, faint = work.score[at:end], work.spread[at:end], work.crest[at:end], work.faint[at:end]
     if u.size == 3:
         x, y, w = tokens.columns[0, lo:hi], tokens.columns[1, lo:hi], tokens.columns[2, lo:hi]
@@ -311,9 +293,9 @@ def _weigh(tokens, work, lo, hi, at, shift, slack):
 def collect(tokens, work, count, shift, slack):
     """Fill the buffers with the tokens of the first `count` ranges. Returns the number of tokens.
 
-    Everything is relative to c and in the axes of the box; work.small[4] is u0 in those axes. bins[e] ← Σ importance
-    over importances in [2^e, 2^{e+1}), from a sample if there are many tokens: it only affects which tokens are
-    dropped, and the dropped ones are added up exactly.
+    Everything is relative to c and in the axes of the box; work.turned is u0 in those axes. bins[e] ← Σ importance
+    over importances in [2^e, 2^{e+1}), from a sample if there are many tokens. The bins only decide which tokens are
+    dropped. The bound of the dropped tokens is a full sum.
     """
     at = ZERO
     work.bins[:] = 0.0
@@ -326,13 +308,13 @@ def collect(tokens, work, count, shift, slack):
             at += hi - lo
     every = 1 + at // 4096
     for t in range(0, at, every):
-        work.bins[(bits_of(work.faint[t]) >> 52) & 2047] += every * work.faint[t]
+        work.bins[(np.float64(work.faint[t]).view(np.int64) >> 52) & 2047] += every * work.faint[t]
     return at
 
 
 @inlined
 def _cut(bins, budget):
-    """The largest power of two under which all importances together stay within the budget, and about how many."""
+    """The largest power of two such that all smaller importances add up to at most the budget, and about how many."""
     total, count = 0.0, 0.0
     for e in range(_BINS):
         total += bins[e]
@@ -363,9 +345,9 @@ def _gather(place, a):
 
 @inlined
 def trim(work, n, slack, budget):
-    """Drop the faintest of the n tokens, as many as the budget allows, unless they are fewer than a tenth.
+    """Drop the least important of the n tokens, as many as the budget allows, unless they are fewer than a tenth.
 
-    What they could have added is added to work.skipped = (Σ crest, Σ crest |z|). Returns the number of tokens kept.
+    Bounds of their contribution are added to work.skipped = (Σ crest, Σ crest |z|). Returns the number of tokens kept.
     """
     cut, few = _cut(work.bins, 0.9 * budget)
     if few < 0.1 * n:
@@ -458,7 +440,7 @@ def largest_exponent(z, score, n, delta):
 
 @loose
 def total_weight(score, n):
-    """Σ_j e^{s_j} over the first n tokens; more than e^{700} is as good as infinite."""
+    """Σ_j e^{s_j} over the first n tokens. Scores above 700 count as 700."""
     s = 0.0
     for j in range(n):
         s += fast_exp(min(score[j], _CEILING))
@@ -487,9 +469,9 @@ def _dot_three(e, x, y):
 def moments(work, n, axes, delta, top):
     """Moments of the first n tokens with weights a = ± e^{s + ⟨δ, z⟩ − top}. Returns Σ a.
 
-    work.small[2] ← Σ a z / Σ a and work.second ← Σ a z zᵀ / Σ a, both in the outer axes.
+    work.mean ← Σ a z / Σ a and work.second ← Σ a z zᵀ / Σ a, both in the outer axes.
     """
-    z, mean, second, d = work.z, work.small[2], work.second, delta.size
+    z, mean, second, d = work.z, work.mean, work.second, delta.size
     mass = 0.0
     mean[:] = 0.0
     second[:] = 0.0

@@ -16,13 +16,13 @@ so blocks that stay DROP below the largest score are skipped: together they weig
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 
 import numpy as np
 from scipy.special import logsumexp
 
 from metastable.attention.tree.vectors import fast_exp, kernel, loose
 from metastable.flow.meanfield.laws import LogDensity
-from metastable.head import Head
 
 BLOCK = 32
 DROP = 45.0
@@ -190,6 +190,7 @@ class Intervals:
 
     @property
     def folded(self) -> int:
+        """How many intervals are turned over. A step that turns intervals over was too long."""
         return int((self.lengths < 0).sum())
 
     def slopes(self) -> np.ndarray:
@@ -199,12 +200,14 @@ class Intervals:
         return out
 
     def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
+        """The points (2n, 2) and log-weights (2n,) that represent the intervals in the softmax."""
         n = len(self.angles)
         points, log_weights = np.empty((2 * n, 2)), np.empty(2 * n)
         _two_points(self.angles, self.log_masses, self.slopes(), points, log_weights)
         return points, log_weights
 
     def refine(self, longest: float, faintest: float = -np.inf) -> bool:
+        """Halve the intervals longer than `longest` with a mass above e^faintest; whether there was one."""
         changed = False
         while (long := (self.lengths > longest) & (self.log_masses > faintest)).any():
             self._halve(long)
@@ -245,18 +248,7 @@ class Intervals:
         return index[rank % 2 == 0]
 
     def copy(self) -> Intervals:
-        other = object.__new__(Intervals)
-        other.angles, other.log_masses = self.angles.copy(), self.log_masses.copy()
-        return other
-
-
-def start(head: Head, log_density: LogDensity, longest: float) -> Intervals:
-    """The starting intervals of a law, with vertices on {Πx = 0}, so that ν has exactly its masses."""
-    th = head.theory()
-    if th.no_limit or th.dim > 1:
-        return tile(log_density, np.zeros(1), longest)
-    normal = th.co_basis[:, 0].tolist()
-    return tile(log_density, np.arctan2(normal[1], normal[0]) + np.pi * np.array([0.5, 1.5]), longest)
+        return deepcopy(self)
 
 
 def tile(log_density: LogDensity, cuts: np.ndarray, longest: float) -> Intervals:

@@ -1,5 +1,9 @@
 """Moving the cells with their own flow: Dormand–Prince 5(4) on the vertices, splitting and merging after each step.
 
+The flow maps the sphere onto itself, so a cell that moves with it neither gains nor loses mass: moving the vertices
+solves the continuity equation. Masses are logarithms, because the mass that decides when a plateau ends is smaller than
+any positive float64.
+
 A point mass with logarithm ℓ affects the query u = βBᵀx only if |u| + ℓ reaches the largest score of x. Cells whose
 logarithm lies by a margin below (largest score − |u|) for all vertices affect no query: they are merged and not split.
 Otherwise the line between two antipodal clusters, where points separate at a rate of order β, would limit the time
@@ -9,7 +13,7 @@ step even when it carries no mass.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +21,10 @@ from torch import Tensor
 
 from metastable.attention import attend
 from metastable.cloud import Cloud
-from metastable.flow.meanfield.circle import softmax_means
+from metastable.flow.fields import tangent
+from metastable.flow.meanfield import circle
+from metastable.flow.meanfield.laws import LogDensity
+from metastable.flow.meanfield.sphere.triangles import Triangles
 from metastable.flow.solve import Motion
 from metastable.flow.steppers import first_step
 from metastable.head import Head
@@ -29,38 +36,8 @@ SMALLEST = 1e-3
 """Steps are not made smaller than this to prevent cells from folding."""
 
 
-@runtime_checkable
-class Cells(Protocol):
-    """Cells that tile the sphere. Their vertices move with the flow, and each cell keeps its mass.
-
-    The flow maps the sphere onto itself, so a cell that moves with it neither gains nor loses mass: moving the vertices
-    solves the continuity equation. Masses are logarithms, because the mass that decides when a plateau ends is smaller
-    than any positive float64.
-    """
-
-    points: np.ndarray
-    """(n, d) vertices of norm 1; the solver assigns to it."""
-    log_masses: np.ndarray
-    """(m,) one per cell; their logsumexp is 0 up to rounding."""
-
-    def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
-        """Points (q, d) and log-weights (q,): the measure in the softmax."""
-        ...
-
-    def refine(self, longest: float, faintest: float = -np.inf) -> bool:
-        """Split cells longer than `longest`; whether anything changed. Masses up to e^faintest need not be split."""
-        ...
-
-    def coarsen(self, shortest: float, faintest: float = -np.inf) -> bool:
-        """Merge short neighbours; whether anything changed. Masses up to e^faintest may be merged at any size."""
-        ...
-
-    @property
-    def folded(self) -> int:
-        """How many cells are turned over. A step that turns cells over was too long."""
-        ...
-
-    def copy(self) -> Cells: ...
+Cells = circle.Intervals | Triangles
+"""Cells that tile the sphere: `points` (n, d) are their vertices, `log_masses` (m,) the logarithms of their masses."""
 
 
 class CellSizes(NamedTuple):
@@ -69,16 +46,6 @@ class CellSizes(NamedTuple):
     longest: float
     shortest: float
     step_tol: float
-
-
-class Followed(NamedTuple):
-    """Quadratures at the requested times, as (points, log-weights), and the work done."""
-
-    frames: list[tuple[np.ndarray, np.ndarray]]
-    steps: int
-    rejected: int
-    evaluations: int
-    most_cells: int
 
 
 class Field:
@@ -93,8 +60,7 @@ class Field:
         self.evaluations += 1
         self.cells.points = x.numpy()
         u = self.beta * self.head.directions(x)
-        w = self.head.values(self._means(u))
-        return w - (w * x).sum(dim=1, keepdim=True) * x
+        return tangent(x, self.head.values(self._means(u)))
 
     def restart(self) -> tuple[Tensor, Tensor]:
         """The vertices and their velocities."""
@@ -105,15 +71,25 @@ class Field:
         points, log_weights = self.cells.quadrature()
         if self.head.dim > 2:
             return attend(Cloud(points, log_weights=log_weights), u, tol=self.tol)
-        means, tops = softmax_means(u.numpy(), points, log_weights)
+        means, tops = circle.softmax_means(u.numpy(), points, log_weights)
         self.faintest = float((tops - torch.linalg.vector_norm(u, dim=1).numpy()).min()) - MARGIN
         return torch.from_numpy(means)
 
 
+def start(head: Head, log_density: LogDensity, longest: float) -> Cells:
+    """The starting cells of a law, d = 2 or 3. They do not cross {Πx = 0}, so that ν has exactly its masses."""
+    th = head.theory()
+    normal = None if th.no_limit or th.dim > 1 else th.co_basis[:, 0].double().numpy()
+    if head.dim == 3:
+        return Triangles.of(log_density, longest, normal)
+    cuts = np.zeros(1) if normal is None else np.arctan2(normal[1], normal[0]) + np.pi * np.array([0.5, 1.5])
+    return circle.tile(log_density, cuts, longest)
+
+
 def follow(
     head: Head, cells: Cells, beta: float, times: Sequence[float], sizes: CellSizes, progress: Progress
-) -> Followed:
-    """The cells' quadrature at each of `times` (increasing, from 0)."""
+) -> tuple[list[tuple[np.ndarray, np.ndarray]], dict[str, int]]:
+    """The cells' quadrature, (points, log-weights), at each of `times` (increasing, from 0), and the work done."""
     frames, most = [cells.quadrature()], len(cells.log_masses)
     field = Field(head, beta, cells.copy(), 0.1 * sizes.step_tol)
     x, k = field.restart()
@@ -133,4 +109,5 @@ def follow(
             most = max(most, len(field.cells.log_masses))
             progress.at(motion.t)
         frames.append(field.cells.quadrature())
-    return Followed(frames, motion.steps, motion.rejected, field.evaluations, most)
+    work = {"steps": motion.steps, "rejected": motion.rejected, "evaluations": field.evaluations, "most_cells": most}
+    return frames, work

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from metastable.attention.tree.vectors import inlined, kernel
+from metastable.attention.tree.vectors import inlined, inner, kernel
 
 from .remap import DEGREE, area2, remap
 
@@ -44,19 +44,19 @@ class Mesh(NamedTuple):
     used: np.ndarray  # (2,)
 
 
-@kernel
+@inner
 def chord2(mesh, a, b):
     p, q = mesh.points[a], mesh.points[b]
     return (p[0] - q[0]) ** 2 + (p[1] - q[1]) ** 2 + (p[2] - q[2]) ** 2
 
 
-@kernel
+@inner
 def side2(mesh, t, i):
     """Squared length of the edge of t opposite its corner i."""
     return chord2(mesh, mesh.corners[t, (i + 1) % 3], mesh.corners[t, (i + 2) % 3])
 
 
-@kernel
+@inner
 def longest_side(mesh, t):
     best, found = -1.0, 0
     for i in range(3):
@@ -66,7 +66,7 @@ def longest_side(mesh, t):
     return found
 
 
-@kernel
+@inner
 def slot(table, t, value):
     """Which of the three entries table[t] is `value`."""
     if table[t, 0] == value:
@@ -74,7 +74,7 @@ def slot(table, t, value):
     return 1 if table[t, 1] == value else 2
 
 
-@kernel
+@inner
 def lay_chart(patch, p):
     """The gnomonic chart that touches the sphere at p (which is scaled to length 1)."""
     chart = patch.chart
@@ -93,7 +93,7 @@ def lay_chart(patch, p):
     chart[1, 2] = n[0] * e[1] - n[1] * e[0]
 
 
-@kernel
+@inner
 def on_chart(patch, x, out):
     """Write the chart's coordinates of x into out. False if x is too far from the point of contact."""
     chart = patch.chart
@@ -105,7 +105,7 @@ def on_chart(patch, x, out):
     return True
 
 
-@kernel
+@inner
 def load_old(mesh, patch, k, t):
     """Put triangle t into the patch as its old triangle k."""
     for i in range(3):
@@ -117,7 +117,7 @@ def load_old(mesh, patch, k, t):
     return True
 
 
-@kernel
+@inner
 def store_new(mesh, patch, j, t):
     mesh.masses[t], mesh.lines[t], mesh.labels[t] = patch.new_mass[j], patch.new_line[j], patch.new_label[j]
     for i in range(3):
@@ -125,7 +125,7 @@ def store_new(mesh, patch, j, t):
             mesh.laws[t, i, k] = patch.new_law[j, i, k]
 
 
-@kernel
+@inner
 def new_triangle(patch, j, label, p, q, r):
     """Make new triangle j from three places in the chart."""
     for i in range(2):
@@ -133,7 +133,7 @@ def new_triangle(patch, j, label, p, q, r):
     patch.new_label[j] = label
 
 
-@kernel
+@inner
 def altitude(t):
     """Height of a plane triangle over its longest side, negative if it is turned over."""
     longest = 0.0
@@ -143,7 +143,7 @@ def altitude(t):
     return area2(t) / math.sqrt(longest) if longest > 0.0 else 0.0
 
 
-@kernel
+@inner
 def write(mesh, t, a, b, c, opposite_a, opposite_b, opposite_c):
     mesh.corners[t, 0], mesh.corners[t, 1], mesh.corners[t, 2] = a, b, c
     mesh.across[t, 0], mesh.across[t, 1], mesh.across[t, 2] = opposite_a, opposite_b, opposite_c
@@ -163,7 +163,7 @@ def _around(mesh, t, i):
     return c, p, q, mesh.corners[u, j], u, j, beyond_p, beyond_q, under_q, under_p
 
 
-@kernel
+@inner
 def _halve(mesh, patch, t, i, first, second):
     """Divide what t = (c, p, q) holds between (c, p, x) and (c, x, q), with c its corner i and x the midpoint of p, q.
 
@@ -243,10 +243,12 @@ def refine(mesh, patch, longest, start):
     return -1
 
 
-@inlined
-def star(mesh, v, ring):
-    """Write the triangles around v, counter-clockwise, and v's corner in each. Their number, or −1 if too many."""
-    first = mesh.anchor[v]
+@inner
+def star(mesh, v, first, ring):
+    """Write the triangles around v, counter-clockwise from `first`, and v's corner in each into `ring`.
+
+    Returns their number, or −1 if there are more than DEGREE.
+    """
     t, k = first, 0
     while True:
         if k == DEGREE:
@@ -259,19 +261,7 @@ def star(mesh, v, ring):
             return k
 
 
-@inlined
-def _turn_to(mesh, ring, degree, spare, a):
-    """Turn the ring of b so that its first triangle is (b, a, ·)."""
-    shift = 0
-    while mesh.corners[ring[shift, 0], (ring[shift, 1] + 1) % 3] != a:
-        shift += 1
-    for k in range(degree):
-        spare[k, 0], spare[k, 1] = ring[k, 0], ring[k, 1]
-    for k in range(degree):
-        ring[k, 0], ring[k, 1] = spare[(k + shift) % degree, 0], spare[(k + shift) % degree, 1]
-
-
-@kernel
+@inner
 def _linked(mesh, a, v, left, right):
     """Whether a has v as a neighbour besides the two vertices `left` and `right`."""
     if v in (left, right):
@@ -301,17 +291,10 @@ def _labels_allow(mesh, ring, degree):
 
 
 @inlined
-def _surface_allows(mesh, a, ring, degree):
+def _surface_allows(mesh, a, ring, degree, spare):
     """The link condition, and at least three triangles left at every vertex."""
-    around = 0
-    first = mesh.anchor[a]
-    t = first
-    while True:
-        around += 1
-        t = mesh.across[t, (slot(mesh.corners, t, a) + 1) % 3]
-        if t == first:
-            break
-    if around + degree < 7 or around + degree - 4 > DEGREE - 2:
+    around = star(mesh, a, mesh.anchor[a], spare)
+    if around < 0 or around + degree < 7 or around + degree - 4 > DEGREE - 2:
         return False
     left = mesh.corners[ring[0, 0], (ring[0, 1] + 2) % 3]
     right = mesh.corners[ring[degree - 1, 0], (ring[degree - 1, 1] + 1) % 3]
@@ -366,15 +349,14 @@ def _bend(mesh, a, b, ring, degree):
     mesh.anchor[b] = -1
 
 
-@kernel
-def collapse(mesh, patch, a, b, shortest, longest):
-    """Move b onto a if that is allowed. Whether it was done."""
+@inner
+def collapse(mesh, patch, a, b, first, shortest, longest):
+    """Move b onto a if that is allowed; `first` is the triangle (b, a, ·). Returns whether it was done."""
     ring = patch.ring
-    degree = star(mesh, b, ring)
+    degree = star(mesh, b, first, ring)
     if degree < 0 or degree > DEGREE - 2:
         return False
-    _turn_to(mesh, ring, degree, patch.spare, a)
-    if not _labels_allow(mesh, ring, degree) or not _surface_allows(mesh, a, ring, degree):
+    if not _labels_allow(mesh, ring, degree) or not _surface_allows(mesh, a, ring, degree, patch.spare):
         return False
     before, after = _fan(mesh, patch, a, ring, degree, longest)
     patch.sizes[0], patch.sizes[1] = degree, degree - 2
@@ -432,8 +414,9 @@ def coarsen(mesh, patch, shortest, longest):
     for t in range(mesh.used[1]):
         for i in range(3):
             if mesh.corners[t, 0] >= 0 and alive > _FEWEST and side2(mesh, t, i) < shortest * shortest:
-                a, b = mesh.corners[t, (i + 1) % 3], mesh.corners[t, (i + 2) % 3]
-                if collapse(mesh, patch, a, b, shortest, longest) or collapse(mesh, patch, b, a, shortest, longest):
+                a, b, u = mesh.corners[t, (i + 1) % 3], mesh.corners[t, (i + 2) % 3], mesh.across[t, i]
+                gone = collapse(mesh, patch, a, b, u, shortest, longest)
+                if gone or collapse(mesh, patch, b, a, t, shortest, longest):
                     done += 1
                     alive -= 2
         if mesh.corners[t, 0] >= 0:

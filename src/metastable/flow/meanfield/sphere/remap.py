@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from metastable.attention.tree.vectors import inlined, kernel
+from metastable.attention.tree.vectors import inlined, inner
 
 DEGREE = 40
 """The most triangles that an operation may touch at once."""
@@ -69,13 +69,13 @@ def make_patch() -> Patch:
     return Patch._make(np.zeros(shape, dtype=kind) for shape, kind in (*side, *side, *room, *rings))
 
 
-@kernel
+@inner
 def area2(t):
     """Twice the signed area of a plane triangle."""
     return (t[1, 0] - t[0, 0]) * (t[2, 1] - t[0, 1]) - (t[2, 0] - t[0, 0]) * (t[1, 1] - t[0, 1])
 
 
-@kernel
+@inner
 def _barycentric(t, x, y):
     a = area2(t)
     b1 = ((x - t[0, 0]) * (t[2, 1] - t[0, 1]) - (t[2, 0] - t[0, 0]) * (y - t[0, 1])) / a
@@ -83,7 +83,7 @@ def _barycentric(t, x, y):
     return 1.0 - b1 - b2, b1, b2
 
 
-@kernel
+@inner
 def _cut(polygon, size, t):
     """Cut polygon[0] (`size` corners) by the triangle t, counter-clockwise: the number of corners, again in polygon[0].
 
@@ -113,7 +113,7 @@ def _cut(polygon, size, t):
     return size
 
 
-@kernel
+@inner
 def _moments(polygon, level, size):
     """Mass, centre and covariance of a linear density on polygon[0], `level` at its corners.
 
@@ -141,7 +141,7 @@ def _moments(polygon, level, size):
     return mass, ox + mx, oy + my, xx / mass - mx * mx, xy / mass - mx * my, yy / mass - my * my
 
 
-@kernel
+@inner
 def _lay_out(patch, k):
     """Write old triangle k into polygon[0], counter-clockwise. Its density as a + b x + c y: (a, b, c)."""
     t, tilt = patch.old[k], patch.old_law[k, 0]
@@ -158,7 +158,7 @@ def _lay_out(patch, k):
     return f - sx * t[0, 0] - sy * t[0, 1], sx, sy
 
 
-@kernel
+@inner
 def _piece(patch, j, plane):
     """Mass, centre and covariance of what polygon[0], with density `plane`, has in new triangle j."""
     size = _cut(patch.polygon, 3, patch.new[j])
@@ -199,7 +199,7 @@ def _line_piece(patch, k, t):
     return 2.0 * half * level, px + middle * dx, py + middle * dy, spread * dx * dx, spread * dx * dy, spread * dy * dy
 
 
-@kernel
+@inner
 def _put(share, fraction, x, y, xx, xy, yy):
     share[0], share[1], share[2], share[3], share[4], share[5] = fraction, x, y, xx, xy, yy
 
@@ -346,7 +346,7 @@ def _take_in(patch, j, old):
     _settle(patch, j, x, y, xx, xy, yy)
 
 
-@kernel
+@inner
 def remap(patch):
     """Pass the mass of the old triangles on to the new ones. False, and nothing is to be used, if some has no home."""
     old, new = patch.sizes[0], patch.sizes[1]

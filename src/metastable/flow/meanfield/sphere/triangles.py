@@ -12,12 +12,12 @@ stretched are bisected, and triangles that it has shrunk are removed.
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 
-from metastable.arrays import positive
 from metastable.errors import BadInput
 from metastable.flow.meanfield.laws import LogDensity
-from metastable.head import Head
 
 from .geodesic import integrals, neighbours, sphere
 from .mesh import Mesh, coarsen, refine
@@ -80,10 +80,7 @@ class Triangles:
         >>> bool(abs(np.exp(half.log_masses[half.labels == 1]).sum() - 0.5) < 1e-12)
         True
         """
-        longest = positive(longest, "longest")
-        pole = np.array([0.0, 0.0, 1.0]) if circle is None else np.asarray(circle, dtype=np.float64)
-        if pole.shape != (3,) or not np.isfinite(pole).all() or not pole.any():
-            raise BadInput(f"circle is {circle!r}; it must be a vector of 3 numbers, not all 0")
+        pole = np.array([0.0, 0.0, 1.0]) if circle is None else circle
         pole = pole / np.linalg.norm(pole)
         vertices, corners = sphere(longest, pole)
         cells, places = cls(vertices, corners, longest), vertices[corners]
@@ -109,9 +106,7 @@ class Triangles:
         return int((np.einsum("ij,ij->i", a, np.cross(b - a, c - a)) <= 0).sum())
 
     def copy(self) -> Triangles:
-        new = object.__new__(Triangles)
-        new.__dict__ = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in self.__dict__.items()}
-        return new
+        return deepcopy(self)
 
     def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
         """Three points per triangle, (3m, 3), scaled to the sphere, and their log-weights, (3m,).
@@ -131,12 +126,11 @@ class Triangles:
 
     def refine(self, longest: float, faintest: float = -np.inf) -> bool:
         """Bisect edges until no chord is longer than `longest`; whether there was one. `faintest` is ignored."""
-        self.longest = positive(longest, "longest")
+        self.longest = longest
         mesh, patch = self._mesh(), make_patch()
-        before, start = int(mesh.used[1]), refine(mesh, patch, self.longest, 0)
-        while start >= 0:
+        before, start = int(mesh.used[1]), 0
+        while (start := refine(mesh, patch, longest, start)) >= 0:
             mesh = _with_room(mesh, max(1000, int(mesh.used[1]) // 2))
-            start = refine(mesh, patch, self.longest, start)
         if int(mesh.used[1]) == before:
             return False
         self._keep(mesh)
@@ -147,16 +141,12 @@ class Triangles:
 
         An edge stays if its removal would fold the surface or make another edge longer than `longest`.
         """
-        shortest = positive(shortest, "shortest")
-        mesh, patch, done = self._mesh(), make_patch(), 0
-        for _ in range(_PASSES):
-            now = coarsen(mesh, patch, shortest, self.longest)
-            done += now
-            if not now:
-                break
-        if done:
+        mesh, patch, passes = self._mesh(), make_patch(), 0
+        while passes < _PASSES and coarsen(mesh, patch, shortest, self.longest):
+            passes += 1
+        if passes:
             self._keep(mesh)
-        return done > 0
+        return passes > 0
 
     def _centres(self) -> np.ndarray:
         """Barycentric coordinates of the centres of mass when the tracers were placed there."""
@@ -230,17 +220,5 @@ def _allowed(tilts: np.ndarray) -> np.ndarray:
 
 def _with_room(mesh: Mesh, room: int) -> Mesh:
     """The same mesh in buffers with room for so many more triangles and vertices."""
-
-    def grown(a: np.ndarray, n: int) -> np.ndarray:
-        return np.concatenate([a[:n], np.zeros((room, *a.shape[1:]), dtype=a.dtype)])
-
-    vertices, triangles = (int(n) for n in mesh.used)
-    sizes = (vertices, vertices, *(triangles for _ in range(6)))
-    return Mesh._make([*(grown(a, n) for a, n in zip(mesh[:8], sizes, strict=True)), mesh.used])
-
-
-def start(head: Head, log_density: LogDensity, longest: float) -> Triangles:
-    """The starting triangles of a law, with edges along {Πx = 0}, so that ν has exactly its masses."""
-    th = head.theory()
-    two_atoms = not th.no_limit and th.dim == 1
-    return Triangles.of(log_density, longest, th.co_basis[:, 0].double().numpy() if two_atoms else None)
+    grown = [np.concatenate([a, np.zeros((room, *a.shape[1:]), dtype=a.dtype)]) for a in mesh[:-1]]
+    return Mesh._make([*grown, mesh.used])
