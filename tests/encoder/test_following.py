@@ -252,7 +252,7 @@ def test_bad_addresses_are_one_line(address, line):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ({"law": "gaussian"}, "law is 'gaussian'; the law of a trained head is one of tokens, uniform"),
+        ({"law": "gaussian"}, "law is 'gaussian'; choose one of tokens, uniform"),
         ({"law": "tokens"}, "there are no texts"),
         ({"texts": [" "]}, "the texts hold 0 tokens"),
         ({"texts": [TEXT], "special": "maybe"}, "special is 'maybe'"),
