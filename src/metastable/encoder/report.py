@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import plotly.io
-from markupsafe import Markup
+from jinja2.utils import htmlsafe_json_dumps
 
 from metastable import figures
 from metastable.encoder.columns import CHECKS, COLUMNS, SIZES, TEXT, meaning
@@ -99,7 +99,8 @@ def render(audit: Audit) -> str:
         first=FIRST_COLUMN,
         unusual=unusual[:UNUSUAL],
         left=max(0, len(unusual) - UNUSUAL),
-        data=embedded(_data(audit, unusual)),
+        # Nothing in this JSON can end its script element or begin a comment.
+        data=htmlsafe_json_dumps(_data(audit, unusual), allow_nan=False, separators=(",", ":")),
         making=_making(audit),
         glossary=_glossary(audit.heads),
     )
@@ -120,19 +121,6 @@ def write_comparison(comparison: Comparison, names: Sequence[str], path: str | P
         glossary=COMPARED,
     )
     return write_page(target, html)
-
-
-def embedded(data: Any) -> Markup:
-    """JSON that is safe inside a script element: nothing in it can end the element or begin a comment.
-
-    >>> print(embedded({"name": "</script><!--"}))
-    {"name":"\\u003c/script\\u003e\\u003c!--"}
-    """
-    # ensure_ascii also takes care of U+2028 and U+2029, which old scripts read as ends of lines.
-    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    for sign in "<>&":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return Markup(text)
 
 
 def _blocks(audit: Audit) -> dict[str, dict[str, Any]]:
