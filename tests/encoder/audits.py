@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from metastable.encoder import report
 from metastable.encoder.audit import Audit, audit
 from metastable.encoder.compare import Comparison, compare
 from metastable.encoder.load import load
 from metastable.encoder.loop import Loop, loop
+from metastable.encoder.report import render
 from tests.encoder import models
 
 TEXTS = [
@@ -32,7 +32,9 @@ def audited() -> Audit:
 
 @cache
 def by_weights() -> Audit:
-    return replace(audited(), measured=None, twin=replace(audited().twin, measured=None))
+    """The audit without texts, beside a reference with fewer layers."""
+    reference = audit(models.tiny("albert"), beside_random=False)
+    return replace(audited(), measured=None, twin=replace(audited().twin, measured=None), reference=reference)
 
 
 @cache
@@ -69,4 +71,4 @@ def rendered(which: Callable[[], Audit] = audited) -> str:
 
 @cache
 def _rendered(which: Callable[[], Audit]) -> str:
-    return report.render(which())
+    return render(which())

@@ -22,8 +22,8 @@ class Tab:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("console", lambda line: line.type == "error" and self.complaints.append(line.text))
         self.page.on("dialog", lambda dialog: self.complaints.append(f"a dialog: {dialog.message}"))
-        self.address = path.as_uri() + anchor
-        self.page.goto(self.address)
+        self.address = path.as_uri()
+        self.page.goto(self.address + anchor)
         for plot in plots:
             self.page.wait_for_function(f"() => document.querySelectorAll('{plot} .main-svg').length > 0")
 

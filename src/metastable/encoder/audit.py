@@ -110,12 +110,8 @@ class Audit:
             {"layer": layer, "head": head, "M": _pairs(m), "V": _pairs(v)}
             for (layer, head), (m, v) in self.weights.spectra.items()
         ]
-        verdict = {
-            "headline": self.verdict.headline,
-            "layers": [asdict(judgement) for judgement in self.verdict.layers],
-            "sentences": list(self.verdict.sentences),
-            "unusual": _records(self.verdict.unusual),
-        }
+        judged = [asdict(judgement) for judgement in self.verdict.layers]
+        verdict = {**vars(self.verdict), "layers": judged, "unusual": _records(self.verdict.unusual)}
         return {
             "schema": SCHEMA,
             **{name: getattr(self, name) for name in PLAIN},
