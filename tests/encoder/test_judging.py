@@ -9,7 +9,7 @@ import pytest
 
 from metastable.encoder import verdict as judging
 from metastable.encoder.exact_sums import ExactSums
-from metastable.encoder.weights import LINEAR, LOGARITHMIC, Weights
+from metastable.encoder.weights import LINEAR, LOGARITHMIC
 
 
 def tally(means, texts=50, noise=0.001, lengths=16):
@@ -22,7 +22,7 @@ def tally(means, texts=50, noise=0.001, lengths=16):
 
 
 class Measurements:
-    """As much of `measuring.Measurements` as judging reads."""
+    """The part of `measure.Measurements` that the verdict reads."""
 
     def __init__(self, cosines, noise=0.001, squares=None):
         squares = [max(c, 0.0) ** 2 for c in cosines] if squares is None else squares
@@ -56,7 +56,7 @@ def heads(layers=3, approach=(0.05,) * 3, half_width=0.01, predicted=0.05, appli
 def verdict(table, measured, twin=None, beside=()):
     unused = {*LOGARITHMIC, *LINEAR, *judging.BEHAVIOUR} - set(table)
     table = table.assign(**dict.fromkeys(sorted(unused), math.nan))
-    return judging.judge(Weights(table, {}), table, measured, twin, beside)
+    return judging.judge(table, measured, twin, beside)
 
 
 def outcome_of(table, layer):

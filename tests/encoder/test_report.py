@@ -14,37 +14,16 @@ import pandas as pd
 import pytest
 
 from metastable import figures
-from metastable.encoder import compare as comparing
 from metastable.encoder import report as page
-from metastable.encoder.audit import Audit, audit
+from metastable.encoder.audit import audit
 from metastable.encoder.columns import CHECKS, COLUMNS, meaning
 from metastable.encoder.fold import fold
-from metastable.encoder.load import load, twin
 from metastable.errors import BadInput
 from metastable.figures import curves, heads
 from metastable.figures.look import caption, number
 from metastable.figures.spectrum import spectrum_panels
 from tests.encoder import models
-
-TEXTS = [
-    "The ferry to the island leaves at noon.",
-    "Rain.",
-    "Although the committee had read both reports, nobody could say why the bridge over the river had been closed.",
-    "Dogs bark at night, and the neighbours complain about it every single morning of the week.",
-    "The train to the valley leaves at night, as it has done every night for the last forty years.",
-    "   ",
-]
-EVIL = "<img src=x onerror=alert(1)></script>"
-
-
-@cache
-def audited() -> Audit:
-    return audit(str(models.minilm()), TEXTS)
-
-
-@cache
-def by_weights() -> Audit:
-    return replace(audited(), measured=None, twin=replace(audited().twin, measured=None))
+from tests.encoder.audits import EVIL, audited, by_weights, compared, full, looped, rendered
 
 
 class Reader(HTMLParser):
@@ -73,15 +52,11 @@ class Reader(HTMLParser):
 
 
 @cache
-def rendered(which=audited) -> str:
-    return page.render(which())
-
-
-@cache
 def read(which=audited) -> Reader:
     return Reader(rendered(which))
 
 
+@cache
 def data(reader: Reader) -> dict:
     return json.loads(reader.text["audit-data"])
 
@@ -149,7 +124,7 @@ def test_every_head_has_its_numbers_checks_and_spectrum():
 def test_the_spectrum_on_the_page_is_that_of_the_raw_weights(place):
     """Dense eigenvalues of the d×d matrix M = V Bᵀ, against the dots and the marked dominant ones."""
     layer, head = place
-    small, _ = fold(load(str(models.minilm())).anatomy.layers[layer], head).theory_head()
+    small, _ = fold(audited().anatomy.layers[layer], head).theory_head()
     dense = np.linalg.eigvals((small.V @ small.B.T).double().numpy())
     drawn = next(h for h in data(read())["heads"] if (h["layer"], h["head"]) == place)["spectrum"][0]
     first = np.array(drawn["first"][0]) + 1j * np.array(drawn["first"][1])
@@ -284,30 +259,15 @@ def test_weights_alone_make_a_page_too():
 
 
 def test_markup_in_names_and_notes_stays_text():
-    evil = replace(
-        audited(),
-        name=EVIL,
-        family=EVIL,
-        notes=(EVIL,),
-        made={EVIL: EVIL},
-        reference=replace(audited(), name=EVIL),
-    )
-    reader = Reader(page.render(evil))
+    reader = read(full)
     assert not any(tag == "img" for tag, _ in reader.elements)
     assert not any(name.startswith("on") for _, attributes in reader.elements for name in attributes)
     assert reader.text["model"] == EVIL
     assert reader.text["notes"] == EVIL
     assert len(data(reader)["heads"]) == 72
-    assert [tag for tag, _ in reader.elements].count("script") == [tag for tag, _ in read().elements].count("script")
-
-
-def test_embedded_json_cannot_leave_its_element():
-    value = {"a": "</script><!-- & \u2028 ]]>", "b": [1.5, None]}
-    text = str(page.embedded(value))
-    assert not set("<>&\u2028") & set(text)
-    assert json.loads(text) == value
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        page.embedded({"x": math.nan})
+    assert EVIL in data(reader)["heads"][0]["sentence"]
+    scripts = [[tag for tag, _ in page.elements].count("script") for page in (reader, read())]
+    assert scripts[0] == scripts[1] + 1  # that of the loop's figure
 
 
 def test_nothing_is_fetched_and_the_page_is_light():
@@ -340,31 +300,20 @@ def test_unusual_heads_are_told_and_linked():
     assert sum(map(len, places.values())) == len(table)
 
 
-def test_a_loop_is_drawn_with_its_trained_depth(loop):
-    figure = figures.loop_curves(loop.curves, loop.layer, loop.trained_depth, loop.angle)
+@pytest.mark.parametrize("trained_depth", [None, 3])
+def test_a_loop_is_drawn_with_its_trained_depth(trained_depth):
+    loop = looped()
+    figure = figures.loop_curves(loop.curves, loop.layer, trained_depth, loop.angle)
     lines = [trace for trace in figure.data if trace.name == "looped"]
     assert len(lines) == 5
     assert list(lines[0].y) == list(loop.curves["mean_cosine"])
-    assert len(figure.layout.shapes) == (5 if loop.trained_depth is not None else 0)
-    if loop.trained_depth is None:
-        return
-    html = page.render(replace(audited(), loop=loop))
-    assert 'id="figure-loop"' in html
-    assert words(Reader(html).text["looped"])[1:] == f"{words(loop.sentence())[1:]}."
+    assert len(figure.layout.shapes) == (5 if trained_depth is not None else 0)
 
 
-@pytest.fixture(params=[None, 3])
-def loop(request):
-    from metastable.encoder.loop import loop
-
-    found = loop(load(str(models.minilm())), TEXTS[:3], 4, layer=1)
-    return replace(found, trained_depth=request.param)
-
-
-@cache
-def compared():
-    encoder = load(str(models.minilm()))
-    return comparing.compare(encoder.anatomy, twin(encoder, 0).anatomy)
+def test_a_loop_is_part_of_the_page():
+    assert 'id="figure-loop"' in rendered(full)
+    assert words(read(full).text["looped"])[1:] == f"{words(full().loop.sentence())[1:]}."
+    assert "the trained depth (3)" in full().loop.sentence()
 
 
 def test_a_comparison_is_drawn_and_written(tmp_path):
@@ -382,22 +331,31 @@ def test_a_comparison_is_drawn_and_written(tmp_path):
     assert number(row["spectral_movement"]) in reader.text["heads"]
 
 
-def test_a_folder_is_no_file(tmp_path):
+def test_a_folder_is_no_file(tmp_path, monkeypatch):
     with pytest.raises(BadInput, match="is a folder"):
         page.write(audited(), tmp_path)
     assert list(tmp_path.iterdir()) == []
-    assert page.write(by_weights(), tmp_path / "a" / "report.html").stat().st_size > 1e6
+    monkeypatch.setattr(page, "render", lambda _: rendered(by_weights))
+    written = page.write(by_weights(), tmp_path / "a" / "report.html")
+    assert written.read_text(encoding="utf-8") == rendered(by_weights)
 
 
 @pytest.mark.parametrize("case", ["modernbert-one", "albert", "deberta-v2", "vit"])
-def test_other_families_and_a_reference_of_another_shape(case):
+def test_other_families_beside_a_reference_with_more_layers(case):
     small = audit(models.tiny(case))
     reader = Reader(page.render(replace(small, reference=by_weights())))
     assert len(data(reader)["heads"]) == len(small.heads)
+    assert beside(reader, "beta")[-1] == f"reference: {number(float(audited().heads['beta'].median()))}"
     for note in small.notes:
         assert words(note) in words(reader.text["notes"])
-    if case != "albert":
-        return
-    turned = data(Reader(page.render(replace(by_weights(), reference=small))))
-    beta = next(column for column in turned["columns"] if column["name"] == "beta")
-    assert f"reference: {number(float(small.heads['beta'].median()))}" in beta["beside"]
+
+
+def test_a_reference_with_fewer_layers():
+    reference = by_weights().reference
+    assert reference.shape["layers"] < by_weights().shape["layers"]
+    assert beside(read(by_weights), "beta")[-1] == f"reference: {number(float(reference.heads['beta'].median()))}"
+
+
+def beside(reader: Reader, column: str) -> list[str]:
+    """The medians of other models in the tables of heads."""
+    return next(found for found in data(reader)["columns"] if found["name"] == column)["beside"]

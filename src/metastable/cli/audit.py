@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 5
 """Unusual values, and rows that meet --fail-on, that are printed; the tables have all of them."""
+IN_JSON = ("schema", "name", "family", "fingerprint", "shape", "made", "verdict")
+"""The parts of an audit that --json prints; audit.json has all of them."""
 PLACE = ("depth", "layer", "head")
 """The columns that name a row of a table."""
 
@@ -91,19 +93,21 @@ def audit(
                 model, texts, reference=reference, loops=loop, layer=layer, special=special, batch_size=batch_size,
                 allow_pickle=allow_pickle, seed=seed, fail_on=fail_on, progress=bar, measuring=spread or measure,
             )  # fmt: skip
-        rows = None if fail_on is None else found.findings(fail_on)
+        places = None if fail_on is None else _places(found.findings(fail_on))
         written = {name: str(path) for name, path in found.save(out).items()}
         if spread is not None:
             spread.clear()
         if as_json:
-            print(files.to_json(_plain(found, rows, written)))
+            saved = found.to_dict()
+            plain = {name: saved[name] for name in IN_JSON}
+            print(files.to_json({**plain, "findings": places, "written": written}))
         else:
-            print("\n".join([*_lines(found, rows), f"report: {written['report']}"]))
-        if rows is not None and len(rows):
+            print("\n".join([*_lines(found, places), f"report: {written['report']}"]))
+        if places:
             raise typer.Exit(EXIT_FINDING)
 
 
-def _lines(audit: Audit, rows: pd.DataFrame | None) -> list[str]:
+def _lines(audit: Audit, places: list[dict[str, Any]] | None) -> list[str]:
     """The audit for a terminal."""
     verdict = audit.verdict
     lines = [repr(audit), verdict.headline, *(f"  {sentence}" for sentence in verdict.sentences)]
@@ -112,17 +116,10 @@ def _lines(audit: Audit, rows: pd.DataFrame | None) -> list[str]:
         lines += [f"  {sentence}" for sentence in verdict.unusual["sentence"].head(MOST_SHOWN)]
     if audit.loop is not None:
         lines.append(audit.loop.sentence())
-    if rows is not None:
-        lines.append(f"--fail-on is met by {len(rows)} rows")
-        lines += ["  " + ", ".join(f"{key} {at}" for key, at in place.items()) for place in _places(rows)[:MOST_SHOWN]]
+    if places is not None:
+        lines.append(f"--fail-on is met by {len(places)} rows")
+        lines += ["  " + ", ".join(f"{key} {at}" for key, at in place.items()) for place in places[:MOST_SHOWN]]
     return lines
-
-
-def _plain(audit: Audit, rows: pd.DataFrame | None, written: dict[str, str]) -> dict[str, Any]:
-    """The audit for machines: the verdict, the places that meet --fail-on, and where the tables are."""
-    saved = audit.to_dict()
-    plain = {name: saved[name] for name in ("schema", "name", "family", "fingerprint", "shape", "made", "verdict")}
-    return {**plain, "findings": None if rows is None else _places(rows), "written": written}
 
 
 def _places(rows: pd.DataFrame) -> list[dict[str, Any]]:

@@ -23,7 +23,8 @@ def compare(
     """Compare two checkpoints of an encoder: rank the heads that moved in weights, spectrum and behaviour."""
     with one_line_errors(debug, resumes=False):
         from metastable import files
-        from metastable.encoder import audit as room
+        from metastable.encoder.audit import audit
+        from metastable.encoder.compare import compare as compared
         from metastable.encoder.report import write_comparison
         from metastable.encoder.texts import read_texts
         from metastable.progress import Texts
@@ -33,10 +34,10 @@ def compare(
         read = None if texts is None else list(read_texts(texts))
         with Texts() as bar:
             audits = [
-                room.audit(model, read, allow_pickle=allow_pickle, beside_random=False, progress=bar)
+                audit(model, read, allow_pickle=allow_pickle, beside_random=False, progress=bar)
                 for model in (before, after)
             ]
-        found = room.compare(*audits)
+        found = compared(*audits)
         page = write_comparison(found, (before, after), out / "report.html")
         files.write_text(out / "moved.csv", found.heads.to_csv(index=False))
         if as_json:

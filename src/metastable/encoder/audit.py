@@ -16,14 +16,13 @@ import pandas as pd
 
 from metastable import files
 from metastable.arrays import whole
-from metastable.encoder import compare as comparing
-from metastable.encoder import verdict as judging
 from metastable.encoder.anatomy import ERASED, Anatomy, Norm
 from metastable.encoder.expression import parse
 from metastable.encoder.load import Encoder, load, twin
 from metastable.encoder.loop import Loop, loop
 from metastable.encoder.measure import DEPTHS, HEADS, LAYER, Measurements, measure
 from metastable.encoder.texts import blank, read_texts
+from metastable.encoder.verdict import AuditVerdict, judge
 from metastable.encoder.weights import Weights, layer_table, weigh
 from metastable.errors import BadInput
 from metastable.run import storage as store
@@ -34,7 +33,8 @@ TWIN_TEXTS = 48
 LOOP_TEXTS = 64
 """The number of texts, the first ones, that a loop is measured on."""
 Measuring = Callable[[Encoder, Iterable[str], int, str, Callable[[int], None] | None], Measurements]
-MEASURED = {"heads": HEADS, "layers": (*DEPTHS, *LAYER)}
+PLAIN = ("name", "family", "fingerprint", "shape", "tied", "made")
+"""Fields of an audit that are JSON already."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,10 @@ class Audit:
         return self.weights.heads.merge(text, on=["layer", "head"], how="left", validate="one_to_one")
 
     @cached_property
-    def verdict(self) -> judging.AuditVerdict:
+    def verdict(self) -> AuditVerdict:
         if self.twin is None:
-            return judging.judge(self.weights, self.heads, self.measured, None)
-        beside = self.twin.verdict.layers
-        return judging.judge(self.weights, self.heads, self.measured, self.twin.measured, beside)
+            return judge(self.heads, self.measured)
+        return judge(self.heads, self.measured, self.twin.measured, self.twin.verdict.layers)
 
     @cached_property
     def layers(self) -> pd.DataFrame:
@@ -102,7 +101,7 @@ class Audit:
     def to_json(self, path: str | Path) -> Path:
         """Write everything as JSON; `Audit.load` reads it."""
         target = Path(path)
-        files.write_text(target, json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False))
+        files.write_text(target, files.to_json(self.to_dict(), indent=None))
         return target
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,15 +110,11 @@ class Audit:
             {"layer": layer, "head": head, "M": _pairs(m), "V": _pairs(v)}
             for (layer, head), (m, v) in self.weights.spectra.items()
         ]
-        verdict = {
-            "headline": self.verdict.headline,
-            "layers": [asdict(judgement) for judgement in self.verdict.layers],
-            "sentences": list(self.verdict.sentences),
-            "unusual": _records(self.verdict.unusual),
-        }
+        judged = [asdict(judgement) for judgement in self.verdict.layers]
+        verdict = {**vars(self.verdict), "layers": judged, "unusual": _records(self.verdict.unusual)}
         return {
             "schema": SCHEMA,
-            **{name: getattr(self, name) for name in ("name", "family", "fingerprint", "shape", "tied", "made")},
+            **{name: getattr(self, name) for name in PLAIN},
             "notes": list(self.notes),
             "verdict": verdict,
             "heads": _records(self.heads),
@@ -142,17 +137,16 @@ class Audit:
             found = cls._from_dict(saved)
             _ = found.heads, found.layers, found.verdict, found.shape["layers"], found.name + found.family
             return found
+        except BadInput:
+            raise
         except Exception as error:
-            if isinstance(error, BadInput):
-                raise
             raise BadInput(f"cannot read {file} as an audit: {type(error).__name__}: {error}") from error
 
     @classmethod
     def _from_dict(cls, saved: dict[str, Any]) -> Audit:
         spectra = {(s["layer"], s["head"]): (_complex(s["M"]), _complex(s["V"])) for s in saved["spectra"]}
-        plain = {name: saved[name] for name in ("name", "family", "fingerprint", "shape", "tied", "made")}
         return cls(
-            **plain,
+            **{name: saved[name] for name in PLAIN},
             notes=tuple(saved["notes"]),
             weights=Weights(_frame(saved["weights"]), spectra),
             measured=None if saved["measured"] is None else Measurements.from_dict(saved["measured"]),
@@ -168,7 +162,7 @@ class Audit:
         from metastable.encoder.report import render
 
         contents = {
-            "audit.json": json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False),
+            "audit.json": files.to_json(self.to_dict(), indent=None),
             "heads.csv": self.heads.to_csv(index=False),
             "layers.csv": self.layers.to_csv(index=False),
             "report.html": render(self),
@@ -217,30 +211,21 @@ def audit(
     if layer is not None and not loops:
         raise BadInput(f"layer is {layer}, but the number of loops is 0; give loops (--loop) too")
     random = twin(encoder, whole(seed, "seed", 0, "it must be a whole number, 0 or more")) if beside_random else None
-    if texts is None:
-        if loops:
-            raise BadInput("a loop needs texts; give texts (--texts FILE)")
-        return _audit(encoder, None, None if random is None else _audit(random, None), beside, None)
-    encoder.reads_text()
+    measured = other = None
     kept: list[str] = []
-    measured = measuring(encoder, _keeping(_read(texts), kept), batch_size, special, progress)
-    if not measured.depths["mean_cosine"].count()[0]:
-        raise BadInput("no text has two ordinary tokens, so there are no pairs to compare; give longer texts")
-    other = None if random is None else _audit(random, measure(random, kept[:TWIN_TEXTS], batch_size, special))
+    if texts is not None:
+        encoder.reads_text()
+        given = read_texts(texts) if isinstance(texts, (str, Path)) else texts
+        measured = measuring(encoder, _keeping(given, kept), batch_size, special, progress)
+        if not measured.depths["mean_cosine"].count()[0]:
+            raise BadInput("no text has two ordinary tokens, so there are no pairs to compare; give longer texts")
+    elif loops:
+        raise BadInput("a loop needs texts; give texts (--texts FILE)")
+    if random is not None:
+        on_text = None if measured is None else measure(random, kept[:TWIN_TEXTS], batch_size, special)
+        other = _audit(random, on_text)
     looped = loop(encoder, kept[:LOOP_TEXTS], loops, layer, batch_size, special) if loops else None
     return _audit(encoder, measured, other, beside, looped)
-
-
-def compare(a: Audit, b: Audit) -> comparing.Comparison:
-    """Which heads moved between two checkpoints: in weights, in spectrum and, if both have texts, in behaviour."""
-    anatomies = [one.anatomy for one in (a, b) if one.anatomy is not None]
-    if len(anatomies) < 2:
-        name = a.name if a.anatomy is None else b.name
-        raise BadInput(f"the audit of {name!r} was read from a file, without weights; audit the model itself")
-    text = None
-    if a.measured is not None and b.measured is not None:
-        text = _long(a.measured), _long(b.measured)
-    return comparing.compare(anatomies[0], anatomies[1], text)
 
 
 def _audit(
@@ -250,18 +235,21 @@ def _audit(
     beside: Audit | None = None,
     looped: Loop | None = None,
 ) -> Audit:
-    layers = encoder.anatomy.layers
+    layers, family = encoder.anatomy.layers, encoder.anatomy.family
+    shape = {"layers": len(layers), "heads": layers[0].heads, "width": layers[0].width}
+    notes = [*encoder.anatomy.notes, *_erased(encoder.anatomy)]
+    if beside is not None and not (beside.family == family and shape.items() <= beside.shape.items()):
+        notes.append(f"The reference {beside.name!r} is a {beside.family} of another kind or shape: compare with care.")
     residuals = None
     if measured is not None and any(layer.pre_norm for layer in layers):
         residuals = measured.layers["residual"].mean().tolist()
-    head_width = int(layers[0].query.weight.shape[1])
     return Audit(
         name=encoder.name,
-        family=encoder.anatomy.family,
+        family=family,
         fingerprint=encoder.fingerprint,
-        shape={"layers": len(layers), "heads": layers[0].heads, "width": layers[0].width, "head_width": head_width},
+        shape={**shape, "head_width": int(layers[0].query.weight.shape[1])},
         tied=encoder.anatomy.tied,
-        notes=(*encoder.anatomy.notes, *_erased(encoder.anatomy), *_unlike(encoder, beside)),
+        notes=tuple(notes),
         weights=weigh(encoder.anatomy, residuals),
         measured=measured,
         twin=other,
@@ -285,20 +273,10 @@ def _erased(anatomy: Anatomy) -> Iterator[str]:
             )
 
 
-def _unlike(encoder: Encoder, beside: Audit | None) -> Iterator[str]:
-    """A note about a reference of another family or shape."""
-    if beside is None:
-        return
-    layers = encoder.anatomy.layers
-    shape = {"layers": len(layers), "heads": layers[0].heads, "width": layers[0].width}
-    if beside.family != encoder.anatomy.family or not shape.items() <= beside.shape.items():
-        yield f"The reference {beside.name!r} is a {beside.family} of another kind or shape: compare with care."
-
-
 def _meeting(expression: str, heads: pd.DataFrame, layers: pd.DataFrame) -> pd.DataFrame:
     """The rows that meet an expression: of layers if it names a column that only layers have, else of heads."""
     parsed = parse(expression)
-    on_text = {*_with_ends(HEADS), *_with_ends(DEPTHS), *_with_ends(LAYER), "phase", "applicable", "random_share"}
+    on_text = {*_with_ends((*HEADS, *DEPTHS, *LAYER)), "phase", "applicable", "random_share"}
     for name in parsed.columns:
         if name in on_text and name not in heads.columns and name not in layers.columns:
             raise BadInput(f"{name} in {expression!r} is measured on text; give texts (--texts FILE)")
@@ -311,18 +289,14 @@ def _example(anatomy: Anatomy, on_text: bool) -> tuple[pd.DataFrame, pd.DataFram
     heads = weigh(replace(anatomy, layers=anatomy.layers[:1])).heads
     layers = layer_table(heads).rename(columns={"layer": "depth"})
     if on_text:
-        numbers = {name: dict.fromkeys(_with_ends(names), 0.0) for name, names in MEASURED.items()}
-        heads = heads.assign(**numbers["heads"], applicable=True, dim_E=1, random_share=0.0)
-        layers = layers.assign(**numbers["layers"], beta=0.0, phase="", outcome="", reason="")
+        of_heads, of_layers = (dict.fromkeys(_with_ends(names), 0.0) for names in (HEADS, (*DEPTHS, *LAYER)))
+        heads = heads.assign(**of_heads, applicable=True, dim_E=1, random_share=0.0)
+        layers = layers.assign(**of_layers, beta=0.0, phase="", outcome="", reason="")
     return heads, layers
 
 
 def _with_ends(names: Iterable[str]) -> Iterator[str]:
     return (name + end for name in names for end in ("", "_low", "_high", "_slope"))
-
-
-def _read(texts: str | Path | Iterable[str]) -> Iterable[str]:
-    return read_texts(texts) if isinstance(texts, (str, Path)) else texts
 
 
 def _keeping(texts: Iterable[str], kept: list[str]) -> Iterator[str]:
@@ -331,16 +305,6 @@ def _keeping(texts: Iterable[str], kept: list[str]) -> Iterator[str]:
         if len(kept) < max(TWIN_TEXTS, LOOP_TEXTS) and isinstance(text, str) and not blank(text):
             kept.append(text)
         yield text
-
-
-def _long(measured: Measurements) -> pd.DataFrame:
-    """One row for each statistic of each head: layer, head, quantity, mean, se."""
-    parts = []
-    for name, tally in measured.heads.items():
-        layer, head = np.indices(tally.shape)
-        columns = {"layer": layer, "head": head, "mean": tally.mean(), "se": tally.error()}
-        parts.append(pd.DataFrame({key: np.ravel(value) for key, value in columns.items()}).assign(quantity=name))
-    return pd.concat(parts, ignore_index=True)
 
 
 def _made(measured: Measurements | None) -> dict[str, str]:
@@ -353,6 +317,7 @@ def _made(measured: Measurements | None) -> dict[str, str]:
 
 
 def _pairs(values: np.ndarray) -> list[list[float]]:
+    """Complex numbers as [real, imaginary]."""
     return [[float(v.real), float(v.imag)] for v in values]
 
 
@@ -365,15 +330,14 @@ def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
+        return None if math.isnan(value) else str(value)
     return value
 
 
 def _frame(records: list[dict[str, Any]]) -> pd.DataFrame:
     words = {"inf": math.inf, "-inf": -math.inf}
-    table = pd.DataFrame([{k: words.get(v, v) if isinstance(v, str) else v for k, v in r.items()} for r in records])
+    table = pd.DataFrame([{name: words.get(value, value) for name, value in row.items()} for row in records])
     for column in table.columns:
         if table[column].isna().any():
             table[column] = table[column].astype(float)

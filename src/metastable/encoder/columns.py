@@ -21,38 +21,20 @@ CHECKS = {
 COLUMNS: dict[str, tuple[str, str]] = {
     "layer": ("the attention layer, counted from 0 in the order of depth", "0 to layers − 1"),
     "head": ("the head in its layer, counted from 0", "0 to heads − 1"),
-    "beta": (
-        "β = d‖B‖₂, the effective inverse temperature on unit tokens",
-        "70 to 900 in a trained encoder of width 384",
-    ),
+    "beta": ("β = d‖B‖₂, the effective inverse temperature on unit tokens", "70 to 900 for width 384"),
     "leading": ("Re λ₁, the largest real part of the eigenvalues of M, per layer", "0.01 to 0.2; above 1 is rare"),
     "frequency": ("|Im λ₁| in radians per layer; 0 if λ₁ is real", "0 in about half of the heads"),
     "gap": ("g = Re λ₁ − Re λ₂, per layer; 0 if every eigenvalue is dominant", "0.001 to 0.1"),
-    "dim": (
-        "dim E: 1 for two atoms ±e, 2 for the plane of a complex pair, large if the kernel of B dominates",
-        "1 or 2",
-    ),
+    "dim": ("dim E: 1 for two atoms ±e, 2 for the plane of a complex pair, large if B's kernel dominates", "1 or 2"),
     "multiplicity": ("algebraic multiplicity of λ₁; a complex pair counts 2", "1 or 2"),
     "second": ("Re λ₂, the largest real part after the dominant group, per layer", "below leading, 0 or more"),
     "complex": ("λ₁ is one of a complex pair, so that tokens rotate", "true for about half of the heads"),
-    "negative": (
-        "Re λ₁ is not positive: the kernel of B dominates, and the head does not concentrate tokens",
-        "false",
-    ),
+    "negative": ("Re λ₁ is not positive: the kernel of B dominates, and tokens do not concentrate", "false"),
     "nonnormality": ("‖Π‖₂ of the spectral projector: 1 if it is orthogonal, large if it is oblique", "1 to 30"),
     "eigenbasis_condition": ("condition number of the unit eigenvectors of the k×k problem of M", "20 to 500"),
-    "rate": (
-        "c = g/|Bᵀe|, the exponential rate at which a token approaches E, per layer; 0 without a limit",
-        "0.01 to 0.5",
-    ),
-    "layers_to_concentrate": (
-        "log β/c in layers: when the distance of a token to E has fallen to the order of 1/β; inf without a limit",
-        "10 to 500, beyond the depth",
-    ),
-    "value_leading": (
-        "largest real part of the eigenvalues of V, per layer: the rate at which clusters narrow",
-        "0 to 2",
-    ),
+    "rate": ("c = g/|Bᵀe|: a token approaches E like exp(−ct), t in layers; 0 without a limit", "0.01 to 0.5"),
+    "layers_to_concentrate": ("log β/c: layers until a token is about 1/β from E; inf without a limit", "10 to 500"),
+    "value_leading": ("largest real part of V's eigenvalues: the rate at which clusters narrow, per layer", "0 to 2"),
     "value_frequency": ("|Im| of the dominant eigenvalue of V, radians per layer; 0 if it is real", "0 in most heads"),
     "value_gap": ("gap of the dominant group of V, per layer; 0 if every eigenvalue is dominant", "0.01 to 0.5"),
     "value_norm": ("‖V‖₂, the longest step per layer relative to the token", "0.5 to 4"),
@@ -64,10 +46,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
         "1 where it was not measured",
     ),
     "unfolded": ("score terms that are not in B and a, separated by commas; empty if none", "empty for BERT"),
-    "alignment": (
-        "|cos| between the lines E of M and of V; nan unless both are lines",
-        "below 0.5; 1/√d by chance",
-    ),
+    "alignment": ("|cos| between the lines E of M and of V; nan unless both are lines", "below 0.5; 1/√d by chance"),
     **{
         column: (f"status of the assumption {name!r}: holds, doubtful or fails", "holds")
         for name, column in CHECKS.items()
@@ -100,46 +79,19 @@ SIZES = frozenset(LOGARITHMIC) | {"layers_to_concentrate"}
 """Columns that are drawn on a logarithmic scale."""
 
 TEXT: dict[str, tuple[str, str]] = {
-    "mean_cosine": (
-        "mean cosine between two tokens of a text, without the gain and offset of the normalisation",
-        "rises with depth",
-    ),
-    "hidden_cosine": (
-        "mean cosine between two hidden states as the model returns them, with gains and offsets",
-        "rises with depth",
-    ),
-    "mean_square_cosine": (
-        "mean squared cosine between two tokens: near 1 if all tokens lie on one line, on either side",
-        "rises with depth",
-    ),
-    "effective_rank": (
-        "effective number of directions that the tokens of a text use: 1 to the number of tokens",
-        "falls with depth",
-    ),
+    "mean_cosine": ("mean cosine between two tokens, without gains and offsets of the norms", "rises with depth"),
+    "hidden_cosine": ("mean cosine between two returned hidden states, with gains and offsets", "rises with depth"),
+    "mean_square_cosine": ("mean squared cosine between two tokens: 1 if all lie on one line", "rises with depth"),
+    "effective_rank": ("effective number of directions of a text's tokens: 1 to their number", "falls with depth"),
     "dispersion": ("1 − |mean token|²: 0 if all tokens are one point, 1 if they are spread out", "falls with depth"),
-    "energy": (
-        "interaction energy, (1/β) log mean e^{β(cos − 1)}: at most 0; 0 if all tokens are one point",
-        "rises with depth",
-    ),
-    "update_length": (
-        "length of the attention update relative to the token: the time that the layer spends",
-        "0.05 to 1 per layer",
-    ),
-    "entropy": (
-        "attention entropy over log n: 0 if one token gets all attention, 1 if all get the same",
-        "0.3 to 0.95",
-    ),
-    "logit_gap": (
-        "largest minus mean score, over log n: above 1 the best token outweighs all others together",
-        "0.5 to 3",
-    ),
+    "energy": ("interaction energy (1/β) log mean e^{β(cos − 1)}: at most 0; 0 for one point", "rises with depth"),
+    "update_length": ("length of the attention update relative to the token: the layer's time", "0.05 to 1 per layer"),
+    "entropy": ("attention entropy over log n: 0 if one token gets it all, 1 if all get the same", "0.3 to 0.95"),
+    "logit_gap": ("(largest − mean score)/log n: above 1 the best token outweighs all others together", "0.5 to 3"),
     "special_share": ("share of attention on special tokens such as [CLS] and [SEP]", "0.1 to 0.8"),
     "share_in_E": ("share of the energy of the tokens in E, the eigenspace of the theory's limit", "near random_share"),
     "random_share": ("share of the energy in a random subspace of the dimension of E", "dim E/(d − 1)"),
-    "maximiser_angle": (
-        "degrees between the point of the sphere with the largest score and the token with the largest score",
-        "30 to 90",
-    ),
+    "maximiser_angle": ("degrees between the point of the sphere and the token with the largest score", "30 to 90"),
     "distance_before": ("W₂ from the tokens before the layer to the predicted law of two atoms", "1 to 1.4"),
     "distance_after": ("W₂ from the tokens after the layer to the same law", "1 to 1.4"),
     "approach": ("distance_before − distance_after: how much closer the layer brought the tokens", "−0.05 to 0.05"),
@@ -153,13 +105,10 @@ TEXT: dict[str, tuple[str, str]] = {
 
 def meaning(column: str) -> tuple[str, str]:
     """(meaning and unit, usual values) of a column of heads. The slope of a statistic has the column NAME_slope."""
-    name = column.removesuffix("_slope")
     known = {**TEXT, **COLUMNS}
-    if name not in known:
+    if column in known:
+        return known[column]
+    of = known.get(column.removesuffix("_slope"))
+    if of is None:
         return column.replace("_", " "), ""
-    if name != column:
-        return (
-            f"change for each doubling of the number of tokens n, of: {known[name][0]}",
-            "near 0 if n does not matter",
-        )
-    return known[name]
+    return f"change for each doubling of the number of tokens n, of: {of[0]}", "near 0 if n does not matter"

@@ -14,8 +14,9 @@ of the order of rounding if only the basis inside a head was rotated (Q → RQ, 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -28,6 +29,10 @@ from metastable.encoder.anatomy import Anatomy
 from metastable.encoder.fold import FoldedHead, fold
 from metastable.encoder.weights import Weights, weigh
 from metastable.errors import BadInput
+
+if TYPE_CHECKING:
+    from metastable.encoder.audit import Audit
+    from metastable.encoder.exact_sums import ExactSums
 
 WEIGHTS = ("interaction_change", "value_change", "offset_change")
 ROUNDING = 4.0
@@ -61,15 +66,24 @@ COLUMNS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """heads : one row a head, ordered by rank, see `COLUMNS`. compared : the number of z-values."""
+    """heads : one row a head, ordered by rank, see `COLUMNS`."""
 
     heads: pd.DataFrame
-    compared: int
+
+    @property
+    def _scores(self) -> pd.DataFrame:
+        return self.heads.filter(regex="^z_").astype(float)
+
+    @property
+    def compared(self) -> int:
+        """The number of z-values."""
+        return int(self._scores.notna().to_numpy().sum())
 
     def sentences(self) -> list[str]:
         """The movement in words: the number of heads that moved, then the heads that moved most."""
-        table = self.heads
-        behaved = self._behaviour_moved()
+        table, behaved = self.heads, pd.Series(False, index=self.heads.index)
+        if self.compared:
+            behaved = self.compared * 2 * normal.sf(table["largest_z"].astype(float)) < BY_CHANCE
         moved = table[table["moved"] | behaved]
         if moved.empty:
             return ["no head moved beyond rounding"]
@@ -81,50 +95,49 @@ class Comparison:
             words += f"; on text, {int(behaved.sum())} of {len(table)} heads behave differently, {chance}"
         return [words, *(self._sentence(row) for _, row in moved.head(SHOWN).iterrows())]
 
-    def _behaviour_moved(self) -> pd.Series:
-        if not self.compared:
-            return pd.Series(False, index=self.heads.index)
-        expected = self.compared * 2 * normal.sf(self.heads["largest_z"].to_numpy(dtype=float))
-        return pd.Series(expected < BY_CHANCE, index=self.heads.index)
-
     def _sentence(self, row: pd.Series) -> str:
-        changes = [_percent(row[name]) for name in (*WEIGHTS, "spectral_movement")]
+        changes = [f"{100 * row[name]:.3g} %" for name in (*WEIGHTS, "spectral_movement")]
         words = f"layer {row['layer']}, head {row['head']}: B changed by {changes[0]}, V by {changes[1]}, "
         words += f"the score offset by {changes[2]} of ‖B‖, M's eigenvalues by {changes[3]}; "
         words += f"β {row['beta_before']:.4g} → {row['beta_after']:.4g}"
         if row["prediction_changed"]:
             words += f"; prediction: {row['prediction_before']} → {row['prediction_after']}"
         if self.compared and math.isfinite(row["largest_z"]):
-            scores = row[[name for name in row.index if str(name).startswith("z_")]].astype(float)
-            first = scores.abs().idxmax()
-            words += f"; on text {str(first).removeprefix('z_')} moved most, z = {scores[first]:.3g}"
+            scores = self._scores.loc[row.name]
+            first = str(scores.abs().idxmax())
+            words += f"; on text {first.removeprefix('z_')} moved most, z = {scores[first]:.3g}"
         return words
 
 
-def compare(a: Anatomy, b: Anatomy, text: tuple[pd.DataFrame, pd.DataFrame] | None = None) -> Comparison:
-    """Compare checkpoint b with checkpoint a, head by head.
+def compare(a: Audit, b: Audit) -> Comparison:
+    """Which heads moved from checkpoint a to b: in weights, in spectrum and, if both have texts, in behaviour.
 
-    text : two tables of statistics on the same texts, with the columns layer, head, quantity, mean, se. Each quantity
-        gets z = (mean_b − mean_a)/√(se_a² + se_b²). The errors on the same texts are correlated, so |z| is too small.
+    Each statistic on text gets z = (mean_b − mean_a)/√(se_a² + se_b²). The errors on the same texts are correlated, so
+    |z| is too small.
     """
-    _check_shapes(a, b)
-    weights = weigh(a), weigh(b)
+    anatomies = _anatomy(a), _anatomy(b)
+    _check_shapes(*anatomies)
+    weights = weigh(anatomies[0]), weigh(anatomies[1])
     rows: list[dict[str, Any]] = []
-    for before, after in zip(a.layers, b.layers, strict=True):
+    for before, after in zip(anatomies[0].layers, anatomies[1].layers, strict=True):
         stored = max(torch.finfo(layer.query.weight.dtype).eps for layer in (before, after))
         rounding = max(ROUNDING * stored, ARITHMETIC)
         for head in range(before.heads):
             rows.append(_row(fold(before, head), fold(after, head), *weights, place=len(rows), rounding=rounding))
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     measures = [*WEIGHTS, "spectral_movement"]
-    if text is not None:
-        table = table.merge(_scores(*text), on=["layer", "head"], how="left", validate="one_to_one")
+    if a.measured is not None and b.measured is not None:
+        table = table.assign(**_scores(a.measured.heads, b.measured.heads))
         measures.append("largest_z")
     standing = table[measures].fillna(-1.0).rank(method="average", ascending=False).mean(axis=1)
     table = table.assign(rank=standing).sort_values(["rank", "layer", "head"], kind="stable").reset_index(drop=True)
-    table["rank"] = np.arange(1, len(table) + 1)
-    z = table[[name for name in table.columns if str(name).startswith("z_")]]
-    return Comparison(table, int(z.notna().to_numpy().sum()))
+    return Comparison(table.assign(rank=np.arange(1, len(table) + 1)))
+
+
+def _anatomy(audit: Audit) -> Anatomy:
+    if audit.anatomy is None:
+        raise BadInput(f"the audit of {audit.name!r} was read from a file, without weights; audit the model itself")
+    return audit.anatomy
 
 
 def _check_shapes(a: Anatomy, b: Anatomy) -> None:
@@ -198,29 +211,12 @@ def matching_distance(a: np.ndarray, b: np.ndarray) -> float:
     return _ratio(math.sqrt(float(cost[rows, columns].sum())), math.sqrt(float((np.abs(a) ** 2).sum())))
 
 
-def _scores(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """One row a head: z of every quantity that both tables have, and the largest |z|."""
-    key = ["layer", "head", "quantity"]
-    for table in (a, b):
-        missing = [name for name in (*key, "mean", "se") if name not in table.columns]
-        if missing:
-            raise BadInput(
-                f"the statistics on text have no column {missing[0]!r}; they need {', '.join(key)}, mean, se"
-            )
-        if table.duplicated(key).any():
-            where = table[table.duplicated(key)].iloc[0]
-            place = f"layer {where['layer']}, head {where['head']}"
-            raise BadInput(f"the statistics on text give {where['quantity']!r} of {place} twice; once is enough")
-    both = a.merge(b, on=key, suffixes=("_a", "_b"))
-    change = (both["mean_b"] - both["mean_a"]).to_numpy(dtype=float)
-    error = np.hypot(both["se_a"].to_numpy(dtype=float), both["se_b"].to_numpy(dtype=float))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        z = np.where((change == 0) & (error == 0), 0.0, change / error)
-    wide = both.assign(z=z).pivot(index=["layer", "head"], columns="quantity", values="z")
-    largest = wide.abs().max(axis=1)
-    wide.columns = pd.Index([f"z_{name}" for name in wide.columns])
-    return wide.assign(largest_z=largest).reset_index()
-
-
-def _percent(change: float) -> str:
-    return f"{100 * change:.3g} %"
+def _scores(a: Mapping[str, ExactSums], b: Mapping[str, ExactSums]) -> dict[str, np.ndarray]:
+    """z of each statistic and the largest |z|, (heads of all layers,)."""
+    scores = {}
+    for name in sorted(a):
+        change = (b[name].mean() - a[name].mean()).ravel()
+        error = np.hypot(a[name].error(), b[name].error()).ravel()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scores[f"z_{name}"] = np.where((change == 0) & (error == 0), 0.0, change / error)
+    return {**scores, "largest_z": pd.DataFrame(scores).abs().max(axis=1).to_numpy()}

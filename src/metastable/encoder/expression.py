@@ -50,7 +50,7 @@ class Expression:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that the expression names, in order of appearance."""
-        named = (node for node in ast.walk(self.tree) if isinstance(node, ast.Name) and not _is_constant(node))
+        named = (node for node in ast.walk(self.tree) if isinstance(node, ast.Name))
         return tuple(dict.fromkeys(node.id for node in sorted(named, key=lambda node: node.col_offset)))
 
     def rows(self, table: pd.DataFrame) -> pd.DataFrame:
@@ -89,7 +89,9 @@ class Expression:
         return result
 
     def _wrong(self, node: ast.expr, what: str) -> BadInput:
-        return BadInput(f"expression {self.text!r}: {what} (at {ast.unparse(node)[:40]!r})")
+        # Python writes infinity as 1e309.
+        where = ast.unparse(node).replace("1e309", "inf")[:40]
+        return BadInput(f"expression {self.text!r}: {what} (at {where!r})")
 
 
 def parse(text: str) -> Expression:
@@ -102,7 +104,7 @@ def parse(text: str) -> Expression:
     if len(text) > LONGEST:
         raise BadInput(f"the expression has {len(text)} characters; at most {LONGEST} are read, so shorten it")
     try:
-        tree = ast.parse(_lower_words(text).strip(), mode="eval").body
+        tree = _NamedConstants().visit(ast.parse(_lower_words(text).strip(), mode="eval")).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         place = getattr(error, "offset", None)
         sign = text.strip()[place - 1 : place] if place else ""
@@ -114,6 +116,14 @@ def parse(text: str) -> Expression:
     if not expression.columns:
         raise BadInput(f"expression {text!r} names no column, so it is the same for every row; name a column")
     return expression
+
+
+class _NamedConstants(ast.NodeTransformer):
+    """Replaces inf, nan, true and false by their values."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        name = node.id.lower()
+        return ast.Constant(CONSTANTS[name]) if name in CONSTANTS else node
 
 
 def _lower_words(text: str) -> str:
@@ -136,7 +146,7 @@ def _check(expression: Expression, node: ast.expr) -> None:
             _check(expression, inner)
         case ast.Compare(left=left, ops=ops, comparators=others):
             for part in (left, *others):
-                if not (isinstance(part, ast.Name) or _is_constant(part)):
+                if not (isinstance(part, ast.Name) or _constant(part) is not None):
                     raise expression._wrong(part, "expected a column, a number, true, false or a string in quotes")
             if any(type(op) not in COMPARISONS for op in ops):
                 raise expression._wrong(node, "only < <= > >= == != compare")
@@ -146,36 +156,21 @@ def _check(expression: Expression, node: ast.expr) -> None:
             raise expression._wrong(node, "expected a comparison such as gap < 0.01, joined by and, or, not")
 
 
-def _is_constant(node: ast.expr) -> bool:
-    match node:
-        case ast.Name(id=name):
-            return name.lower() in CONSTANTS
-        case ast.Constant(value=value):
-            return isinstance(value, (bool, int, float, str))
-        case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Constant() | ast.Name() as inner):
-            return _is_constant(inner) and not isinstance(_constant(inner), (bool, str))
-    return False
-
-
-def _constant(node: ast.expr) -> float | bool | str:
-    match node:
-        case ast.Name(id=name):
-            return CONSTANTS[name.lower()]
-        case ast.UnaryOp(op=op, operand=inner):
-            return -_constant(inner) if isinstance(op, ast.USub) else _constant(inner)  # type: ignore[operator]
-        case ast.Constant(value=bool() | str() as value):
-            return value
+def _constant(node: ast.expr) -> float | bool | str | None:
+    """The value of a number, of true, false or a string; None for everything else."""
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError):
+        return None
+    if isinstance(value, (bool, str)):
+        return value
     # float("1" * 400) is inf, where float(int("1" * 400)) overflows.
-    return float(str(node.value))  # type: ignore[attr-defined]
+    return float(str(value)) if isinstance(value, (int, float)) else None
 
 
 def _values(node: ast.expr, table: pd.DataFrame) -> tuple[str, np.ndarray]:
     """What a column or constant holds, in words, and its value for each row."""
-    if not _is_constant(node):
-        assert isinstance(node, ast.Name)
-        column = table[node.id]
-    else:
-        column = pd.Series([_constant(node)] * len(table), dtype=None if len(table) else type(_constant(node)))
+    column = table[node.id] if isinstance(node, ast.Name) else pd.Series(np.full(len(table), _constant(node)))
     if pd.api.types.is_bool_dtype(column):
         return "true or false", column.to_numpy(dtype=bool)
     if pd.api.types.is_numeric_dtype(column):

@@ -12,8 +12,8 @@ is 0 at the end of every loop.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from metastable.arrays import whole
-from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm, Step
+from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm
 from metastable.encoder.exact_sums import ExactSums, Floats
 from metastable.encoder.fold import fold
 from metastable.encoder.hooks import Depth, read
@@ -178,29 +178,22 @@ class Loop:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything for JSON: tallies, curves, phases and the sentence; numbers that do not exist are None."""
-        curves = {str(name): _plain(column.tolist()) for name, column in self.curves.items()}
         kept = ("model", "layer", "trained_depth", "asked", "steps", "stopped", "beta", "special", "angle", "texts")
-        rest = {name: getattr(self, name) for name in kept}
-        found = {**asdict(self.phases), "curve": "dispersion", "floor": self.floor}
         return {
             "schema": SCHEMA,
-            **rest,
+            **{name: getattr(self, name) for name in kept},
             "counts": vars(self.counts).copy(),
             "tallies": {name: tally.to_dict() for name, tally in self.tallies.items()},
-            "curves": curves,
-            "phases": found,
+            "curves": self.curves.astype(object).where(np.isfinite(self.curves), None).to_dict("list"),
+            "phases": {**asdict(self.phases), "curve": "dispersion", "floor": self.floor},
             "sentence": self.sentence(),
         }
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Loop:
-        kept = ("model", "layer", "trained_depth", "asked", "stopped", "beta", "special", "angle")
+        plain = {field.name: saved[field.name] for field in fields(cls)}
         tallies = {name: ExactSums.from_dict(tally) for name, tally in saved["tallies"].items()}
-        return cls(tallies=tallies, counts=TextCounts(**saved["counts"]), **{name: saved[name] for name in kept})
-
-
-def _plain(values: list[Any]) -> list[Any]:
-    return [value if math.isfinite(value) else None for value in values]
+        return cls(**{**plain, "tallies": tallies, "counts": TextCounts(**saved["counts"])})
 
 
 def loop(
@@ -210,32 +203,30 @@ def loop(
     layer: int | None = None,
     batch_size: int = 32,
     special: str = "exclude",
-    progress: Callable[[int], None] | None = None,
 ) -> Loop:
     """Apply a whole layer `steps` times to the tokens of texts, and measure the tokens at each step.
 
     A weight-tied encoder starts from its embeddings, so that one step is one depth. For other encoders `layer` is
-    required, and the start is the input of that layer. `special` is as in `measure`. `progress` is called after each
-    batch with the number of texts done.
+    required, and the start is the input of that layer. `special` is as in `measure`.
     """
     steps = whole(steps, "steps", 1, "a loop takes 1 step or more")
-    looper = _Looper(encoder, _chosen(encoder, layer), special)
+    layer = _chosen(encoder, layer)
+    private = encoder.private()
+    attention = private.anatomy.layers[layer]
+    beta = float(np.median([fold(attention, head).beta for head in range(attention.heads)]))
     tallies = {name: ExactSums((steps + 1,)) for name in NAMES}
     counts, reach = TextCounts(), steps
     for batch in batches(encoder.reads_text(), texts, encoder.limit, batch_size, counts):
-        found = looper.follow(batch, reach)
+        found = _follow(private, layer, batch, special, beta, reach)
         # Steps that one text could not reach are not computed for the others.
         reach = found["dispersion"].shape[1] - 1
         for name, tally in tallies.items():
             missing = ((0, 0), (0, steps - reach))
             tally.add(np.pad(found[name], missing, constant_values=np.nan), batch.lengths.numpy())
-        if progress is not None:
-            progress(counts.texts)
     counts.check()
-    tied = encoder.anatomy.tied
-    depth = len(encoder.anatomy.layers) if tied else None
+    depth = len(encoder.anatomy.layers) if encoder.anatomy.tied else None
     stopped = reach + 1 if reach < steps else None
-    return Loop(encoder.name, tallies, looper.layer, depth, steps, stopped, looper.beta, special, counts)
+    return Loop(encoder.name, tallies, layer, depth, steps, stopped, beta, special, counts)
 
 
 def _chosen(encoder: Encoder, layer: int | None) -> int:
@@ -261,58 +252,48 @@ def _which(encoder: Encoder) -> str:
     return f"{encoder.name!r} has layers 0 to {len(encoder.anatomy.layers) - 1}"
 
 
-class _Looper:
-    """A layer that is repeated, on batches of texts."""
+def _follow(encoder: Encoder, layer: int, batch: Batch, special: str, beta: float, steps: int) -> dict[str, Floats]:
+    """The statistics of each text, (texts, reached + 1). It stops at a number that is not finite."""
+    device = next(encoder.model.parameters()).device
+    mask, chosen = batch.mask.to(device), batch.chosen(special).to(device)
+    rows: list[dict[str, Floats]] = []
+    before = None
+    with torch.inference_mode(), torch.autocast(device.type, enabled=False):
+        for unit in _tokens(encoder, layer, batch, special, mask, steps):
+            found = cloud(unit, chosen, beta) | {"clusters": clusters(unit, chosen, ANGLE)}
+            rows.append({name: value.double().cpu().numpy() for name, value in found.items()})
+            if before is not None:
+                moved = averaged(torch.linalg.vector_norm(unit - before, dim=-1), chosen)
+                rows[-2]["change"] = moved.cpu().numpy()
+            before = unit
+    if not rows:
+        where = f"the input of layer {layer} of {encoder.name!r}"
+        raise BadInput(f"{where} is not finite for some text; check the weights")
+    rows[-1]["change"] = np.full(len(mask), np.nan)
+    return {name: np.stack([row[name] for row in rows], axis=1) for name in NAMES}
 
-    def __init__(self, encoder: Encoder, layer: int, special: str) -> None:
-        self.encoder = encoder = encoder.private()
-        self.layer, self.special = layer, special
-        attention = encoder.anatomy.layers[layer]
-        self.beta = float(np.median([fold(attention, head).beta for head in range(attention.heads)]))
-        self.step: Step = encoder.anatomy.steps[layer]
 
-    def follow(self, batch: Batch, steps: int) -> dict[str, Floats]:
-        """The statistics of each text, (texts, reached + 1). It stops at a number that is not finite."""
-        device = next(self.encoder.model.parameters()).device
-        mask = batch.mask.to(device)
-        chosen = batch.chosen(self.special).to(device)
-        rows: list[dict[str, Floats]] = []
-        before = None
-        with torch.inference_mode(), torch.autocast(device.type, enabled=False):
-            for unit in self._tokens(batch, mask, steps):
-                found = cloud(unit, chosen, self.beta) | {"clusters": clusters(unit, chosen, ANGLE)}
-                rows.append({name: value.double().cpu().numpy() for name, value in found.items()})
-                if before is not None:
-                    moved = averaged(torch.linalg.vector_norm(unit - before, dim=-1), chosen)
-                    rows[-2]["change"] = moved.cpu().numpy()
-                before = unit
-        if not rows:
-            where = f"the input of layer {self.layer} of {self.encoder.name!r}"
-            raise BadInput(f"{where} is not finite for some text; check the weights")
-        rows[-1]["change"] = np.full(len(mask), np.nan)
-        return {name: np.stack([row[name] for row in rows], axis=1) for name in NAMES}
+def _tokens(encoder: Encoder, layer: int, batch: Batch, special: str, mask: Tensor, steps: int) -> Iterator[Tensor]:
+    """Unit tokens at steps 0, …, `steps`, as long as they are finite."""
+    anatomy = encoder.anatomy
+    seen: list[Tensor] = []
 
-    def _tokens(self, batch: Batch, mask: Tensor, steps: int) -> Iterator[Tensor]:
-        """Unit tokens at steps 0, …, `steps`, as long as they are finite."""
-        anatomy = self.encoder.anatomy
-        seen: list[Tensor] = []
+    def visit(depth: Depth) -> None:
+        # The stream that the first layer adds its update to.
+        found = depth.before if depth.pre_norm else depth.x
+        assert found is not None
+        seen.append(found.clone())
 
-        def visit(depth: Depth) -> None:
-            # The stream that the first layer adds its update to.
-            found = depth.before if depth.pre_norm else depth.x
-            assert found is not None
-            seen.append(found.clone())
-
-        read(self.encoder, batch, self.special, (0,), visit)
-        stream = seen[0]
-        for earlier in anatomy.steps[: self.layer]:
-            stream = earlier(stream, mask)
-        for t in range(steps + 1):
-            stream = self.step(stream, mask) if t else stream
-            unit = unit_tokens(anatomy, self.layer, t, stream, mask)
-            if not bool(unit.isfinite().all()):
-                return
-            yield unit
+    read(encoder, batch, special, (0,), visit)
+    stream = seen[0]
+    for earlier in anatomy.steps[:layer]:
+        stream = earlier(stream, mask)
+    for t in range(steps + 1):
+        stream = anatomy.steps[layer](stream, mask) if t else stream
+        unit = unit_tokens(anatomy, layer, t, stream, mask)
+        if not bool(unit.isfinite().all()):
+            return
+        yield unit
 
 
 def unit_tokens(anatomy: Anatomy, layer: int, t: int, stream: Tensor, mask: Tensor) -> Tensor:

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import plotly.io
-from markupsafe import Markup
+from jinja2.utils import htmlsafe_json_dumps
 
 from metastable import figures
 from metastable.encoder.columns import CHECKS, COLUMNS, SIZES, TEXT, meaning
 from metastable.encoder.compare import COLUMNS as COMPARED
-from metastable.figures.curves import PANELS, Classes
+from metastable.figures.curves import PANELS
 from metastable.figures.heads import MEASURES, median_of, written
 from metastable.figures.look import CONFIG, caption, number, untitled
 from metastable.figures.spectrum import spectrum_panels
@@ -35,8 +36,13 @@ FIRST_COLUMN = "prediction"
 """The heat map that is shown first."""
 UNUSUAL = 24
 """At most this many unusual values are listed; heads.csv has all of them."""
-MARKS = {"met": "✓", "missed": "✗", "undecided": "?", "not applicable": "–"}
-CLASSES = {"met": "holds", "missed": "fails", "undecided": "without", "not applicable": "without"}
+MARKS = {
+    "met": ("✓", "holds"),
+    "missed": ("✗", "fails"),
+    "undecided": ("?", "without"),
+    "not applicable": ("–", "without"),
+}
+"""The sign of an outcome, and its class in style.css."""
 PHASES = {
     "spread": "tokens are not close together, and the layer before did not bring them closer",
     "concentrating": "the layer before brought tokens closer together",
@@ -59,23 +65,32 @@ ASSUMPTIONS = {
     "scores linear": "Scores depend on pairs of tokens; biases that favour some tokens for all queries are small.",
 }
 """Each assumption of the theory: what it implies, and what its failure means."""
+LATE = {
+    "narrows": "late clusters would narrow",
+    "circles": "late clusters would circle",
+    "spreads": "late clusters would come apart",
+    "neither": "late clusters would neither narrow nor come apart",
+}
+"""What V alone does, by the column `terminal`."""
 
 
 def write(audit: Audit, path: str | Path) -> Path:
     """Write the report of an audit to `path`, completely or not at all. Missing folders are made."""
-    target = target_of(path)
-    return write_page(target, render(audit))
+    return write_page(target_of(path), render(audit))
 
 
 def render(audit: Audit) -> str:
     """The report as HTML."""
     said = {judgement.sentence for judgement in audit.verdict.layers}
+    found = audit.verdict.unusual
+    unusual = [(place(row.layer, row.head), capital(row.sentence)) for row in found.itertuples()]
     return render_page(
         "audit.html.j2",
         audit=audit,
         headline=capital(audit.verdict.headline),
         sentences=[capital(s) + "." for s in audit.verdict.sentences if s not in said],
-        strip=_strip(audit),
+        strip=[(phase, list(group)) for phase, group in groupby(audit.verdict.layers, key=lambda j: j.phase)],
+        marks=MARKS,
         phases=PHASES,
         numbers=_key_numbers(audit),
         layers=_layers(audit),
@@ -83,8 +98,10 @@ def render(audit: Audit) -> str:
         looped="" if audit.loop is None else capital(audit.loop.sentence()),
         choices=_choices(audit.heads),
         first=FIRST_COLUMN,
-        unusual=_unusual(audit),
-        data=embedded(_data(audit)),
+        unusual=unusual[:UNUSUAL],
+        left=max(0, len(unusual) - UNUSUAL),
+        # Nothing in this JSON can end its script element or begin a comment.
+        data=htmlsafe_json_dumps(_data(audit, unusual), allow_nan=False, separators=(",", ":")),
         making=_making(audit),
         glossary=_glossary(audit.heads),
     )
@@ -92,8 +109,7 @@ def render(audit: Audit) -> str:
 
 def write_comparison(comparison: Comparison, names: Sequence[str], path: str | Path) -> Path:
     """Write to `path` which heads moved between two checkpoints with these names, completely or not at all."""
-    target = target_of(path)
-    table = comparison.heads
+    target, table = target_of(path), comparison.heads
     columns = ["rank", "layer", "head", *MEASURES, "beta_before", "beta_after", "prediction_after"]
     columns += ["largest_z"] if "largest_z" in table else []
     html = render_page(
@@ -108,45 +124,22 @@ def write_comparison(comparison: Comparison, names: Sequence[str], path: str | P
     return write_page(target, html)
 
 
-def embedded(data: Any) -> Markup:
-    """JSON that is safe inside a script element: nothing in it can end the element or begin a comment.
-
-    >>> print(embedded({"name": "</script><!--"}))
-    {"name":"\\u003c/script\\u003e\\u003c!--"}
-    """
-    # ensure_ascii also takes care of U+2028 and U+2029, which old scripts read as ends of lines.
-    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    for sign in "<>&":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return Markup(text)
-
-
 def _blocks(audit: Audit) -> dict[str, dict[str, Any]]:
     """The figures that need texts, if there are texts."""
     found = {}
     if audit.measured is not None:
-        drawn = figures.depth_curves(audit.layers, PANELS, _other_layers(audit), _length_classes(audit))
-        found["depth"] = figure_block("depth", drawn)
+        others = {} if audit.twin is None else {"random weights, same shape": audit.twin.layers}
+        if audit.reference is not None:
+            others[f"reference: {audit.reference.name}"] = audit.reference.layers
+        by_length = {}
+        for name, sums in (audit.measured.layers | audit.measured.depths).items():
+            by_length[name] = {n: (int(part.count().max()), part.mean()) for n, part in sums.by_length().items()}
+        found["depth"] = figure_block("depth", figures.depth_curves(audit.layers, PANELS, others, by_length))
         found["lengths"] = figure_block("lengths", figures.lengths(audit.measured.lengths))
     if audit.loop is not None:
         loop = audit.loop
         drawn = figures.loop_curves(loop.curves, loop.layer, loop.trained_depth, loop.angle)
         found["loop"] = figure_block("loop", drawn)
-    return found
-
-
-def _other_layers(audit: Audit) -> dict[str, pd.DataFrame]:
-    found = {} if audit.twin is None else {"random weights, same shape": audit.twin.layers}
-    if audit.reference is not None:
-        found[f"reference: {audit.reference.name}"] = audit.reference.layers
-    return found
-
-
-def _length_classes(audit: Audit) -> Mapping[str, Classes]:
-    assert audit.measured is not None
-    found = {}
-    for name, sums in (audit.measured.layers | audit.measured.depths).items():
-        found[name] = {n: (int(part.count().max()), part.mean()) for n, part in sums.by_length().items()}
     return found
 
 
@@ -156,85 +149,63 @@ def heat_map(heads: pd.DataFrame, column: str, twin: pd.DataFrame | None = None)
     return figures.heat_map(heads, column, twin, meaning=words, usual=usual, logarithmic=column in SIZES)
 
 
-def head_median(heads: pd.DataFrame, column: str) -> str:
-    """The median of a column over heads, or its most common word, in words."""
-    return median_of(heads[column], positive=column in SIZES)
-
-
-def _strip(audit: Audit) -> list[dict[str, Any]]:
-    """Groups of neighbouring depths in one phase, with the mark of each depth."""
-    found = []
-    for phase, group in groupby(audit.verdict.layers, key=lambda judgement: judgement.phase):
-        depths = [
-            {"depth": j.depth, "mark": MARKS[j.prediction], "status": CLASSES[j.prediction], "sentence": j.sentence}
-            for j in group
-        ]
-        first, last = depths[0]["depth"], depths[-1]["depth"]
-        where = f"depth {first}" if first == last else f"depths {first}–{last}"
-        found.append({"phase": phase, "where": where, "depths": depths})
-    return found
-
-
 def _beside(audit: Audit, value: Callable[[Audit], str | None]) -> list[tuple[str, str]]:
     """The same number for the twin with random weights and for the reference, if there are any."""
     others = (("random weights", audit.twin), ("reference", audit.reference))
     return [(name, found) for name, other in others if other is not None and (found := value(other)) is not None]
 
 
-def _first_and_last(column: str) -> Callable[[Audit], str | None]:
-    def value(audit: Audit) -> str | None:
-        if column not in audit.layers:
-            return None
-        known = audit.layers[column].dropna()
-        return f"{number(known.iloc[0])} → {number(known.iloc[-1])}" if len(known) else None
-
-    return value
+def _first_and_last(column: str, audit: Audit) -> str | None:
+    known = audit.layers.get(column, pd.Series()).dropna()
+    return f"{number(known.iloc[0])} → {number(known.iloc[-1])}" if len(known) else None
 
 
-def _median(column: str) -> Callable[[Audit], str | None]:
-    return lambda audit: head_median(audit.heads, column) if column in audit.heads else None
+def _median(column: str, audit: Audit) -> str | None:
+    """The median of a column over heads, or its most common word; None if the audit does not have the column."""
+    return median_of(audit.heads[column], positive=column in SIZES) if column in audit.heads else None
+
+
+def _total(column: str, audit: Audit) -> str | None:
+    return number(float(audit.layers[column].sum())) if column in audit.layers else None
+
+
+def _concentrating(column: str, audit: Audit) -> str:
+    return f"{audit.heads[column].str.startswith('concentrates').sum()} of {len(audit.heads)}"
+
+
+def _finite_median(column: str, audit: Audit) -> str:
+    return median_of(audit.heads[column], positive=True).split(" (")[0]
+
+
+def _least(column: str, audit: Audit) -> str:
+    return number(float(audit.heads[column].min()))
 
 
 def _key_numbers(audit: Audit) -> list[dict[str, Any]]:
     """The numbers to quote, each with its meaning and with the numbers of the twin and the reference."""
-
-    def time_spent(audit: Audit) -> str | None:
-        return number(float(audit.layers["update_length"].sum())) if "update_length" in audit.layers else None
-
-    def concentrating(audit: Audit) -> str:
-        return f"{audit.heads['prediction'].str.startswith('concentrates').sum()} of {len(audit.heads)}"
-
-    def layers_needed(audit: Audit) -> str:
-        return head_median(audit.heads, "layers_to_concentrate").split(" (")[0]
-
-    def fastest(audit: Audit) -> str:
-        return number(float(audit.heads["layers_to_concentrate"].min()))
-
-    asked: list[tuple[str, str, Callable[[Audit], str | None]]] = [
-        ("mean cosine of tokens", "first → last depth; 1 if all tokens are equal", _first_and_last("mean_cosine")),
-        ("effective rank", "first → last depth: directions in use", _first_and_last("effective_rank")),
-        ("time spent", "attention updates of all layers, in token lengths", time_spent),
-        ("heads that concentrate", "by weights alone; the others rotate or do neither", concentrating),
-        (
-            "layers needed",
-            f"by the median head that concentrates; the model has {audit.shape['layers']}",
-            layers_needed,
-        ),
-        ("inverse temperature β", "median head; larger means sharper attention", _median("beta")),
-        ("attention entropy", "median head: 0 for one token, 1 for all tokens alike", _median("entropy")),
-        ("share on special tokens", "attention of the median head on [CLS] and the like", _median("special_share")),
+    needed = f"by the median head that concentrates; the model has {audit.shape['layers']}"
+    asked: list[tuple[str, str, Callable[[str, Audit], str | None], str]] = [
+        ("mean cosine of tokens", "first → last depth; 1 if all tokens are equal", _first_and_last, "mean_cosine"),
+        ("effective rank", "first → last depth: directions in use", _first_and_last, "effective_rank"),
+        ("time spent", "attention updates of all layers, in token lengths", _total, "update_length"),
+        ("heads that concentrate", "by weights alone; the others rotate or do neither", _concentrating, "prediction"),
+        ("layers needed", needed, _finite_median, "layers_to_concentrate"),
+        ("inverse temperature β", "median head; larger means sharper attention", _median, "beta"),
+        ("attention entropy", "median head: 0 for one token, 1 for all tokens alike", _median, "entropy"),
+        ("share on special tokens", "attention of the median head on [CLS] and the like", _median, "special_share"),
     ]
     if audit.measured is None:
         asked += [
-            ("layers needed, fastest head", "alone and at zero temperature", fastest),
-            ("longest step of a head", "‖V‖₂ of the median head, in token lengths per layer", _median("value_norm")),
-            ("offset of the scores", "median head: biases relative to B; 0 in the theory", _median("offset")),
+            ("layers needed, fastest head", "alone and at zero temperature", _least, "layers_to_concentrate"),
+            ("longest step of a head", "‖V‖₂ of the median head, in token lengths per layer", _median, "value_norm"),
+            ("offset of the scores", "median head: biases relative to B; 0 in the theory", _median, "offset"),
         ]
     found = []
-    for name, what, value in asked:
-        own = value(audit)
+    for name, what, function, column in asked:
+        own = function(column, audit)
         if own is not None:
-            found.append({"name": name, "value": own, "meaning": what, "beside": _beside(audit, value)})
+            beside = _beside(audit, partial(function, column))
+            found.append({"name": name, "value": own, "meaning": what, "beside": beside})
     return found
 
 
@@ -242,42 +213,35 @@ def _layers(audit: Audit) -> dict[str, Any]:
     """The table of depths: phase, prediction, a few statistics with interval and twin, and the reason in words."""
     table = audit.layers
     columns = [name for name in SHOWN if name in table]
-    heads = [name for name in ("real", "complex", "negative") if name in table]
-    rows = []
     judged = {judgement.depth: judgement for judgement in audit.verdict.layers}
+    rows = []
     for place, (_, row) in enumerate(table.iterrows()):
         judgement = judged.get(int(row["depth"]))
-        cells = [_layer_cell(audit, column, row, place) for column in columns]
+        counts = row[["real", "complex", "negative"]]
         rows.append(
             {
                 "depth": int(row["depth"]),
-                "phase": judgement.phase if judgement else "",
-                "prediction": judgement.prediction if judgement else "",
-                "mark": MARKS[judgement.prediction] if judgement else "",
-                "status": CLASSES[judgement.prediction] if judgement else "",
-                "sentence": capital(judgement.sentence.split(": ", 1)[-1]) if judgement else "",
-                "cells": cells,
-                "heads": " / ".join(_count(row[name]) for name in heads),
+                "judgement": judgement,
+                "reason": capital(judgement.sentence.split(": ", 1)[-1]) if judgement else "",
+                "cells": [_layer_cell(audit, column, row, place) for column in columns],
+                "heads": " / ".join("–" if math.isnan(count) else str(int(count)) for count in counts),
             }
         )
     return {"columns": [name.replace("_", " ") for name in columns], "rows": rows, "judged": bool(judged)}
 
 
-def _count(value: float) -> str:
-    return "–" if math.isnan(value) else str(int(value))
-
-
 def _layer_cell(audit: Audit, column: str, row: pd.Series, place: int) -> dict[str, Any]:
-    low, high = (float(row.get(f"{column}_{side}", math.nan)) for side in ("low", "high"))
-    interval = "" if math.isnan(low) or math.isnan(high) else f"{number(low)} to {number(high)}"
-
     def value(other: Audit) -> str | None:
-        if column not in other.layers:
-            return None
-        known = other.layers[column].iloc[place : place + 1].dropna()
+        known = other.layers.get(column, pd.Series()).iloc[place : place + 1].dropna()
         return number(float(known.iloc[0])) if len(known) else None
 
-    return {"value": number(float(row[column])), "interval": interval, "beside": _beside(audit, value)}
+    return {"value": number(row[column]), "interval": _interval(row, column), "beside": _beside(audit, value)}
+
+
+def _interval(row: pd.Series, column: str) -> str:
+    """The 95 % interval over texts of a number in a row of a table; empty if there is none."""
+    low, high = (float(row.get(f"{column}_{side}", math.nan)) for side in ("low", "high"))
+    return "" if math.isnan(low) or math.isnan(high) else f"{number(low)} to {number(high)}"
 
 
 def _choices(heads: pd.DataFrame) -> dict[str, list[tuple[str, str]]]:
@@ -297,38 +261,42 @@ def _choices(heads: pd.DataFrame) -> dict[str, list[tuple[str, str]]]:
     return {group: names for group, names in groups.items() if names}
 
 
-def _unusual(audit: Audit) -> dict[str, Any]:
-    table = audit.verdict.unusual
-    rows = [
-        {"place": place(row["layer"], row["head"]), "sentence": capital(str(row["sentence"]))}
-        for _, row in table.head(UNUSUAL).iterrows()
-    ]
-    return {"rows": rows, "left": max(0, len(table) - UNUSUAL)}
-
-
 def place(layer: Any, head: Any) -> str:
     """The anchor of a head's section."""
     return f"layer-{int(layer)}-head-{int(head)}"
 
 
-def _data(audit: Audit) -> dict[str, Any]:
-    """The data of the script: heat maps of all columns; numbers, checks and spectra of all heads."""
+def _data(audit: Audit, unusual: list[tuple[str, str]]) -> dict[str, Any]:
+    """The data of the script: heat maps of all columns; numbers, checks and spectra of all heads.
+
+    unusual : (anchor of a head, sentence)
+    """
     names = [name for group in _choices(audit.heads).values() for name, _ in group]
     twin = None if audit.twin is None else audit.twin.heads
-    maps = {name: _plain(heat_map(audit.heads, name, twin)) for name in names}
-    spectra = audit.weights.spectra
-    first = next(iter(spectra.values()))
-    width = audit.shape["width"]
     numbers = [n for n in names if n not in CHECKS.values() and not n.endswith("_slope")]
-    unusual: dict[str, list[str]] = {}
-    for _, row in audit.verdict.unusual.iterrows():
-        unusual.setdefault(place(row["layer"], row["head"]), []).append(capital(str(row["sentence"])))
+    spectra, width = audit.weights.spectra, audit.shape["width"]
+    heads = []
+    for _, row in audit.heads.iterrows():
+        layer, head = int(row["layer"]), int(row["head"])
+        here = place(layer, head)
+        heads.append(
+            {
+                "place": here,
+                "layer": layer,
+                "head": head,
+                "sentence": head_sentence(row, audit.shape["layers"]),
+                "values": [_value(row, name) for name in numbers],
+                "checks": [str(row[column]) for column in CHECKS.values()],
+                "unusual": [sentence for where, sentence in unusual if where == here],
+                "spectrum": spectrum_panels(*spectra[layer, head], width),
+            }
+        )
     return {
-        "maps": maps,
+        "maps": {name: _plain(heat_map(audit.heads, name, twin)) for name in names},
         "columns": [_column(audit, name) for name in numbers],
         "checks": [{"name": name, "meaning": ASSUMPTIONS[name]} for name in CHECKS],
-        "heads": [_head(audit, row, numbers, unusual, width) for _, row in audit.heads.iterrows()],
-        "spectrum": _plain(figures.eigenvalues(*first, "Eigenvalues of M and V", width)),
+        "heads": heads,
+        "spectrum": _plain(figures.eigenvalues(*next(iter(spectra.values())), "Eigenvalues of M and V", width)),
         "config": CONFIG,
         "first": FIRST_COLUMN,
     }
@@ -343,37 +311,17 @@ def _plain(figure: go.Figure) -> dict[str, Any]:
 
 def _column(audit: Audit, name: str) -> dict[str, Any]:
     what, usual = meaning(name)
-
-    def value(other: Audit) -> str | None:
-        return head_median(other.heads, name) if name in other.heads else None
-
+    value = partial(_median, name)
     beside = [f"{who}: {found}" for who, found in _beside(audit, value)]
     label = name.replace("_", " ")
     return {"name": label, "meaning": what, "usual": usual, "median": value(audit), "beside": beside}
 
 
-def _head(
-    audit: Audit, row: pd.Series, numbers: list[str], unusual: dict[str, list[str]], width: int
-) -> dict[str, Any]:
-    layer, head = int(row["layer"]), int(row["head"])
-    return {
-        "place": place(layer, head),
-        "layer": layer,
-        "head": head,
-        "sentence": head_sentence(row, audit.shape["layers"]),
-        "values": [_value(row, name) for name in numbers],
-        "checks": [str(row[column]) for column in CHECKS.values()],
-        "unusual": unusual.get(place(layer, head), []),
-        "spectrum": spectrum_panels(*audit.weights.spectra[layer, head], width),
-    }
-
-
 def _value(row: pd.Series, name: str) -> list[str]:
     """A number of a head, then its interval over texts and its slope in log₂ n, if there are any."""
-    low, high, slope = (row.get(f"{name}_{part}", math.nan) for part in ("low", "high", "slope"))
-    notes = [] if math.isnan(low) or math.isnan(high) else [f"{number(low)} to {number(high)}"]
-    notes += [] if math.isnan(slope) else [f"{'+' if slope >= 0 else ''}{number(slope)} for each doubling of n"]
-    return [written(row[name]), *notes]
+    slope = row.get(f"{name}_slope", math.nan)
+    change = "" if math.isnan(slope) else f"{'+' if slope >= 0 else ''}{number(slope)} for each doubling of n"
+    return [written(row[name]), *filter(None, (_interval(row, name), change))]
 
 
 def _glossary(heads: pd.DataFrame) -> list[tuple[str, str, str]]:
@@ -399,12 +347,7 @@ def head_sentence(row: pd.Series, layers: int) -> str:
         words = f"{prediction}. {alone}"
     else:
         words = f"{prediction}, at no exponential rate."
-    late = {
-        "narrows": "late clusters would narrow",
-        "circles": "late clusters would circle",
-        "spreads": "late clusters would come apart",
-        "neither": "late clusters would neither narrow nor come apart",
-    }.get(str(row["terminal"]))
+    late = LATE.get(str(row["terminal"]))
     return f"By its weights this head {words}" + ("" if late is None else f" By V alone, {late}.")
 
 
@@ -416,8 +359,8 @@ def _making(audit: Audit) -> dict[str, list[tuple[str, str]]]:
     encoder.append(("SHA-256 of the weights", audit.fingerprint))
     if audit.reference is not None:
         encoder.append(("reference", audit.reference.name))
-    found = {"Encoder": encoder, "Texts": _texts(audit)}
-    return {**found, "Versions and settings": [(str(key), str(value)) for key, value in audit.made.items()]}
+    versions = [(str(key), str(value)) for key, value in audit.made.items()]
+    return {"Encoder": encoder, "Texts": _texts(audit), "Versions and settings": versions}
 
 
 def _texts(audit: Audit) -> list[tuple[str, str]]:

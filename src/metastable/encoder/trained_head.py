@@ -8,6 +8,7 @@ other texts.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -16,14 +17,13 @@ import torch
 
 from metastable.arrays import whole
 from metastable.cloud import Cloud, uniform
-from metastable.encoder.anatomy import AttentionLayer
 from metastable.encoder.fold import fold
 from metastable.encoder.hooks import Depth, read
 from metastable.encoder.load import Encoder, load
 from metastable.encoder.loop import layer_of
 from metastable.encoder.statistics import Sample
 from metastable.encoder.texts import batches
-from metastable.errors import BadInput
+from metastable.errors import BadInput, choice
 from metastable.head import Head
 from metastable.problem import Problem
 from metastable.run.observables import mean_cosine
@@ -140,9 +140,7 @@ def prepare(
     """
     model, layer, head = parse_address(address)
     n = whole(n, "n", 2, "at least 2 tokens make a cloud")
-    law = law or ("uniform" if texts is None else "tokens")
-    if law not in LAWS:
-        raise BadInput(f"law is {law!r}; the law of a trained head is one of {', '.join(LAWS)}")
+    law = choice(law or ("uniform" if texts is None else "tokens"), "law", LAWS)
     if law == "tokens" and texts is None:
         raise BadInput("law is 'tokens', the encoder's own, and there are no texts; give texts or take law 'uniform'")
     encoder = encoder or load(model, allow_pickle)
@@ -153,16 +151,16 @@ def prepare(
         own = tokens_of(encoder, texts, layer, special, most=n, seed=seed)
     residual = own.law["residual"] if own is not None and found.pre_norm else None
     folded, effective = head_of(encoder, layer, head, residual)
-    cloud = own if own is not None and law == "tokens" else _everywhere(found, n, seed)
+    if own is not None and law == "tokens":
+        cloud = own
+    elif found.norm is not None:
+        cloud = full_support(found.width, n, seed)
+    else:
+        cloud = uniform(n, found.width, seed)
     cloud.law |= {**_origin(encoder, layer), "head": head, "effective_beta": effective, "address": address}
     cloud.law |= {"left_out": list(found.unfolded), "residual": fold(found, head, residual).residual}
     beta = effective if beta is None else beta
     return Problem(folded, cloud, beta, default_horizon(folded, beta) if until is None else until)
-
-
-def _everywhere(layer: AttentionLayer, n: int, seed: int) -> Cloud:
-    """The uniform law on mean-zero vectors, or on all vectors if no normalisation precedes the layer."""
-    return full_support(layer.width, n, seed) if layer.norm is not None else uniform(n, layer.width, seed)
 
 
 def default_horizon(head: Head, beta: float) -> float:
@@ -173,25 +171,11 @@ def default_horizon(head: Head, beta: float) -> float:
     return min(TIMES * math.log(min(beta, 1e300)) / rate, LONGEST)
 
 
-def follow(
-    address: str,
-    texts: Iterable[str] | None = None,
-    law: str | None = None,
-    n: int = 1000,
-    until: float | None = None,
-    beta: float | None = None,
-    *,
-    special: str = "exclude",
-    seed: int = 0,
-    allow_pickle: bool = False,
-    encoder: Encoder | None = None,
-    **settings: Any,
-) -> Run:
-    """Simulate one head of a trained encoder. Arguments are those of `prepare`; `settings` are those of `simulate`."""
-    problem = prepare(
-        address, texts, law, n, until, beta, special=special, seed=seed, allow_pickle=allow_pickle, encoder=encoder
-    )
-    return simulate(problem.head, problem.cloud, **problem.arguments, **settings)
+def follow(address: str, texts: Iterable[str] | None = None, **arguments: Any) -> Run:
+    """Simulate one head of a trained encoder. `arguments` are those of `prepare` and those of `simulate`."""
+    own = {name: arguments.pop(name) for name in inspect.signature(prepare).parameters if name in arguments}
+    problem = prepare(address, texts, **own)
+    return simulate(problem.head, problem.cloud, **problem.arguments, **arguments)
 
 
 def sentence(run: Run) -> str:
@@ -205,15 +189,16 @@ def sentence(run: Run) -> str:
     if theory.no_limit:
         parts.append(f"theory: {theory.no_limit}")
     else:
-        needed = f", about {math.log(run.beta) / theory.rate:.3g} layers" if _dated(run) else ""
+        dated = 0 < theory.rate < math.inf and 1 < run.beta < math.inf
+        needed = f", about {math.log(run.beta) / theory.rate:.3g} layers" if dated else ""
         limit = "two points" if theory.dim == 1 else f"a sphere in {theory.dim} dimensions"
         parts.append(f"theory: tokens go to {limit} at rate {theory.rate:.3g} a layer{needed}")
         found = run.phases()
-        stayed = (
-            f"the limit law was not approached: W2 to it stays within a factor {found.factor:g} of {found.least:.3g}"
-        )
         told = f"by W2 to the limit law, {'; '.join(found.sentences)}"
-        parts.append(f"run: {stayed if found.course == 'still' and found.concentrated is None else told}")
+        if found.course == "still" and found.concentrated is None:
+            level = f"within a factor {found.factor:g} of {found.least:.3g}"
+            told = f"the limit law was not approached: W2 to it stays {level}"
+        parts.append(f"run: {told}")
     first, last = (mean_cosine(run.at(i)) for i in (0, -1))
     moved = float(torch.linalg.vector_norm(run.frames[-1] - run.frames[0], dim=1).mean())
     parts.append(f"mean token cosine {first:.3f} → {last:.3f}, tokens moved by {moved:.3g} on average")
@@ -237,7 +222,3 @@ def _shares(run: Run) -> str:
         first, last = (float((run.frames[i] @ basis.to(run.frames)).square().sum(dim=1).mean()) for i in (0, -1))
         words.append(f"in {name} (dim {basis.shape[1]}) {first:.3f} → {last:.3f}")
     return f"share of tokens {', '.join(words)}"
-
-
-def _dated(run: Run) -> bool:
-    return 0 < run.theory().rate < math.inf and 1 < run.beta < math.inf

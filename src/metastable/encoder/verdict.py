@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 
 from metastable.encoder.columns import meaning
-from metastable.encoder.weights import LINEAR, Weights, unusual
+from metastable.encoder.weights import LINEAR, unusual
 
 if TYPE_CHECKING:
     from metastable.encoder.exact_sums import ExactSums
@@ -39,6 +39,12 @@ ONE_POINT, STILL, CLOSE, HALF, LEAST = 0.05, 0.05, 0.6, 0.5, 0.005
 """Thresholds of the phases and predictions, see above. STILL is relative to s; LEAST is a distance."""
 BEHAVIOUR = ("entropy", "logit_gap", "special_share", "maximiser_angle", "update_length")
 """Statistics of heads on text that are searched for unusual values, beside the columns of the weights."""
+COURSES = {
+    "terminal": "tokens end in one point",
+    "metastable": "tokens come together and stay together",
+    "concentrating": "tokens come together up to the last layer",
+}
+"""The course of the tokens in words, by their last phase."""
 
 
 @dataclass(frozen=True)
@@ -62,31 +68,31 @@ class AuditVerdict:
 
 
 def judge(
-    weights: Weights,
     heads: pd.DataFrame,
     measured: Measurements | None,
-    twin: Measurements | None,
+    twin: Measurements | None = None,
     beside: tuple[Judgement, ...] = (),
 ) -> AuditVerdict:
     """The verdict. heads : the joined table of weights and behaviour; beside : the judgements of the twin."""
-    layers = () if measured is None else _judgements(heads, measured, twin)
-    sentences = [_depth_needed(weights.heads, measured)]
-    if measured is not None:
-        sentences = [_counts(weights.heads), *sentences, _parting(heads, measured), _beside(measured, twin)]
-        sentences += [judgement.sentence for judgement in layers]
+    if measured is None:
+        headline = f"weights only: {_counts(heads)}"
+        return AuditVerdict(headline, (), (_depth_needed(heads),), _unusual(heads, LINEAR))
+    layers = _judgements(heads, measured, twin)
+    sentences = [f"by their weights, {_counts(heads)}", _depth_needed(heads, measured), _parting(heads, measured)]
+    if twin is not None and not _distinguished(measured, twin):
+        sentences.append("the cosines of the tokens do not distinguish this encoder from one with random weights")
     return AuditVerdict(
-        headline=_headline(weights.heads, measured, twin, layers, beside),
+        headline=_headline(measured, twin, layers, beside),
         layers=layers,
-        sentences=tuple(s for s in sentences if s),
-        unusual=_unusual(heads, measured),
+        sentences=(*sentences, *(judgement.sentence for judgement in layers)),
+        unusual=_unusual(heads, (*LINEAR, *BEHAVIOUR)),
     )
 
 
 def typical_length(measured: Measurements) -> float:
     """The geometric mean of n over texts. Encoder and twin are compared at this length."""
-    counts = np.array(list(measured.lengths.values()), dtype=float)
-    logs = np.log(np.array(list(measured.lengths), dtype=float))
-    return float(np.exp((counts * logs).sum() / counts.sum()))
+    lengths, counts = list(measured.lengths), list(measured.lengths.values())
+    return float(np.exp(np.average(np.log(lengths), weights=counts)))
 
 
 def at_length(tally: ExactSums, n: float) -> np.ndarray:
@@ -154,9 +160,9 @@ def _prediction(heads: pd.DataFrame, layer: int) -> tuple[str, str]:
     own = own[own["predicted_approach"] >= LEAST]
     if own.empty:
         return "undecided", f"no head of the layer predicts a decrease of the distance by {LEAST:g} or more"
-    wanted = HALF * own["predicted_approach"].to_numpy(dtype=float)
-    met = int((own["approach_low"].to_numpy(dtype=float) >= wanted).sum())
-    missed = int((own["approach_high"].to_numpy(dtype=float) < wanted).sum())
+    wanted = HALF * own["predicted_approach"]
+    met = int((own["approach_low"] >= wanted).sum())
+    missed = int((own["approach_high"] < wanted).sum())
     outcome = "undecided" if not met + missed else "met" if met > missed else "missed"
     words = f"prediction {outcome}: of {len(own)} heads that predict two points, {met} met the prediction and {missed} "
     words += f"missed it (medians: distance {own['distance_before'].median():.3f}, decrease "
@@ -164,27 +170,21 @@ def _prediction(heads: pd.DataFrame, layer: int) -> tuple[str, str]:
 
 
 def _counts(heads: pd.DataFrame) -> str:
-    points = int((heads["prediction"].str.startswith("concentrates")).sum())
+    points = int(heads["prediction"].str.startswith("concentrates").sum())
     turning = int((heads["prediction"] == "rotates").sum())
-    nowhere = len(heads) - points - turning
-    words = (
-        f"by their weights, {points} of {len(heads)} heads concentrate tokens on fixed points, {turning} rotate tokens "
-    )
-    return words + f"without converging (complex dominant eigenvalue) and {nowhere} do neither"
+    words = f"{points} of {len(heads)} heads concentrate tokens on fixed points, {turning} rotate tokens without "
+    return words + f"converging (complex dominant eigenvalue) and {len(heads) - points - turning} do neither"
 
 
-def _depth_needed(heads: pd.DataFrame, measured: Measurements | None) -> str:
+def _depth_needed(heads: pd.DataFrame, measured: Measurements | None = None) -> str:
     needed = heads["layers_to_concentrate"].to_numpy(dtype=float)
     needed = needed[np.isfinite(needed)]
-    depth = heads["layer"].nunique()
     if not len(needed):
         if (heads["rate"] > 0).any():
             return f"no head that concentrates tokens is at low temperature: the largest β is {heads['beta'].max():.2g}"
         return "no head has a rate of concentration"
-    words = (
-        f"alone and at zero temperature, the fastest head would need about {needed.min():.0f} layers to concentrate "
-    )
-    words += f"the tokens and the median head {np.median(needed):.0f}; the model has {depth}"
+    words = f"alone and at zero temperature, the fastest head would need about {needed.min():.0f} layers to concentrate"
+    words += f" the tokens and the median head {np.median(needed):.0f}; the model has {heads['layer'].nunique()}"
     if measured is not None:
         spent = np.nansum(measured.layers["update_length"].mean())
         words += f", and its attention updates sum to {spent:.2f} token lengths"
@@ -192,9 +192,9 @@ def _depth_needed(heads: pd.DataFrame, measured: Measurements | None) -> str:
 
 
 def _parting(heads: pd.DataFrame, measured: Measurements) -> str:
-    angle = float(np.nanmedian(heads["maximiser_angle"].to_numpy(dtype=float)))
-    ratio = heads["share_in_E"].to_numpy(dtype=float) / heads["random_share"].to_numpy(dtype=float)
+    ratio = (heads["share_in_E"] / heads["random_share"]).to_numpy(dtype=float)
     known = ratio[np.isfinite(ratio)]
+    angle = heads["maximiser_angle"].median()
     words = "where theory and encoder differ: in the theory a token attends to the best point of the whole sphere; the "
     words += f"best token of a text is {angle:.0f}° away from that point (median over heads; 90° means no relation)"
     if len(known):
@@ -204,75 +204,59 @@ def _parting(heads: pd.DataFrame, measured: Measurements) -> str:
 
 
 def _headline(
-    heads: pd.DataFrame,
-    measured: Measurements | None,
+    measured: Measurements,
     twin: Measurements | None,
     layers: tuple[Judgement, ...],
     beside: tuple[Judgement, ...],
 ) -> str:
-    if measured is None:
-        return f"weights only: {_counts(heads).removeprefix('by their weights, ')}"
-    cosine = measured.depths["mean_cosine"].mean()
+    cosine, hidden = (measured.depths[name].mean() for name in ("mean_cosine", "hidden_cosine"))
     words = _course([judgement.phase for judgement in layers])
     words += f": their mean cosine goes from {cosine[0]:.2f} to {cosine[-1]:.2f} over {len(cosine) - 1} layers"
     if cosine.max() > max(cosine[0], cosine[-1]) + STILL:
         words += f" with {cosine.max():.2f} at depth {int(cosine.argmax())}"
     if twin is not None:
-        n = typical_length(measured)
-        words += f"; with random weights it ends at {at_length(twin.depths['mean_cosine'], n)[-1]:.2f}"
-    hidden = measured.depths["hidden_cosine"].mean()
+        random = at_length(twin.depths["mean_cosine"], typical_length(measured))
+        words += f"; with random weights it ends at {random[-1]:.2f}"
     words += f"; that of the returned hidden states goes from {hidden[0]:.2f} to {hidden[-1]:.2f}"
-    judged = [judgement.prediction for judgement in layers[:-1]]
-    met, missed = judged.count("met"), judged.count("missed")
-    if not met + missed:
-        why = "cannot be decided on these texts" if "undecided" in judged else "does not apply"
+    own, others = ([judgement.prediction for judgement in every] for every in (layers, beside))
+    judged = own.count("met") + own.count("missed")
+    if not judged:
+        why = "cannot be decided on these texts" if "undecided" in own else "does not apply"
         return f"{words}; the prediction of the theory {why}"
-    words += f"; the prediction of the theory is met in {met} of the {met + missed} layers that can be judged"
+    words += f"; the prediction of the theory is met in {own.count('met')} of the {judged} layers that can be judged"
     if beside:
-        other = [judgement.prediction for judgement in beside]
-        words += f" and, with random weights, in {other.count('met')} of {other.count('met') + other.count('missed')}"
+        met, missed = others.count("met"), others.count("missed")
+        words += f" and, with random weights, in {met} of {met + missed}"
     return words
 
 
 def _course(phases: list[str]) -> str:
-    if phases[-1] == phases[0] and phases[0] in ("terminal", "metastable"):
+    first, last = phases[0], phases[-1]
+    if first == last and first in ("terminal", "metastable"):
         return "tokens are close together from the first depth to the last"
-    if phases[-1] == "terminal":
-        return "tokens end in one point"
-    if phases[-1] == "metastable":
-        return "tokens come together and stay together"
-    if phases[-1] == "concentrating":
-        return "tokens come together up to the last layer"
+    if last in COURSES:
+        return COURSES[last]
     nearer = [depth for depth, phase in enumerate(phases) if phase != "spread"]
     if not nearer:
         return "tokens stay spread out"
     return f"tokens come together at depths {nearer[0]} to {nearer[-1]} but do not stay together"
 
 
-def _beside(measured: Measurements, twin: Measurements | None) -> str:
-    """A sentence if the cosines of the tokens do not differ from those of random weights."""
-    if twin is None:
-        return ""
+def _distinguished(measured: Measurements, twin: Measurements) -> bool:
+    """Whether the mean cosine differs from that of random weights at some depth, beyond the errors of both."""
     n = typical_length(measured)
     low, high = measured.depths["mean_cosine"].interval()
     other, error = at_length(twin.depths["mean_cosine"], n), twin.depths["mean_cosine"].at(n)[1]
     reach = 2 * np.where(np.isfinite(error), error, 0.0)
-    told = (other + reach < low) | (other - reach > high)
-    if not told.any():
-        return "the cosines of the tokens do not distinguish this encoder from one with random weights"
-    return ""
+    return bool(((other + reach < low) | (other - reach > high)).any())
 
 
-def _unusual(heads: pd.DataFrame, measured: Measurements | None) -> pd.DataFrame:
-    behaviour = () if measured is None else BEHAVIOUR
-    found = unusual(heads, (*LINEAR, *behaviour))
-
-    def sentence(row: pd.Series) -> str:
-        size = "above" if row["score"] > 0 else "below"
-        words = (
-            f"layer {row['layer']}, head {row['head']}: {row['column']} is {row['value']:.3g}, far {size} the median "
-        )
-        words += f"of {row['median']:.3g} over the heads of this model (robust score {row['score']:.1f})"
-        return f"{words}; {row['column']}: {meaning(row['column'])[0]}"
-
-    return found.assign(sentence=[sentence(row) for _, row in found.iterrows()])
+def _unusual(heads: pd.DataFrame, linear: tuple[str, ...]) -> pd.DataFrame:
+    found = unusual(heads, linear)
+    sentences = []
+    for row in found.itertuples():
+        size = "above" if row.score > 0 else "below"
+        words = f"layer {row.layer}, head {row.head}: {row.column} is {row.value:.3g}, far {size} the median of "
+        words += f"{row.median:.3g} over the heads of this model (robust score {row.score:.1f})"
+        sentences.append(f"{words}; {row.column}: {meaning(row.column)[0]}")
+    return found.assign(sentence=sentences)
