@@ -64,21 +64,20 @@ def attention_of(layer: AttentionLayer, z: Tensor, mask: Tensor) -> tuple[Tensor
     """(probabilities (texts, heads, n, n), update (texts, n, d)) by the folded heads alone, in float64."""
     z = z.double()
     heads = [fold(layer, head) for head in range(layer.heads)]
+
+    def projected(name: str) -> Tensor:
+        """q, k or v of all heads, (texts, heads, n, width)."""
+        return torch.stack([z @ getattr(head, name).T + getattr(head, f"{name}_offset") for head in heads], dim=1)
+
     if layer.scores is None:
-        scores = torch.stack([torch.stack([head.scores(text) for head in heads]) for text in z])
+        # The offset of the keys adds a constant for each query, which the softmax does not see.
+        keys = torch.stack([z @ head.key.T for head in heads], dim=1)
+        scores = layer.scale * projected("query") @ keys.transpose(-1, -2)
     else:
-        q, k = (
-            torch.stack([z @ getattr(head, side).T + getattr(head, f"{side}_offset") for head in heads], dim=1)
-            for side in ("query", "key")
-        )
-        scores = layer.scores(q, k)
+        scores = layer.scores(projected("query"), projected("key"))
     probabilities = scores.masked_fill(~mask[:, None, None, :], float("-inf")).softmax(dim=-1).nan_to_num()
-    update = torch.stack(
-        [
-            sum(head.update(t, p) for head, p in zip(heads, ps, strict=True))
-            for t, ps in zip(z, probabilities, strict=True)
-        ]
-    )
+    output = torch.stack([head.output for head in heads])
+    update = (probabilities @ projected("value") @ output.transpose(1, 2)).sum(dim=1)
     return probabilities, update + layer.output_bias.double()
 
 

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, TypeVar
+from functools import cached_property, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,7 @@ import torch
 from scipy.stats import norm as normal
 from torch import Tensor
 
-from metastable.encoder.anatomy import Anatomy, AttentionLayer
+from metastable.encoder.anatomy import Anatomy
 from metastable.encoder.columns import CHECKS, COLUMNS, LAYER_COLUMNS, LOGARITHMIC
 from metastable.encoder.fold import FoldedHead, fold
 from metastable.errors import BadInput
@@ -28,6 +28,7 @@ from metastable.head import Head
 from metastable.theory import Theory
 from metastable.theory.spectrum import SAME, Spectrum, _Group
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 LINEAR = ("alignment",)
@@ -49,6 +50,26 @@ class Weights:
     spectra: dict[tuple[int, int], Eigenvalues]
 
 
+def on_one_core(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, computed by a thread of its own that uses one core.
+
+    The k×k problems of heads are too small to share: on a busy machine two threads take ten times as long as one. The
+    number of threads is a setting of each thread, and torch also keeps it for threads that start later. The second call
+    of set_num_threads restores that one, so the threads of the host keep their setting.
+    """
+
+    @wraps(function)
+    def alone(*args: P.args, **named: P.kwargs) -> T:
+        before = torch.get_num_threads()
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            pool.submit(torch.set_num_threads, 1).result()
+            torch.set_num_threads(before)
+            return pool.submit(function, *args, **named).result()
+
+    return alone
+
+
+@on_one_core
 def weigh(anatomy: Anatomy, residuals: Sequence[float] | None = None) -> Weights:
     """The table of heads and their spectra. `residuals`: measured ρ for each layer, see `fold`.
 
@@ -56,15 +77,9 @@ def weigh(anatomy: Anatomy, residuals: Sequence[float] | None = None) -> Weights
     term of order 1/β (the Laplace term of the theory). The first falls to the second at t = log β/c, in layers. It is
     an order of magnitude for this head alone, without constants. It is inf if there is no rate, or if β ≤ 1.
     """
-    if residuals is not None and len(residuals) != len(anatomy.layers):
-        raise BadInput(f"{len(residuals)} residuals for {len(anatomy.layers)} layers; give one for each layer")
-    return on_one_core(partial(_weigh, anatomy, residuals or [None] * len(anatomy.layers)))
-
-
-def _weigh(anatomy: Anatomy, residuals: Sequence[float | None]) -> Weights:
     rows, found = [], {}
-    for layer, residual in zip(anatomy.layers, residuals, strict=True):
-        _check(layer)
+    measured: Sequence[float | None] = residuals or [None] * len(anatomy.layers)
+    for layer, residual in zip(anatomy.layers, measured, strict=True):
         for index in range(layer.heads):
             folded = fold(layer, index, residual)
             if not (math.isfinite(folded.residual) and folded.residual > 0):
@@ -229,29 +244,6 @@ def _triangular(tall: Tensor) -> Tensor:
     """R with RᵀR = AᵀA, for norms: by Cholesky if AᵀA is definite to rounding, else by the slower QR."""
     factor, failed = torch.linalg.cholesky_ex(tall.T @ tall)
     return torch.linalg.qr(tall, mode="r").R if int(failed) else factor.T
-
-
-def on_one_core(function: Callable[[], T]) -> T:
-    """function(), computed by a thread of its own that uses one core.
-
-    The k×k problems of heads are too small to share: on a busy machine two threads take ten times as long as one. The
-    number of threads is a setting of each thread, and torch also keeps it for threads that start later. The second call
-    of set_num_threads restores that one, so the threads of the host keep their setting.
-    """
-    before = torch.get_num_threads()
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        pool.submit(torch.set_num_threads, 1).result()
-        torch.set_num_threads(before)
-        return pool.submit(function).result()
-
-
-def _check(layer: AttentionLayer) -> None:
-    weights = {name: getattr(layer, name).weight for name in ("query", "key", "value")}
-    biases = {f"{name} bias": getattr(layer, name).bias for name in ("query", "key", "value")}
-    for name, tensor in {**weights, **biases, "output": layer.output}.items():
-        # A sum is finite only if its terms are, and takes a fifth of the time of a test of each term.
-        if not math.isfinite(float(tensor.sum(dtype=torch.float64))):
-            raise BadInput(f"layer {layer.index}: the {name} weights are not all finite; the checkpoint is damaged")
 
 
 def _row(folded: FoldedHead, theory: Theory, beta: float) -> dict[str, Any]:
