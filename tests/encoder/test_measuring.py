@@ -34,7 +34,7 @@ SENTENCES = [
     "本 <b>bold</b> мир, e = mc².",
 ]
 CHOSEN = list(product((0, 4), (1, 5, 8, 10)))
-"""(layer, head) for what needs dense eigenvalues of M, which take a while."""
+"""The heads, as (layer, head), that are compared with dense eigenvalues of M, which are slow to compute."""
 
 
 @cache
@@ -248,7 +248,7 @@ def test_each_head_beside_its_theory(number):
 
 
 def test_the_chosen_heads_are_of_both_kinds():
-    """Else the test above would not see rotation, or nothing but it."""
+    """The test above needs heads that rotate tokens and heads that do not."""
     rotating = [co is None for _, _, co in (dense(*place) for place in CHOSEN)]
     assert 0 < sum(rotating) < len(CHOSEN)
     empty = meter().empty()
@@ -292,7 +292,7 @@ def test_padding_of_any_kind_changes_nothing():
 
 
 def test_features_that_the_last_gain_erases_are_no_part_of_a_token():
-    """Else the mean cosine of what MiniLM returns would be 0.1 and more lower than it is."""
+    """With them the mean cosine of the output of MiniLM would be lower by more than 0.1."""
     last = encoder().anatomy.final
     norm = Norm.of(last)
     assert int((~norm.seen).sum()) == 3
@@ -305,7 +305,7 @@ def test_features_that_the_last_gain_erases_are_no_part_of_a_token():
 
 
 def test_heads_read_features_that_a_gain_nearly_erases_as_the_model_does():
-    """z without such a feature has a mean, and centred weights would then give other scores than the model's."""
+    """z without such a feature does not have mean 0, and centred weights would give scores that the model has not."""
     model = models.tiny("bert", vocab_size=30522)
     with torch.no_grad():
         model.encoder.layer[0].output.LayerNorm.weight[3] = 1e-33

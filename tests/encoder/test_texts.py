@@ -1,4 +1,4 @@
-"""Reading texts and making batches of them: nothing lost in silence, nothing counted that is no token."""
+"""Reading texts and making batches of them: no text is lost silently, and only tokens are counted."""
 
 import io
 import json

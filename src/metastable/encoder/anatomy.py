@@ -1,4 +1,4 @@
-"""The attention layers of an encoder in one form, whatever family it is of: weights, normalisation, where to look.
+"""The attention layers of an encoder in one form for all families: weights, normalisations, modules to read from.
 
 Tokens reach an attention layer as x = γ⊙z + b, the output of a normalisation with gain γ and offset b: z has mean zero
 and length √d. The layer computes, for each of its heads,
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 Scores = Callable[[Tensor, Tensor], Tensor]
 """(q, k), each (texts, heads, n, width), → scores (texts, heads, n, n), before padding is masked.
 
-A score outside a sliding window is −inf: once padding is masked too, the rows of padding may hold nothing finite.
+Scores outside a sliding window are −inf. After padding is masked, a row of padding may have no finite score.
 """
 
 Step = Callable[[Tensor, Tensor], Tensor]
@@ -31,7 +31,7 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 
 ERASED = 1e-4
-"""A feature whose gain is less than this part of the median gain is gone for whatever comes after."""
+"""A feature is erased if its gain is below this fraction of the median gain: later layers do not see it."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Norm:
 
     @property
     def seen(self) -> Tensor:
-        """Which features reach anything behind the normalisation, (d,) of bool: some trained gains are 1e-33."""
+        """The features that are not erased, (d,) of bool. Some trained gains are 1e-33."""
         size = self.gain.abs()
         return size > ERASED * size.median()
 

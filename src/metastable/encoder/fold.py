@@ -5,12 +5,12 @@ With x = γ⊙z + b the scores are, up to a constant for each query that the sof
     scale·⟨W_q x + b_q, W_k x' + b_k⟩ = ⟨Bᵀz + a, z'⟩ + const,
     B = scale·(W_q γC)ᵀ(W_k γC),   a = scale·(W_k γC)ᵀ(W_q b + b_q),
 
-where C takes off the mean over features, which z has not anyway.
+where C subtracts the mean over features. It does not change z, whose mean is 0.
 
 Tokens of the theory are unit vectors: x̂ = z/√d. Then ⟨Bᵀz + a, z'⟩ = β⟨B̂ᵀx̂ + â, x̂'⟩ with the **effective inverse
-temperature** β = d‖B‖₂, B̂ = B/‖B‖₂ and â = √d a/β. One layer moves a token by C W_o W_v γ z' (the next normalisation
-takes the mean off), relative to the length ρ√d of what that is added to: so V = C W_o W_v γ C / ρ, and **one layer is
-one unit of time**.
+temperature** β = d‖B‖₂, B̂ = B/‖B‖₂ and â = √d a/β. One layer moves a token by C W_o W_v γ z', because the
+next normalisation subtracts the mean. The update is added to a stream of length ρ√d. So V = C W_o W_v γ C / ρ, and
+**one layer is one unit of time**.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FoldedHead:
     """One head in terms of z: q = query z + query_offset and so on; float64.
 
     query, key (k, d), value (r, d), output (d, r); offsets (k,), (k,), (r,). `residual` is ρ, the root mean square of
-    what updates are added to; `gain_spread` is std γ / |mean γ|, 0 where γ is constant and the folding harmless.
+    the stream that updates are added to. `gain_spread` is std γ / |mean γ|; it is 0 if γ is constant.
     """
 
     layer: int

@@ -1,7 +1,7 @@
-"""What the layers and heads of an encoder do on texts: every statistic as a mean over texts, with its interval and n.
+"""What the layers and heads of an encoder do on texts: the mean of every statistic over texts, with its interval.
 
-A text's n is the number of tokens that the model sees, special ones included. The cloud of a text is its ordinary
-tokens (all of them with special="include"). Tokens may attend to special tokens, but never to padding.
+The n of a text is the number of tokens that the model sees, special tokens included. The cloud of a text is its
+ordinary tokens (all tokens with special="include"). Tokens may attend to special tokens, but never to padding.
 
 Everything that a head needs of a token is linear in z: q = Qz + q₀, k = Kz, v = Vz + v₀ (see `fold`), the part of z
 along the head's updates, W_oᵀCz, and the coordinates in its eigenspace E. So one matrix product serves all heads.
@@ -44,28 +44,28 @@ LAYER = ("update_length", "residual")
 """Statistics of a layer on a text."""
 
 CHUNK = 2**21
-"""Scores held at once, for one array of them: 8 MB, which a processor's cache still helps with."""
+"""The largest number of scores in one array: 8 MB of float32, which still profits from the cache of a processor."""
 
 LOWEST = -1e30
 """Added to a score, it hides a key."""
 
 SCORES = 2**24
-"""Most scores of one text where a layer can give them only all at once (positions in the scores): 64 MB an array."""
+"""The largest number of scores of one text in a layer that computes them all at once, because they depend on
+positions: 64 MB of float32."""
 
 DEPTHS = (*CLOUD, "hidden_cosine")
-"""Statistics of a text's tokens at a depth, by name: see `statistics.cloud`; the last is `mean_cosine` of the hidden
-states as the model hands them on, with gains and offsets of the normalisations in them."""
+"""Statistics of the tokens of a text at a depth, see `statistics.cloud`. hidden_cosine is the `mean_cosine` of the
+hidden states as the model returns them, with the gains and offsets of the normalisations."""
 
 
 @dataclass
 class Measurements:
     """Statistics of an encoder on texts.
 
-    depths : by name (see `statistics.cloud`), tallies over depths 0, …, L, the input of each layer and the output
-    layers : by name (see `HeadLens.measure`), tallies over layers
-    heads : by name (same place), tallies over (layers, heads)
-    betas : (L,), the median effective β of each layer's heads, which the energy uses (the output: the last layer's)
-    applicable, dims, random_share : (layers, heads), of the predictions, see `measure.HeadLens`
+    depths : sums by name (see `DEPTHS`), of shape (L + 1,): the input of each layer and the output of the encoder
+    layers, heads : sums by name (see `HeadLens.measure`), of shapes (L,) and (L, heads)
+    betas : (L,), the median effective β of the heads of each layer. The energy at depth L uses that of the last layer.
+    applicable, dims, random_share : (L, heads), see `Prediction` and `HeadLens`
     lengths : how many texts had n tokens, by n
     special : "exclude" or "include", whether special tokens belong to the cloud
     """
@@ -82,10 +82,10 @@ class Measurements:
     counts: TextCounts = field(default_factory=TextCounts)
 
     def depth_table(self) -> pd.DataFrame:
-        """A row a depth; for each statistic NAME the columns NAME, NAME_low, NAME_high and NAME_slope.
+        """One row per depth; for each statistic NAME the columns NAME, NAME_low, NAME_high and NAME_slope.
 
-        low and high are the 95 % interval of the mean over texts, slope the change for each doubling of n. Statistics
-        of layers stand at the depth of the layer's input, and the last depth has none.
+        low and high are the 95 % interval of the mean over texts, and slope is the change for each doubling of n. A
+        layer is at the depth of its input, so the statistics of layers are NaN at the last depth.
         """
         import pandas as pd
 
@@ -97,7 +97,7 @@ class Measurements:
         return pd.DataFrame(columns | {"beta": np.append(self.betas, self.betas[-1])})
 
     def head_table(self) -> pd.DataFrame:
-        """A row a head, columns as in `depth_table`, and `applicable`, `dim_E` and `random_share` beside them."""
+        """One row per head: the columns as in `depth_table`, and `applicable`, `dim_E` and `random_share`."""
         import pandas as pd
 
         layer, head = np.indices(self.applicable.shape)
@@ -234,7 +234,7 @@ def measure(
 class Prediction:
     """Where the theory sends tokens, for the heads of one layer.
 
-    dims : (heads,), dim E; 0 where attention concentrates tokens nowhere of its own
+    dims : (heads,), dim E; 0 for a head that does not concentrate tokens
     applicable : (heads,) of bool, whether the limit law is two atoms, so that distances to it are measured
     basis : (d, Σ dims), orthonormal bases of the E side by side; owner : (Σ dims,), the head of each column
     atoms, co_vectors : (d, number applicable), e and Λ of each applicable head: Πx = ⟨Λ, x⟩e, T(x) = e if ⟨Λ, x⟩ > 0
@@ -325,11 +325,11 @@ class HeadLens:
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Statistics of the layer (texts,) and of its heads (texts, heads), averaged over the chosen tokens i.
 
-        Of the layer: update_length = |P_z C u_i|/|C r_i|, u the whole attention update with its bias, r what it is
-        added to, C taking off the mean over features: the time that the layer spends. residual = ρ, the root mean
-        square of C r.
+        Of the layer: update_length = |P_z C u_i|/|C r_i| is the time that the layer spends. u is the whole attention
+        update with its bias, r is the stream that it is added to, and C subtracts the mean over features. residual = ρ
+        is the root mean square of C r.
 
-        Of a head, n being the number of keys that the query sees, special ones included:
+        Of a head, where n is the number of keys that the query sees, special tokens included:
         entropy : −Σ_j a_ij log a_ij / log n
         logit_gap : (max_j s_ij − mean_j s_ij)/log n
         special_share : Σ a_ij over special tokens j
@@ -339,8 +339,8 @@ class HeadLens:
         distance_before, distance_after : W₂ (chordal) of the text's chosen tokens, before the layer and at the next
             depth, to the law T_# of those before it; NaN where that law is not two atoms
         approach : distance_before − distance_after
-        predicted_approach : the same with the tokens that this head alone at zero temperature would make of those
-            before it, x' ∝ Πx̂ + e^{−c}(x̂ − Πx̂), c at the text's own ρ: the slowest the theory allows
+        predicted_approach : the same if this head alone, at zero temperature, moved the tokens to
+            x' ∝ Πx̂ + e^{−c}(x̂ − Πx̂), with c for the ρ of this text: the slowest approach that the theory allows
         """
         texts, n, _ = tokens.z.shape
         heads = self.layer.heads

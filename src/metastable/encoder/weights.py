@@ -97,25 +97,21 @@ def layer_table(heads: pd.DataFrame) -> pd.DataFrame:
     These are counts and ranges, not a prediction. The heads of a layer attend separately and their updates add. The sum
     is not a head of the theory: it has no B, and its limit and rate do not follow from those of the heads.
     """
-    rows = []
-    for layer, group in heads.groupby("layer", sort=True):
-        rates = group["rate"][group["rate"] > 0]
-        rows.append(
-            {
-                "layer": layer,
-                "heads": len(group),
-                "beta_median": group["beta"].median(),
-                "beta_low": group["beta"].min(),
-                "beta_high": group["beta"].max(),
-                "real": int((~group["complex"] & ~group["negative"]).sum()),
-                "complex": int((group["complex"] & ~group["negative"]).sum()),
-                "negative": int(group["negative"].sum()),
-                "rate_median": float(rates.median()) if len(rates) else 0.0,
-                "value_norm_sum": group["value_norm"].sum(),
-                "strongest": int(group["head"].loc[group["value_norm"].idxmax()]),
-            }
-        )
-    return pd.DataFrame(rows, columns=list(LAYER_COLUMNS))
+    kinds = {"real": ~heads["complex"] & ~heads["negative"], "complex": heads["complex"] & ~heads["negative"]}
+    groups = heads.assign(**kinds, rate=heads["rate"].where(heads["rate"] > 0)).groupby("layer")
+    columns = {
+        "heads": groups.size(),
+        "beta_median": groups["beta"].median(),
+        "beta_low": groups["beta"].min(),
+        "beta_high": groups["beta"].max(),
+        "real": groups["real"].sum(),
+        "complex": groups["complex"].sum(),
+        "negative": groups["negative"].sum(),
+        "rate_median": groups["rate"].median().fillna(0.0),
+        "value_norm_sum": groups["value_norm"].apply(lambda norms: norms.sum()),
+        "strongest": groups["value_norm"].apply(lambda norms: heads["head"].loc[norms.idxmax()]),
+    }
+    return pd.DataFrame(columns).reset_index()[list(LAYER_COLUMNS)]
 
 
 def unusual(heads: pd.DataFrame, linear: Sequence[str] = LINEAR) -> pd.DataFrame:

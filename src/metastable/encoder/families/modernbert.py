@@ -20,7 +20,8 @@ LOCAL = "In these layers a token sees only tokens up to half a window away: {}."
 def modernbert(model: Any) -> Anatomy:
     """`ModernBertModel`: s_ij = ⟨R_i q_i, R_j k_j⟩/√width, R a rotation by the position; −inf outside the window.
 
-    The first layer has no normalisation of its own: it reads what that of the embeddings wrote, and adds to it.
+    The first layer has no normalisation of its own. It reads the output of the normalisation of the embeddings, and
+    its update is added to that.
     """
 
     def parts(block: Any) -> Parts:
@@ -59,7 +60,7 @@ def _rotation(model: Any, block: Any, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Feature i and feature i + width/2 turned as a plane."""
+    """Features i and i + width/2, rotated in their plane."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
