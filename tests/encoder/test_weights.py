@@ -170,8 +170,7 @@ def test_the_small_theory_is_the_theory(minilm):
     layer, rotating = anatomy(minilm).layers[1], []
     for index in range(layer.heads):
         folded = fold(layer, index)
-        head, _ = folded.theory_head()
-        small, whole = SmallTheory(head, folded), head.theory()
+        small, whole = SmallTheory(folded), folded.theory_head()[0].theory()
         rotating.append(whole.attention.rotates)
         torch.testing.assert_close(small.interaction_values, whole.interaction_values)
         assert [c.status for c in small.verdict.checks] == [c.status for c in whole.verdict.checks]

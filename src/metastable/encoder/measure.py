@@ -272,7 +272,7 @@ class Prediction:
 @on_one_core
 def _folded(layer: AttentionLayer) -> tuple[list[FoldedHead], Prediction]:
     folded = [fold(layer, head) for head in range(layer.heads)]
-    return folded, Prediction.of([SmallTheory(head.theory_head()[0], head) for head in folded])
+    return folded, Prediction.of([SmallTheory(head) for head in folded])
 
 
 def _joined(parts: list[dict[str, Tensor]], dim: int) -> dict[str, Tensor]:
@@ -285,34 +285,31 @@ class HeadLens:
     def __init__(self, layer: AttentionLayer) -> None:
         folded, self.prediction = _folded(layer)
         self.layer = layer
-        self._speeds = self.prediction.rates * folded[0].residual
         self.beta = float(np.median([head.beta for head in folded]))
-        self._like = layer.output.new_zeros((), dtype=torch.float32)
-        self._prepare(folded)
-
-    def _prepare(self, folded: list[FoldedHead]) -> None:
-        scale, width = self.layer.scale, self.layer.width
+        self._speeds = self.prediction.rates * folded[0].residual
         names = ("query", "query_offset", "key", "key_offset", "value", "value_offset", "output")
         query, query_offset, key, key_offset, value, value_offset, output = (
             torch.stack([getattr(head, name) for head in folded]) for name in names
         )
         centred = output - output.mean(dim=1, keepdim=True)
         # The score scale is put into the queries.
-        blocks = [scale * query, key, value, centred.transpose(1, 2)]
-        offsets = [scale * query_offset, torch.zeros_like(key_offset), value_offset]
+        blocks = [layer.scale * query, key, value, centred.transpose(1, 2)]
+        offsets = [layer.scale * query_offset, torch.zeros_like(key_offset), value_offset]
         self._shapes = [block.shape[:2] for block in blocks]
         predicted = torch.cat([self.prediction.basis, self.prediction.co_vectors], dim=1).T
-        rows = torch.cat([*(block.reshape(-1, width) for block in blocks), predicted])
+        rows = torch.cat([*(block.reshape(-1, layer.width) for block in blocks), predicted])
         offset = torch.cat([part.reshape(-1) for part in offsets])
-        self._rows = rows.to(self._like)
-        self._offset = torch.nn.functional.pad(offset, (0, len(rows) - len(offset))).to(self._like)
-        self._key_gram = (key @ key.transpose(1, 2)).to(self._like)
-        self._output_gram = (centred.transpose(1, 2) @ centred).to(self._like)
-        self._output = output.transpose(0, 1).reshape(width, -1).to(self._like)
-        self._output_bias = self.layer.output_bias.to(self._like)
-        self._key_offset = key_offset.to(self._like)
-        self._atoms = self.prediction.atoms.to(self._like)
-        self._owner = self.prediction.owner.to(self._like.device)
+
+        self._like = like = layer.output.new_zeros((), dtype=torch.float32)
+        self._rows = rows.to(like)
+        self._offset = torch.nn.functional.pad(offset, (0, len(rows) - len(offset))).to(like)
+        self._key_gram = (key @ key.transpose(1, 2)).to(like)
+        self._output_gram = (centred.transpose(1, 2) @ centred).to(like)
+        self._output = output.transpose(0, 1).reshape(layer.width, -1).to(like)
+        self._output_bias = layer.output_bias.to(like)
+        self._key_offset = key_offset.to(like)
+        self._atoms = self.prediction.atoms.to(like)
+        self._owner = self.prediction.owner.to(like.device)
 
     @property
     def random_share(self) -> np.ndarray:
@@ -365,13 +362,13 @@ class HeadLens:
         whole = averaged(self._whole_update(mean_value, tokens, length), chosen)
         residual = (averaged(stream.double().square(), chosen) / self.layer.width).sqrt()
 
-        self._distances(found, side / tokens.length.unsqueeze(-1), tokens, after, residual, chosen)
+        found |= self._distances(side / tokens.length.unsqueeze(-1), tokens, after, residual, chosen)
         return {"update_length": whole, "residual": residual}, found
 
     def _distances(
-        self, found: dict[str, Tensor], side: Tensor, tokens: Tokens, after: Tokens, residual: Tensor, chosen: Tensor
-    ) -> None:
-        """Add the distances to the predicted law: side (texts, n, applicable) is ⟨Λ, x̂⟩."""
+        self, side: Tensor, tokens: Tokens, after: Tokens, residual: Tensor, chosen: Tensor
+    ) -> dict[str, Tensor]:
+        """The distances to the predicted law, (texts, heads); side (texts, n, applicable) is ⟨Λ, x̂⟩."""
         up = ((side > 0) & chosen.unsqueeze(-1)).sum(dim=1)
         along = tokens.unit @ self._atoms
         shrink = torch.exp(-self._speeds.to(along.device) / residual.unsqueeze(1)).to(along).unsqueeze(1)
@@ -379,15 +376,18 @@ class HeadLens:
         rest = along - side
         square = (1 - 2 * side * along + side.square()).clamp_min(0)
         length = (side.square() + 2 * side * shrink * rest + shrink.square() * square).clamp_min(1e-30).sqrt()
-        clouds = {"before": along, "after": after.unit @ self._atoms, "predicted": (side + shrink * rest) / length}
-        distances = {name: two_atom_distance(cloud.transpose(1, 2), up, chosen) for name, cloud in clouds.items()}
-        distances["approach"] = distances["before"] - distances["after"]
-        distances["predicted_approach"] = distances["before"] - distances.pop("predicted")
+        clouds = (along, after.unit @ self._atoms, (side + shrink * rest) / length)
+        distances = torch.stack([two_atom_distance(cloud.transpose(1, 2), up, chosen) for cloud in clouds])
         applicable = torch.from_numpy(self.prediction.applicable).to(side.device)
-        for name, distance in distances.items():
-            full = distance.new_full((len(side), len(applicable)), torch.nan)
-            full[:, applicable] = distance
-            found[name if name.endswith("approach") else f"distance_{name}"] = full
+        full = distances.new_full((3, len(side), len(applicable)), torch.nan)
+        full[:, :, applicable] = distances
+        before, reached, predicted = full
+        return {
+            "distance_before": before,
+            "distance_after": reached,
+            "approach": before - reached,
+            "predicted_approach": before - predicted,
+        }
 
     def _attention(
         self, q: Tensor, k: Tensor, v: Tensor, length: Tensor, mask: Tensor, special: Tensor

@@ -24,7 +24,6 @@ from metastable.encoder.anatomy import Anatomy
 from metastable.encoder.columns import CHECKS, COLUMNS, LAYER_COLUMNS, LOGARITHMIC
 from metastable.encoder.fold import FoldedHead, fold
 from metastable.errors import BadInput
-from metastable.head import Head
 from metastable.theory import Theory
 from metastable.theory.spectrum import SAME, Spectrum, _Group
 
@@ -84,9 +83,8 @@ def weigh(anatomy: Anatomy, residuals: Sequence[float] | None = None) -> Weights
             folded = fold(layer, index, residual)
             if not (math.isfinite(folded.residual) and folded.residual > 0):
                 raise BadInput(f"layer {layer.index}: the residual has size {folded.residual}; it must be positive")
-            head, beta = folded.theory_head()
-            theory = SmallTheory(head, folded)
-            rows.append(_row(folded, theory, beta))
+            theory = SmallTheory(folded)
+            rows.append(_row(folded, theory))
             found[layer.index, index] = theory.attention.small_eigenvalues, theory.terminal.small_eigenvalues
     return Weights(pd.DataFrame(rows, columns=list(COLUMNS)), found)
 
@@ -219,14 +217,14 @@ class SmallSpectrum(Spectrum):
 
 
 class SmallTheory(Theory):
-    """The `Theory` of a head with an output matrix, with a `SmallSpectrum` of M and of V."""
+    """The `Theory` of a folded head, with a `SmallSpectrum` of M and of V."""
 
     attention: SmallSpectrum
     terminal: SmallSpectrum
 
-    def __init__(self, head: Head, folded: FoldedHead) -> None:
+    def __init__(self, folded: FoldedHead) -> None:
+        self.head = head = folded.theory_head()[0]
         assert head.output is not None
-        self.head = head
         # With triangular factors Qᵀ = U q and so on, ‖QᵀK‖ = ‖q kᵀ‖ and the orthogonal U are not needed.
         q = folded.strength * folded.triangular[0]
         v, o = (_triangular(part) for part in (head.value.T, head.output))
@@ -242,8 +240,8 @@ def _triangular(tall: Tensor) -> Tensor:
     return torch.linalg.qr(tall, mode="r").R if int(failed) else factor.T
 
 
-def _row(folded: FoldedHead, theory: Theory, beta: float) -> dict[str, Any]:
-    m, v = theory.attention, theory.terminal
+def _row(folded: FoldedHead, theory: Theory) -> dict[str, Any]:
+    m, v, beta = theory.attention, theory.terminal, folded.beta
     negative = theory.singular and m.leading <= m.tolerance
     statuses = {CHECKS[check.name]: check.status for check in theory.verdict.checks}
     offset, linear = _offset(folded, theory)
