@@ -251,22 +251,25 @@ def test_a_model_in_memory_is_used_as_it_is_or_copied():
     assert "infinite in 1 of 1024 numbers" in refusal(wide)
 
 
-QUIET = """
-import sys, metastable.encoder.load
-from metastable.cli.app import main
+LOADING = """
+import sys
+import metastable.cli.app as command
+from metastable.encoder.load import load
 assert "transformers" not in sys.modules
-main()
+command.app = lambda: print(load(sys.argv[1]).name)
+command.main()
 """
+"""The entry point of the command line with its settings, and a command that only loads an encoder."""
 
 
 def test_importing_takes_no_transformers_and_the_command_line_says_nothing_for_them(tmp_path):
     """In a process of its own: DeBERTa warns when it is imported, and an unused head gives a long report."""
     folder = saved(tiny("deberta-v2"), tmp_path / "deberta")
     change_weights(folder, lambda held: {**held, "another.head": torch.zeros(2)})
-    command = [sys.executable, "-c", QUIET, "audit", str(folder), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-c", LOADING, str(folder)]
     unset = {name: value for name, value in os.environ.items() if not name.startswith(("TRANSFORMERS_", "HF_HUB_"))}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=unset)
-    assert done.stderr == ""
+    assert (done.stdout, done.stderr) == (f"{folder}\n", "")
 
 
 def test_loading_leaves_everything_as_it_was(folder):
