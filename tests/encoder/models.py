@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Callable
 from functools import cache
@@ -64,9 +65,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def tiny(case: str, seed: int = 0, head: str = "Model", **changes: Any) -> Any:
-    """A random model of a case: biases, gains and offsets are random too, which transformers leaves at 0 and 1."""
+    """A random model of a case: biases, gains and offsets are random too, which transformers leaves at 0 and 1.
+
+    Each call returns a new copy, so tests may change it.
+    """
+    return copy.deepcopy(_built(case, seed, head, tuple(changes.items())))
+
+
+@cache
+def _built(case: str, seed: int, head: str, changes: tuple[tuple[str, Any], ...]) -> Any:
     name, settings = CASES[case]
-    config = getattr(transformers, f"{name}Config")(**{**settings, **changes})
+    config = getattr(transformers, f"{name}Config")(**{**settings, **dict(changes)})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = getattr(transformers, name + head)._from_config(config, attn_implementation="eager")

@@ -64,21 +64,20 @@ def attention_of(layer: AttentionLayer, z: Tensor, mask: Tensor) -> tuple[Tensor
     """(probabilities (texts, heads, n, n), update (texts, n, d)) by the folded heads alone, in float64."""
     z = z.double()
     heads = [fold(layer, head) for head in range(layer.heads)]
+
+    def projected(name: str) -> Tensor:
+        """q, k or v of all heads, (texts, heads, n, width)."""
+        return torch.stack([z @ getattr(head, name).T + getattr(head, f"{name}_offset") for head in heads], dim=1)
+
     if layer.scores is None:
-        scores = torch.stack([torch.stack([head.scores(text) for head in heads]) for text in z])
+        # The offset of the keys adds a constant for each query, which the softmax does not see.
+        keys = torch.stack([z @ head.key.T for head in heads], dim=1)
+        scores = layer.scale * projected("query") @ keys.transpose(-1, -2)
     else:
-        q, k = (
-            torch.stack([z @ getattr(head, side).T + getattr(head, f"{side}_offset") for head in heads], dim=1)
-            for side in ("query", "key")
-        )
-        scores = layer.scores(q, k)
+        scores = layer.scores(projected("query"), projected("key"))
     probabilities = scores.masked_fill(~mask[:, None, None, :], float("-inf")).softmax(dim=-1).nan_to_num()
-    update = torch.stack(
-        [
-            sum(head.update(t, p) for head, p in zip(heads, ps, strict=True))
-            for t, ps in zip(z, probabilities, strict=True)
-        ]
-    )
+    output = torch.stack([head.output for head in heads])
+    update = (probabilities @ projected("value") @ output.transpose(1, 2)).sum(dim=1)
     return probabilities, update + layer.output_bias.double()
 
 
@@ -204,7 +203,8 @@ def test_scores_are_minus_infinity_exactly_outside_the_window():
 
 
 def test_what_cannot_be_folded_is_named():
-    names = {case: [layer.unfolded for layer in anatomy(tiny(case)).layers] for case in CASES}
+    parts = {case: anatomy(tiny(case)) for case in CASES}
+    names = {case: [layer.unfolded for layer in parts[case].layers] for case in CASES}
     assert names["modernbert"] == [("rotary positions",)] + 2 * [("rotary positions", "sliding window")]
     assert set(names["mpnet"]) == {("relative position bias",)}
     assert set(names["deberta-v2"]) == {("content-to-position scores", "position-to-content scores")}
@@ -212,9 +212,8 @@ def test_what_cannot_be_folded_is_named():
     for case in ("bert", "roberta", "distilbert", "albert", "electra", "vit", "deberta-v2-plain"):
         assert set(names[case]) == {()}
     for case in names:
-        assert bool(anatomy(tiny(case)).notes) == (
-            any(names[case]) or case in ("albert", "albert-groups", "electra-mapped")
-        )
+        mapped = case in ("albert", "albert-groups", "electra-mapped")
+        assert bool(parts[case].notes) == (any(names[case]) or mapped)
 
 
 def test_albert_counts_the_calls_of_its_shared_layers():

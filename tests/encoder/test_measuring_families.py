@@ -1,6 +1,7 @@
 """Measurements on every family of encoders, against the model's own attentions and hidden states."""
 
 import math
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -28,11 +29,17 @@ def small(case):
     return made, Batch(given, mask, special, torch.arange(len(mask)))
 
 
+@cache
+def measured(case):
+    """The same, and what was measured on it."""
+    made, batch = small(case)
+    return made, batch, Meter(made).measure(batch)
+
+
 @pytest.mark.parametrize("case", models.CASES)
 def test_every_family_against_its_own_attentions(case):
     """Rotary and relative positions, sliding windows, shared layers: what a token sees is what the model says."""
-    made, batch = small(case)
-    _, _, heads = Meter(made).measure(batch)
+    made, batch, (_, _, heads) = measured(case)
     with torch.no_grad():
         attentions = made.model(**batch.inputs, output_attentions=True).attentions
     for layer, text in product(range(len(made.anatomy.layers)), range(len(batch.mask))):
@@ -51,8 +58,7 @@ def test_every_family_against_its_own_attentions(case):
 @pytest.mark.parametrize("case", models.CASES)
 def test_every_family_at_every_depth(case):
     """x from the model's own modules: what each layer's projections read, and the last hidden state."""
-    made, batch = small(case)
-    depths, layers, _ = Meter(made).measure(batch)
+    made, batch, (depths, layers, _) = measured(case)
     with torch.no_grad():
         hidden = made.model(**batch.inputs).last_hidden_state
     final = made.anatomy.final
@@ -69,14 +75,16 @@ def test_every_family_at_every_depth(case):
 
 
 def test_updates_in_a_pre_norm_layer_are_relative_to_the_stream():
-    made, batch = small("modernbert-biased")
-    _, layers, _ = Meter(made).measure(batch)
+    made, batch, (_, layers, _) = measured("modernbert-biased")
     model, streams, updates = made.model, [], []
+    handles = []
     for block in model.layers:
-        block.register_forward_pre_hook(lambda _m, a: streams.append(a[0].double()))
-        block.attn.Wo.register_forward_hook(lambda _m, _i, o: updates.append(o.double()))
+        handles.append(block.register_forward_pre_hook(lambda _m, a: streams.append(a[0].double())))
+        handles.append(block.attn.Wo.register_forward_hook(lambda _m, _i, o: updates.append(o.double())))
     with torch.no_grad():
         model(**batch.inputs)
+    for handle in handles:
+        handle.remove()
     for layer, text in product(range(3), range(len(batch.mask))):
         n = int(batch.mask[text].sum())
         h = streams[layer][text, 1 : n - 1].numpy()
@@ -102,8 +110,9 @@ def test_a_head_whose_attention_leads_nowhere_has_no_eigenspace():
         layer.value.weight[head] = layer.query.weight[head]
         layer.output[head] = -(layer.query.weight[head] * gain).T
         layer.key.weight[head] = layer.query.weight[head]
-    _, _, heads = Meter(made).measure(batch)
-    empty = Meter(made).empty()
+    meter = Meter(made)
+    _, _, heads = meter.measure(batch)
+    empty = meter.empty()
     assert empty.dims[1, head] == 0
     assert not empty.applicable[1, head]
     assert np.isnan(empty.random_share[1, head])

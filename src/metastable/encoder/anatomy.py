@@ -1,4 +1,4 @@
-"""The attention layers of an encoder in one form, whatever family it is of: weights, normalisation, where to look.
+"""The attention layers of an encoder in one form for all families: weights, normalisations, modules to read from.
 
 Tokens reach an attention layer as x = γ⊙z + b, the output of a normalisation with gain γ and offset b: z has mean zero
 and length √d. The layer computes, for each of its heads,
@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 Scores = Callable[[Tensor, Tensor], Tensor]
 """(q, k), each (texts, heads, n, width), → scores (texts, heads, n, n), before padding is masked.
 
-A score outside a sliding window is −inf: once padding is masked too, the rows of padding may hold nothing finite.
+Scores outside a sliding window are −inf. After padding is masked, a row of padding may have no finite score.
 """
 
 Step = Callable[[Tensor, Tensor], Tensor]
@@ -31,7 +31,7 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 
 ERASED = 1e-4
-"""A feature whose gain is less than this part of the median gain is gone for whatever comes after."""
+"""A feature is erased if its gain is below this fraction of the median gain: later layers do not see it."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Norm:
 
     @property
     def seen(self) -> Tensor:
-        """Which features reach anything behind the normalisation, (d,) of bool: some trained gains are 1e-33."""
+        """The features that are not erased, (d,) of bool. Some trained gains are 1e-33."""
         size = self.gain.abs()
         return size > ERASED * size.median()
 
@@ -69,30 +69,39 @@ class Projection:
 
     @classmethod
     def of(cls, linear: nn.Linear, heads: int) -> Projection:
-        return cls.cut(linear.weight, linear.bias, heads)
+        weight = linear.weight.detach()
+        bias = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach()
+        return cls(weight.reshape(heads, -1, weight.shape[1]), bias.reshape(heads, -1))
 
-    @classmethod
-    def cut(cls, weight: Tensor, bias: Tensor | None, heads: int) -> Projection:
-        """From a matrix (heads·width, d) and its bias."""
-        if bias is None:
-            bias = weight.new_zeros(len(weight))
-        return cls(weight.detach().reshape(heads, -1, weight.shape[1]), bias.detach().reshape(heads, -1))
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """(texts, n, d) → (texts, heads, n, width)."""
-        heads, width, d = self.weight.shape
-        flat = torch.nn.functional.linear(x, self.weight.reshape(heads * width, d), self.bias.reshape(-1))
-        return flat.unflatten(-1, (heads, width)).transpose(1, 2)
+def projections(linears: Sequence[nn.Linear], heads: int) -> list[Projection]:
+    """Query, key and value from their linear maps, or from one linear map that holds all three."""
+    if len(linears) > 1:
+        return [Projection.of(linear, heads) for linear in linears]
+    fused = Projection.of(linears[0], 3 * heads)
+    return [Projection(w, b) for w, b in zip(fused.weight.chunk(3), fused.bias.chunk(3), strict=True)]
+
+
+class Site(NamedTuple):
+    """Where the tokens of a depth pass in one forward pass.
+
+    module : with a `norm` it is the normalisation: its first argument is h and its output is x. Without one it is the
+        attention module, and its first argument is x.
+    call : which call of `module`, counted from 0: a shared layer is called many times.
+    pre_norm : whether the stream of this depth is h (True) or x (False).
+    """
+
+    module: nn.Module
+    call: int
+    norm: Norm | None
+    pre_norm: bool
 
 
 @dataclass(frozen=True)
 class AttentionLayer:
     """One attention layer.
 
-    site : the module whose call brings this layer's tokens. With a `norm` it is the normalisation, and the tokens are
-        its first argument h; without one (`norm` None: the first layer of ALBERT) it is the attention module,
-        and its first argument is x.
-    call : which call of `site` in one forward pass, from 0: a shared layer is called many times.
+    site, call, norm : where the tokens of the layer pass, see `Site`; `norm` is None in the first layer of ALBERT.
     pre_norm : whether updates are added to h (True) or to x (False).
     output : (heads, d, width) W_o by heads, and output_bias (d,).
     unfolded : names of the score terms that depend on positions and cannot be folded into B and a.
@@ -113,30 +122,6 @@ class AttentionLayer:
     unfolded: tuple[str, ...] = ()
     scores: Scores | None = None
 
-    @classmethod
-    def of(
-        cls,
-        index: int,
-        before: nn.LayerNorm | None,
-        attention: nn.Module,
-        projections: Sequence[Projection],
-        output: nn.Linear,
-        scale: float,
-        **rest: Any,
-    ) -> AttentionLayer:
-        """A layer from the modules of a model.
-
-        before : the normalisation whose output the layer reads; None if nothing normalises the tokens of the layer
-        projections : query, key and value
-        rest : the fields that have defaults
-        """
-        query, key, value = projections
-        weight = output.weight.detach()
-        by_heads = weight.reshape(len(weight), len(query.weight), -1).transpose(0, 1)
-        bias = weight.new_zeros(len(weight)) if output.bias is None else output.bias.detach()
-        site, norm = (attention, None) if before is None else (before, Norm.of(before))
-        return cls(index, site, norm, query, key, value, by_heads, bias, scale, **rest)
-
     @property
     def heads(self) -> int:
         return len(self.query.weight)
@@ -151,7 +136,8 @@ class AttentionLayer:
 class Anatomy:
     """An encoder's attention layers in the order of depth.
 
-    final : the normalisation whose *output* is the last hidden state (texts, n, d) of the encoder, with its last call.
+    final : the normalisation whose *output* is the last hidden state (texts, n, d) of the encoder.
+    final_call : which call of `final` in one forward pass writes the last hidden state, counted from 0.
     steps : for each layer, the whole layer (attention, MLP, normalisations) as a function, see `Step`. It takes what
         the layer's updates are added to: x, or h where the layer is `pre_norm`.
     tied : whether all layers share their weights.
@@ -164,11 +150,18 @@ class Anatomy:
     layers: tuple[AttentionLayer, ...]
     final: nn.LayerNorm
     steps: tuple[Step, ...]
+    final_call: int = 0
     tied: bool = False
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     pre_norm: bool = False
     limit: int = sys.maxsize
 
     def last_hidden(self, stream: Tensor) -> Tensor:
         """The encoder's last hidden state from what its last step returned, (texts, n, d)."""
         return self.final(stream) if self.pre_norm else stream
+
+    @property
+    def sites(self) -> list[Site]:
+        """The site of each depth 0, …, L: the input of each layer, and the output of the encoder."""
+        layers = [Site(layer.site, layer.call, layer.norm, layer.pre_norm) for layer in self.layers]
+        return [*layers, Site(self.final, self.final_call, Norm.of(self.final), False)]

@@ -20,7 +20,6 @@ Exact = NDArray[np.object_]
 
 BITS = 30
 UNIT = 2.0**BITS
-_COUNT, _V, _VV, _X, _XX, _XV = range(6)
 
 
 class ExactSums:
@@ -64,16 +63,17 @@ class ExactSums:
         return both
 
     def _total(self) -> Exact:
+        """Σ1, Σv, Σv², Σx, Σx² and Σxv over all bins, (6, *shape)."""
         return sum(self._bins.values(), start=np.zeros((6, *self.shape), dtype=object))
 
     def count(self) -> NDArray[np.int64]:
         """The number of texts that were counted, for each entry."""
-        return np.asarray(self._total()[_COUNT]).astype(np.int64)
+        return np.asarray(self._total()[0]).astype(np.int64)
 
     def mean(self) -> Floats:
         """The mean over texts; NaN if no text was counted."""
-        total = self._total()
-        return _ratio(total[_V], total[_COUNT]) / UNIT
+        N, V, *_ = self._total()
+        return _ratio(V, N) / UNIT
 
     def std(self) -> Floats:
         """The standard deviation over texts, √(Σ(v − mean)²/(N − 1)); NaN below two texts."""
@@ -139,11 +139,6 @@ class ExactSums:
         for b, sums in saved["bins"].items():
             found._put(int(b), np.array(sums, dtype=object).reshape(6, *found.shape))
         return found
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ExactSums) and self.to_dict() == other.to_dict()
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def _sums(v: Floats, x: Floats) -> Exact:

@@ -5,12 +5,12 @@ With x = γ⊙z + b the scores are, up to a constant for each query that the sof
     scale·⟨W_q x + b_q, W_k x' + b_k⟩ = ⟨Bᵀz + a, z'⟩ + const,
     B = scale·(W_q γC)ᵀ(W_k γC),   a = scale·(W_k γC)ᵀ(W_q b + b_q),
 
-where C takes off the mean over features, which z has not anyway.
+where C subtracts the mean over features. It does not change z, whose mean is 0.
 
 Tokens of the theory are unit vectors: x̂ = z/√d. Then ⟨Bᵀz + a, z'⟩ = β⟨B̂ᵀx̂ + â, x̂'⟩ with the **effective inverse
-temperature** β = d‖B‖₂, B̂ = B/‖B‖₂ and â = √d a/β. One layer moves a token by C W_o W_v γ z' (the next normalisation
-takes the mean off), relative to the length ρ√d of what that is added to: so V = C W_o W_v γ C / ρ, and **one layer is
-one unit of time**.
+temperature** β = d‖B‖₂, B̂ = B/‖B‖₂ and â = √d a/β. One layer moves a token by C W_o W_v γ z', because the
+next normalisation subtracts the mean. The update is added to a stream of length ρ√d. So V = C W_o W_v γ C / ρ, and
+**one layer is one unit of time**.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from metastable.encoder.anatomy import AttentionLayer, Projection
+from metastable.encoder.anatomy import AttentionLayer
 from metastable.head import Head
 
 
@@ -31,7 +31,7 @@ class FoldedHead:
     """One head in terms of z: q = query z + query_offset and so on; float64.
 
     query, key (k, d), value (r, d), output (d, r); offsets (k,), (k,), (r,). `residual` is ρ, the root mean square of
-    what updates are added to; `gain_spread` is std γ / |mean γ|, 0 where γ is constant and the folding harmless.
+    the stream that updates are added to. `gain_spread` is std γ / |mean γ|; it is 0 if γ is constant.
     """
 
     layer: int
@@ -73,15 +73,6 @@ class FoldedHead:
         """What query and key are multiplied with for unit tokens and ‖B‖₂ = 1."""
         return math.sqrt(self.dim * self.scale / self.beta) if self.beta > 0 else 1.0
 
-    def scores(self, z: Tensor) -> Tensor:
-        """⟨Bᵀz_i + a, z_j⟩ for the rows of z (n, d): the model's scores up to a constant for each row i. (n, n)."""
-        q = z @ self.query.T + self.query_offset
-        return self.scale * q @ (z @ self.key.T).T
-
-    def update(self, z: Tensor, attention: Tensor) -> Tensor:
-        """What the head adds to each token, W_o Σ_j a_ij v_j, without the layer's output bias. (n, d)."""
-        return attention @ (z @ self.value.T + self.value_offset) @ self.output.T
-
     def theory_head(self) -> tuple[Head, float]:
         """The `Head` on unit tokens with ‖B‖₂ = 1, and its β. One unit of its time is one layer."""
         beta, strength = self.beta, self.strength
@@ -95,29 +86,21 @@ def fold(layer: AttentionLayer, head: int, residual: float | None = None) -> Fol
     gain, offset = torch.ones(layer.width, dtype=torch.float64), torch.zeros(layer.width, dtype=torch.float64)
     if layer.norm is not None:
         gain, offset = layer.norm.gain.to(gain), layer.norm.offset.to(gain)
-
-    def folded(projection: Projection) -> tuple[Tensor, Tensor]:
-        weight, bias = projection.weight[head].to(gain), projection.bias[head].to(gain)
-        rows = weight * gain
-        if layer.norm is not None:
-            rows = rows - rows.mean(dim=1, keepdim=True)
-        return rows, weight @ offset + bias
-
-    (query, query_offset), (key, key_offset), (value, value_offset) = map(folded, (layer.query, layer.key, layer.value))
     if residual is None:
         residual = 1.0 if layer.pre_norm else float((gain.square() + offset.square()).mean().sqrt())
+    folded = {}
+    for name, projection in (("query", layer.query), ("key", layer.key), ("value", layer.value)):
+        weight, bias = projection.weight[head].to(gain), projection.bias[head].to(gain)
+        rows = weight * gain
+        folded[name] = rows if layer.norm is None else rows - rows.mean(dim=1, keepdim=True)
+        folded[f"{name}_offset"] = weight @ offset + bias
     return FoldedHead(
         layer=layer.index,
         head=head,
-        query=query,
-        query_offset=query_offset,
-        key=key,
-        key_offset=key_offset,
-        value=value,
-        value_offset=value_offset,
         output=layer.output[head].to(gain),
         scale=layer.scale,
         residual=residual,
         gain_spread=float(gain.std() / gain.mean().abs().clamp_min(1e-300)),
         unfolded=layer.unfolded,
+        **folded,
     )

@@ -16,16 +16,16 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm
+from metastable.encoder.anatomy import Anatomy, Norm
 from metastable.encoder.load import Encoder
 from metastable.encoder.texts import Batch
 
@@ -99,8 +99,7 @@ class Lens:
 
 def lenses(anatomy: Anatomy) -> list[Lens]:
     """The lens of each depth 0, …, L."""
-    norms = (*(layer.norm for layer in anatomy.layers), Norm.of(anatomy.final))
-    return [Lens.of(norm, anatomy.layers[0].width) for norm in norms]
+    return [Lens.of(site.norm, anatomy.layers[0].width) for site in anatomy.sites]
 
 
 @dataclass(frozen=True)
@@ -203,26 +202,26 @@ class Reader:
         failed: Callable[[Exception], None] | None = None,
         passage: Passage | None = None,
     ) -> None:
-        self.model, self.anatomy, self.depths = model, anatomy, frozenset(depths)
+        self.model, self.depths = model, frozenset(depths)
         self.special = torch.tensor(sorted(special), dtype=torch.long)
-        self.lenses = lenses(anatomy)
-        self._final = Norm.of(anatomy.final)
+        self.lenses, self._sites = lenses(anatomy), anatomy.sites
         self._open, self._failed, self._given = open, failed, passage
         self._signature = inspect.signature(model.forward)
         self._local = threading.local()
         self._handles: list[Any] = []
 
     def __enter__(self) -> Reader:
-        sites: dict[nn.Module, list[AttentionLayer]] = defaultdict(list)
-        for layer in self.anatomy.layers:
-            sites[layer.site].append(layer)
+        # A shared module is the site of several depths, one for each call.
+        calls: dict[nn.Module, dict[int, int]] = defaultdict(dict)
+        for index, site in enumerate(self._sites):
+            calls[site.module][site.call] = index
         add = self._handles.append
         try:
-            for site, layers in sites.items():
-                if any(layer.index in self.depths for layer in layers):
-                    add(self._hook(site, layers))
-            if len(self.anatomy.layers) in self.depths:
-                add(self.anatomy.final.register_forward_hook(self._within(self._last), with_kwargs=True))
+            for module, by_call in calls.items():
+                if self.depths.intersection(by_call.values()):
+                    normalises = self._sites[min(by_call.values())].norm is not None
+                    register = module.register_forward_hook if normalises else module.register_forward_pre_hook
+                    add(register(self._guarded(partial(self._pass_site, by_call)), with_kwargs=True))
             add(self.model.register_forward_pre_hook(self._guarded(self._begin), with_kwargs=True))
             add(self.model.register_forward_hook(self._guarded(self._end), always_call=True))
         except BaseException:
@@ -234,30 +233,6 @@ class Reader:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-
-    def _hook(self, site: nn.Module, layers: list[AttentionLayer]) -> Any:
-        """A hook on the module that several calls of a shared layer may share."""
-        by_call = {layer.call: layer for layer in layers}
-        if layers[0].norm is None:
-
-            def enter(state: _State, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-                layer = by_call.get(state.count(module))
-                if layer is not None:
-                    self._visit(state, layer.index, _first(arguments, named), None, None, layer.pre_norm)
-
-            return site.register_forward_pre_hook(self._within(enter), with_kwargs=True)
-
-        def leave(state: _State, module: nn.Module, arguments: Any, named: dict[str, Any], output: Any) -> None:
-            layer = by_call.get(state.count(module))
-            if layer is not None:
-                before = _first(arguments, named)
-                self._visit(state, layer.index, _tensor(output), before, layer.norm, layer.pre_norm)
-
-        return site.register_forward_hook(self._within(leave), with_kwargs=True)
-
-    def _last(self, state: _State, module: nn.Module, arguments: Any, named: dict[str, Any], output: Any) -> None:
-        # A shared module is called many times; its last call counts.
-        state.last = (_tensor(output), _first(arguments, named))
 
     def _begin(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         state, stack = _State(_frames()), self._stack()
@@ -280,15 +255,36 @@ class Reader:
             raise Unreadable(f"the attention mask has shape {tuple(mask.shape)} for input_ids {tuple(ids.shape)}")
         return Passage.of(ids, mask, self.special)
 
-    def _visit(
-        self, state: _State, index: int, x: Tensor, before: Tensor | None, norm: Norm | None, pre_norm: bool
+    def _pass_site(
+        self,
+        by_call: dict[int, int],
+        module: nn.Module,
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
+        output: Any = None,
     ) -> None:
-        if state.watch is None or state.passage is None or index not in self.depths:
+        """Visit the depth that this call of a module is the site of. A normalisation has an output.
+
+        by_call : the depth by the number of the call
+        """
+        stack = self._stack()
+        state = stack[-1] if stack else _State()
+        if state.watch is None or state.passage is None:
             return
+        index = by_call.get(state.calls[module])
+        state.calls[module] += 1
+        if index is None or index not in self.depths:
+            return
+        # Without a watch the other hooks leave the pass alone. The watch is put back if nothing is raised here.
+        watch, state.watch = state.watch, None
+        first: Tensor = arguments[0] if arguments else next(iter(named.values()))
+        x, before = (first, None) if output is None else (output, first)
         if x.shape[:2] != state.passage.mask.shape:
             raise Unreadable(f"tokens at depth {index} have shape {tuple(x.shape)}: the model unpads its batches")
+        site = self._sites[index]
+        watch.visit(Depth(index, x.float(), self.lenses[index], state.passage, before, site.norm, site.pre_norm))
         state.seen += 1
-        state.watch.visit(Depth(index, x.float(), self.lenses[index], state.passage, before, norm, pre_norm))
+        state.watch = watch
 
     def _end(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         stack = self._stack()
@@ -296,8 +292,6 @@ class Reader:
         # Without an output the model itself failed, which is not reported here.
         if state.watch is None or output is None:
             return
-        if state.last is not None:
-            self._visit(state, len(self.anatomy.layers), *state.last, self._final, False)
         if state.seen != len(self.depths):
             raise Unreadable(f"the pass reached {state.seen} of {len(self.depths)} depths")
         state.watch.close()
@@ -308,22 +302,6 @@ class Reader:
         stack: list[_State] = self._local.stack
         return stack
 
-    def _within(self, hook: Callable[..., None]) -> Callable[..., None]:
-        """A hook inside a pass that is read. After an error the other hooks leave the pass alone."""
-
-        def within(module: nn.Module, *rest: Any) -> None:
-            stack = self._stack()
-            if not stack or stack[-1].watch is None:
-                return
-            state = stack[-1]
-            try:
-                hook(state, module, *rest)
-            except Exception:
-                state.watch = None
-                raise
-
-        return self._guarded(within)
-
     def _guarded(self, hook: Callable[..., None]) -> Callable[..., None]:
         """The hook without gradients and in full precision. It raises nothing if `failed` is set."""
 
@@ -331,8 +309,9 @@ class Reader:
             # A traced or compiled model would contain the work of the hooks for good.
             if torch.compiler.is_compiling() or torch.jit.is_tracing():
                 return
+            device = next(self.model.parameters()).device.type
             try:
-                with torch.no_grad(), torch.autocast(_device(module), enabled=False):
+                with torch.no_grad(), torch.autocast(device, enabled=False):
                     hook(module, *rest)
             except Exception as error:
                 if self._failed is None:
@@ -347,9 +326,8 @@ def read(encoder: Encoder, batch: Batch, special: str, depths: Collection[int], 
 
     special : "exclude" or "include", whether special tokens are chosen
     """
-    device = next(encoder.model.parameters()).device
     # Images have no token ids.
-    ids = batch.inputs.get("input_ids", batch.mask)
+    ids, device = batch.inputs.get("input_ids", batch.mask), encoder.device
     passage = Passage(ids.to(device), batch.mask.to(device), batch.chosen(special).to(device))
     watch = _Visiting(visit)
     with Reader(encoder.model, encoder.anatomy, (), depths, lambda _: watch, passage=passage):
@@ -359,31 +337,30 @@ def read(encoder: Encoder, batch: Batch, special: str, depths: Collection[int], 
 Visit = Callable[[Depth], None]
 
 
+@dataclass
 class _Visiting:
     """A watch that is one function."""
 
-    def __init__(self, visit: Visit) -> None:
-        self.visit = visit
+    visit: Visit
 
     def close(self) -> None:
         pass
 
 
+@dataclass
 class _State:
-    """The state of one forward pass. frames : the depth of Python's stack at its beginning."""
+    """The state of one forward pass.
 
-    def __init__(self, frames: int = 0) -> None:
-        self.frames = frames
-        self.passage: Passage | None = None
-        self.watch: Watch | None = None
-        self.seen = 0
-        self.last: tuple[Tensor, Tensor | None] | None = None
-        self._calls: dict[nn.Module, int] = defaultdict(int)
+    frames : the depth of Python's stack at its beginning
+    seen : the number of depths that were visited
+    calls : how often each site was called
+    """
 
-    def count(self, module: nn.Module) -> int:
-        """How many calls of the module came before this one in the pass."""
-        self._calls[module] += 1
-        return self._calls[module] - 1
+    frames: int = 0
+    passage: Passage | None = None
+    watch: Watch | None = None
+    seen: int = 0
+    calls: Counter[nn.Module] = field(default_factory=Counter)
 
 
 def _frames() -> int:
@@ -391,18 +368,3 @@ def _frames() -> int:
     while frame.f_back is not None:
         frame, count = frame.f_back, count + 1
     return count
-
-
-def _device(module: nn.Module) -> str:
-    weight = next(module.parameters(), None)
-    return "cpu" if weight is None else weight.device.type
-
-
-def _first(arguments: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
-    found: Tensor = arguments[0] if arguments else next(iter(named.values()))
-    return found
-
-
-def _tensor(output: Any) -> Tensor:
-    found: Tensor = output if isinstance(output, Tensor) else output[0]
-    return found

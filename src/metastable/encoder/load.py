@@ -26,7 +26,6 @@ from metastable.encoder.anatomy import Anatomy
 from metastable.encoder.families import FAMILIES, anatomy
 from metastable.errors import BadInput
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 IN_A_LAYER = re.compile(r"(^|\.)(layer|layers|albert_layers)\.\d+\.")
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 LAYERS = ("num_hidden_layers", "n_layers")
@@ -35,6 +34,7 @@ PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 DRAWS = ("normal_", "uniform_", "kaiming_uniform_", "trunc_normal_", "randn", "rand")
 """Functions of torch that draw random numbers in constructors and in the rules of the families."""
+IMAGES = "it reads images"
 WANTED = ("*.json", "model*.safetensors", "vocab.txt", "merges.txt", "*.model")
 
 
@@ -59,6 +59,10 @@ class Encoder:
         """The longest sequence of the model, in tokens, special tokens included."""
         return self.anatomy.limit
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over the names, shapes and bytes of the weights.
@@ -82,9 +86,8 @@ class Encoder:
 
     def run(self, inputs: dict[str, torch.Tensor]) -> None:
         """One forward pass on the model's device, without gradients and in the precision of the weights."""
-        device = next(self.model.parameters()).device
-        with torch.inference_mode(), torch.autocast(device.type, enabled=False):
-            self.model(**{name: tensor.to(device) for name, tensor in inputs.items()})
+        with torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
+            self.model(**{name: tensor.to(self.device) for name, tensor in inputs.items()})
 
     def reads_text(self) -> Any:
         """The tokenizer; BadInput with the reason if there is none."""
@@ -110,12 +113,12 @@ def load(model: Any, allow_pickle: bool = False, tokenizer: Any = None) -> Encod
     folder = _folder(name, allow_pickle)
     settings = _settings(name, folder)
     _check_family(name, settings)
-    safe = _check_weights(name, folder, settings, allow_pickle)
+    safe = _check_files(name, folder, settings, allow_pickle)
     base = _base(name, folder, safe)
     problem = ""
     if tokenizer is None:
         tokenizer, problem = _tokenizer(folder, settings["model_type"])
-    _check_numbers(name, base)
+    _check_weights(name, base)
     return Encoder(name, base.eval(), tokenizer, anatomy(base), problem)
 
 
@@ -132,7 +135,7 @@ def twin(encoder: Encoder, seed: int = 0) -> Encoder:
             if isinstance(module, (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)):
                 module.reset_parameters()
         model.apply(model._init_weights)
-    model = model.to(next(encoder.model.parameters()).device)
+    model = model.to(encoder.device)
     return replace(encoder, name=f"{encoder.name} (random weights)", model=model, anatomy=anatomy(model))
 
 
@@ -159,14 +162,11 @@ def _from_memory(model: Any, tokenizer: Any) -> Encoder:
     name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
     _check_family(name, model.config.to_dict())
     base: Any = model.base_model
-    _check_types(name, base)
+    _check_weights(name, base)
     if any(weight.dtype != torch.float32 for weight in base.parameters()):
         base = _copy(base)
-    _check_numbers(name, base)
-    missing = "it was given without a tokenizer; pass tokenizer="
-    if base.config.model_type == "vit":
-        missing = "it reads images"
-    return Encoder(name, base, tokenizer, anatomy(base), "" if tokenizer is not None else missing)
+    missing = IMAGES if base.config.model_type == "vit" else "it was given without a tokenizer; pass tokenizer="
+    return Encoder(name, base, tokenizer, anatomy(base), missing if tokenizer is None else "")
 
 
 def _copy(model: Any, weight_from: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Any:
@@ -176,12 +176,9 @@ def _copy(model: Any, weight_from: Callable[[torch.Tensor], torch.Tensor] | None
     """
     memo: dict[int, Any] = {}
     for weight in model.parameters():
-        if weight_from is not None:
-            memo[id(weight)] = nn.Parameter(weight_from(weight), requires_grad=False)
-        elif weight.dtype != torch.float32:
-            memo[id(weight)] = nn.Parameter(weight.detach().float(), requires_grad=False)
-        else:
-            memo[id(weight)] = weight
+        shared = weight_from is None and weight.dtype == torch.float32
+        made = weight.detach().float() if weight_from is None else weight_from(weight)
+        memo[id(weight)] = weight if shared else nn.Parameter(made, requires_grad=False)
     for buffer in model.buffers():
         memo[id(buffer)] = buffer.float() if buffer.is_floating_point() else buffer
     for module in model.modules():
@@ -203,8 +200,6 @@ def _folder(name: str, allow_pickle: bool) -> Path:
         return inside
     if os.path.isfile(name):
         raise BadInput(f"{name!r} is a file; give the folder that holds config.json and the weights")
-    if not HUB_ID.fullmatch(name):
-        raise BadInput(f"{name!r} does not exist; give the folder of a model, or a hub id such as 'owner/name'")
     from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
@@ -212,7 +207,8 @@ def _folder(name: str, allow_pickle: bool) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*"]))
     except HFValidationError as error:
-        raise BadInput(f"{name!r} is neither a folder nor a hub id ({_line(error)})") from error
+        problem = f"{name!r} does not exist; give the folder of a model, or a hub id such as 'owner/name'"
+        raise BadInput(problem) from error
     except Exception as error:
         # An incomplete cache of another program may have all files that are needed here.
         cached = try_to_load_from_cache(name, "config.json")
@@ -279,7 +275,7 @@ def _check_family(name: str, settings: dict[str, Any]) -> None:
         )
 
 
-def _check_weights(name: str, folder: Path, settings: dict[str, Any], allow_pickle: bool) -> bool:
+def _check_files(name: str, folder: Path, settings: dict[str, Any], allow_pickle: bool) -> bool:
     """Whether the weights are safetensors. Damaged or missing files, and pickles that are not allowed, are refused."""
     held = [file for file in (*SAFE, *PICKLED) if (folder / file).is_file()]
     if not held:
@@ -288,7 +284,7 @@ def _check_weights(name: str, folder: Path, settings: dict[str, Any], allow_pick
     if not safe and not allow_pickle:
         raise BadInput(f"{name!r} has its weights only as a pickle ({held[0]}); if you trust it, use --allow-pickle")
     tensors = 0
-    for file in _shards(name, folder, held[0]) if held[0].endswith(".json") else [held[0]]:
+    for file in _shards(name, folder, held[0]):
         try:
             tensors += _open_weights(folder / file)
         except pickle.UnpicklingError as error:
@@ -315,6 +311,9 @@ def _open_weights(path: Path) -> int:
 
 
 def _shards(name: str, folder: Path, index: str) -> list[str]:
+    """The files that hold the weights: those that an index names, or the one file."""
+    if not index.endswith(".json"):
+        return [index]
     try:
         shards = sorted(set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()))
         absent = [shard for shard in shards if not (folder / shard).is_file()]
@@ -359,25 +358,24 @@ def _check_report(name: str, report: dict[str, Any]) -> None:
     raise BadInput(f"weights of {name!r} do not fit its config.json ({what}); the two must come from one checkpoint")
 
 
-def _check_types(name: str, model: Any) -> None:
-    """Refuse weights that are not plain floating point numbers."""
+def _check_weights(name: str, model: Any) -> None:
+    """Refuse weights that are not finite floating point numbers in memory."""
     remedy = "load the model with float32 weights"
     if getattr(model, "is_quantized", False) or any("quantized" in type(m).__module__ for m in model.modules()):
         raise BadInput(f"{name!r} is quantized; {remedy}")
     for key, weight in _weights(model):
+        where = f"weight {key} of {name!r}"
         if weight.dtype not in FLOATS:
             kind = str(weight.dtype).removeprefix("torch.")
-            raise BadInput(f"weight {key} of {name!r} is {kind}, which cannot be audited; {remedy}")
-
-
-def _check_numbers(name: str, model: Any) -> None:
-    for key, weight in _weights(model):
+            raise BadInput(f"{where} is {kind}, which cannot be audited; {remedy}")
         if weight.is_meta:
-            raise BadInput(f"weight {key} of {name!r} is not in memory; load the model without a device map")
-        wrong = int((~torch.isfinite(weight)).sum())
+            raise BadInput(f"{where} is not in memory; load the model without a device map")
+        # As float32, which is what is read: a large float64 is infinite there.
+        wrong = int((~torch.isfinite(weight.float())).sum())
         if wrong:
-            numbers = f"{wrong} of {weight.numel()} numbers"
-            raise BadInput(f"weight {key} of {name!r} is NaN or infinite in {numbers}; take another checkpoint")
+            raise BadInput(
+                f"{where} is NaN or infinite in {wrong} of {weight.numel()} numbers; take another checkpoint"
+            )
 
 
 def _weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -387,7 +385,7 @@ def _weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 def _tokenizer(folder: Path, family: str) -> tuple[Any, str]:
     """(tokenizer, ""), or (None, why there is none)."""
     if family == "vit":
-        return None, "it reads images"
+        return None, IMAGES
     # Without a vocabulary transformers makes a tokenizer with special tokens only.
     if not any(path for pattern in VOCABULARIES for path in folder.glob(pattern)):
         return None, "there is no tokenizer beside its weights; save one there (tokenizer.json)"

@@ -1,7 +1,7 @@
-"""What the layers and heads of an encoder do on texts: every statistic as a mean over texts, with its interval and n.
+"""What the layers and heads of an encoder do on texts: the mean of every statistic over texts, with its interval.
 
-A text's n is the number of tokens that the model sees, special ones included. The cloud of a text is its ordinary
-tokens (all of them with special="include"). Tokens may attend to special tokens, but never to padding.
+The n of a text is the number of tokens that the model sees, special tokens included. The cloud of a text is its
+ordinary tokens (all tokens with special="include"). Tokens may attend to special tokens, but never to padding.
 
 Everything that a head needs of a token is linear in z: q = Qz + q₀, k = Kz, v = Vz + v₀ (see `fold`), the part of z
 along the head's updates, W_oᵀCz, and the coordinates in its eigenspace E. So one matrix product serves all heads.
@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,26 +44,28 @@ LAYER = ("update_length", "residual")
 """Statistics of a layer on a text."""
 
 CHUNK = 2**21
-"""Scores held at once, for one array of them: 8 MB, which a processor's cache still helps with."""
+"""The largest number of scores in one array: 8 MB of float32, which still profits from the cache of a processor."""
 
 LOWEST = -1e30
+"""Added to a score, it hides a key."""
+
 SCORES = 2**24
-"""Most scores of one text where a layer can give them only all at once (positions in the scores): 64 MB an array."""
+"""The largest number of scores of one text in a layer that computes them all at once, because they depend on
+positions: 64 MB of float32."""
 
 DEPTHS = (*CLOUD, "hidden_cosine")
-"""Statistics of a text's tokens at a depth, by name: see `statistics.cloud`; the last is `mean_cosine` of the hidden
-states as the model hands them on, with gains and offsets of the normalisations in them."""
+"""Statistics of the tokens of a text at a depth, see `statistics.cloud`. hidden_cosine is the `mean_cosine` of the
+hidden states as the model returns them, with the gains and offsets of the normalisations."""
 
 
 @dataclass
 class Measurements:
     """Statistics of an encoder on texts.
 
-    depths : by name (see `statistics.cloud`), tallies over depths 0, …, L, the input of each layer and the output
-    layers : by name (see `HeadLens.measure`), tallies over layers
-    heads : by name (same place), tallies over (layers, heads)
-    betas : (L,), the median effective β of each layer's heads, which the energy uses (the output: the last layer's)
-    applicable, dims, random_share : (layers, heads), of the predictions, see `measure.HeadLens`
+    depths : sums by name (see `DEPTHS`), of shape (L + 1,): the input of each layer and the output of the encoder
+    layers, heads : sums by name (see `HeadLens.measure`), of shapes (L,) and (L, heads)
+    betas : (L,), the median effective β of the heads of each layer. The energy at depth L uses that of the last layer.
+    applicable, dims, random_share : (L, heads), see `Prediction` and `HeadLens`
     lengths : how many texts had n tokens, by n
     special : "exclude" or "include", whether special tokens belong to the cloud
     """
@@ -81,15 +82,14 @@ class Measurements:
     counts: TextCounts = field(default_factory=TextCounts)
 
     def depth_table(self) -> pd.DataFrame:
-        """A row a depth; for each statistic NAME the columns NAME, NAME_low, NAME_high and NAME_slope.
+        """One row per depth; for each statistic NAME the columns NAME, NAME_low, NAME_high and NAME_slope.
 
-        low and high are the 95 % interval of the mean over texts, slope the change for each doubling of n. Statistics
-        of layers stand at the depth of the layer's input, and the last depth has none.
+        low and high are the 95 % interval of the mean over texts, and slope is the change for each doubling of n. A
+        layer is at the depth of its input, so the statistics of layers are NaN at the last depth.
         """
         import pandas as pd
 
-        depth = len(self.betas) + 1
-        columns: dict[str, Any] = {"depth": np.arange(depth)}
+        columns: dict[str, Any] = {"depth": np.arange(len(self.betas) + 1)}
         for name, tally in self.depths.items():
             columns |= columns_of(name, tally)
         for name, tally in self.layers.items():
@@ -97,7 +97,7 @@ class Measurements:
         return pd.DataFrame(columns | {"beta": np.append(self.betas, self.betas[-1])})
 
     def head_table(self) -> pd.DataFrame:
-        """A row a head, columns as in `depth_table`, and `applicable`, `dim_E` and `random_share` beside them."""
+        """One row per head: the columns as in `depth_table`, and `applicable`, `dim_E` and `random_share`."""
         import pandas as pd
 
         layer, head = np.indices(self.applicable.shape)
@@ -154,10 +154,8 @@ class Meter:
         self.special = choice(special, "special", SPECIAL)
         self.lenses = [HeadLens(layer) for layer in encoder.anatomy.layers]
         self.betas = np.array([lens.beta for lens in self.lenses])
-        self.limit = encoder.limit
-        for layer in encoder.anatomy.layers:
-            if layer.scores is not None:
-                self.limit = min(self.limit, int((SCORES / layer.heads) ** 0.5))
+        all_at_once = [layer.heads for layer in encoder.anatomy.layers if layer.scores is not None]
+        self.limit = min([encoder.limit, *(int((SCORES / heads) ** 0.5) for heads in all_at_once)])
 
     def empty(self) -> Measurements:
         """No texts yet."""
@@ -182,9 +180,8 @@ class Meter:
         def visit(depth: Depth) -> None:
             tokens, mask, chosen = depth.tokens, depth.passage.mask, depth.passage.chosen
             found = cloud(tokens.unit, chosen, betas[depth.index])
-            clouds.append(
-                {**found, "hidden_cosine": mean_cosine(torch.nn.functional.normalize(tokens.hidden, dim=-1), chosen)}
-            )
+            found["hidden_cosine"] = mean_cosine(torch.nn.functional.normalize(tokens.hidden, dim=-1), chosen)
+            clouds.append(found)
             if before:
                 special = batch.special.to(mask.device)
                 of_layer, of_heads = self.lenses[depth.index - 1].measure(before[0], tokens, mask, special, chosen)
@@ -202,9 +199,8 @@ class Meter:
         measured = self.empty()
         counts = measured.counts
         for batch in batches(self.encoder.reads_text(), texts, self.limit, batch_size, counts):
-            lengths = batch.lengths.numpy()
-            groups = zip((measured.depths, measured.layers, measured.heads), self.measure(batch), strict=True)
-            for tallies, values in groups:
+            lengths, (depths, layers, heads) = batch.lengths.numpy(), self.measure(batch)
+            for tallies, values in ((measured.depths, depths), (measured.layers, layers), (measured.heads, heads)):
                 for name, tally in tallies.items():
                     tally.add(values[name], lengths)
             measured.lengths.update(lengths.tolist())
@@ -238,7 +234,7 @@ def measure(
 class Prediction:
     """Where the theory sends tokens, for the heads of one layer.
 
-    dims : (heads,), dim E; 0 where attention concentrates tokens nowhere of its own
+    dims : (heads,), dim E; 0 for a head that does not concentrate tokens
     applicable : (heads,) of bool, whether the limit law is two atoms, so that distances to it are measured
     basis : (d, Σ dims), orthonormal bases of the E side by side; owner : (Σ dims,), the head of each column
     atoms, co_vectors : (d, number applicable), e and Λ of each applicable head: Πx = ⟨Λ, x⟩e, T(x) = e if ⟨Λ, x⟩ > 0
@@ -255,71 +251,65 @@ class Prediction:
 
     @classmethod
     def of(cls, theories: list[Theory]) -> Prediction:
-        bases, owners, atoms, co_vectors, rates = [], [], [], [], []
-        dims, applicable = np.zeros(len(theories), dtype=np.int64), np.zeros(len(theories), dtype=bool)
-        for head, theory in enumerate(theories):
-            # A rotating pair has no limit point, but a plane that tokens are drawn to.
-            if theory.no_limit and not theory.attention.rotates:
-                continue
-            dims[head] = theory.dim
-            bases.append(theory.basis)
-            owners += [head] * theory.dim
-            applicable[head] = not theory.no_limit and theory.dim == 1
-            if applicable[head]:
-                e, across = theory.basis[:, 0], theory.co_basis[:, 0]
-                atoms.append(e)
-                co_vectors.append(across / (across @ e))
-                rates.append(theory.rate)
-        empty = theories[0].head.query.new_zeros(theories[0].head.dim, 0)
+        # A rotating pair has no limit point, but a plane that tokens are drawn to.
+        drawn = [theory.attention.rotates or not theory.no_limit for theory in theories]
+        dims = np.array([theory.dim if there else 0 for theory, there in zip(theories, drawn, strict=True)])
+        applicable = np.array([not theory.no_limit and theory.dim == 1 for theory in theories])
+        two_atoms = [theory for theory, there in zip(theories, applicable, strict=True) if there]
+        co_vectors = [t.co_basis / (t.co_basis[:, 0] @ t.basis[:, 0]) for t in two_atoms]
+        none = theories[0].head.query.new_zeros(theories[0].head.dim, 0)
         return cls(
             dims=dims,
             applicable=applicable,
-            basis=torch.cat([empty, *bases], dim=1),
-            owner=torch.tensor(owners, dtype=torch.long),
-            atoms=torch.stack(atoms, dim=1) if atoms else empty,
-            co_vectors=torch.stack(co_vectors, dim=1) if atoms else empty,
-            rates=torch.tensor(rates, dtype=torch.float64),
+            basis=torch.cat([none, *(t.basis for t, there in zip(theories, drawn, strict=True) if there)], dim=1),
+            owner=torch.from_numpy(np.repeat(np.arange(len(dims)), dims)),
+            atoms=torch.cat([none, *(t.basis for t in two_atoms)], dim=1),
+            co_vectors=torch.cat([none, *co_vectors], dim=1),
+            rates=torch.tensor([t.rate for t in two_atoms], dtype=torch.float64),
         )
 
 
+@on_one_core
 def _folded(layer: AttentionLayer) -> tuple[list[FoldedHead], Prediction]:
     folded = [fold(layer, head) for head in range(layer.heads)]
-    return folded, Prediction.of([SmallTheory(head.theory_head()[0], head) for head in folded])
+    return folded, Prediction.of([SmallTheory(head) for head in folded])
+
+
+def _joined(parts: list[dict[str, Tensor]], dim: int) -> dict[str, Tensor]:
+    return {name: torch.cat([part[name] for part in parts], dim=dim) for name in parts[0]}
 
 
 class HeadLens:
     """One layer's heads, folded and with their predictions, ready to measure batches; float32, where the layer is."""
 
     def __init__(self, layer: AttentionLayer) -> None:
-        folded, self.prediction = on_one_core(partial(_folded, layer))
+        folded, self.prediction = _folded(layer)
         self.layer = layer
-        self._speeds = self.prediction.rates * folded[0].residual
         self.beta = float(np.median([head.beta for head in folded]))
-        self._like = layer.output.new_zeros((), dtype=torch.float32)
-        self._prepare(folded)
-
-    def _prepare(self, folded: list[FoldedHead]) -> None:
-        heads, width = len(folded), self.layer.width
-        outputs = torch.stack([f.output for f in folded])
-        centred = outputs - outputs.mean(dim=1, keepdim=True)
-        query, key, value = (torch.stack([getattr(f, name) for f in folded]) for name in ("query", "key", "value"))
+        self._speeds = self.prediction.rates * folded[0].residual
+        names = ("query", "query_offset", "key", "key_offset", "value", "value_offset", "output")
+        query, query_offset, key, key_offset, value, value_offset, output = (
+            torch.stack([getattr(head, name) for head in folded]) for name in names
+        )
+        centred = output - output.mean(dim=1, keepdim=True)
         # The score scale is put into the queries.
-        blocks = [query * self.layer.scale, key, value, centred.transpose(1, 2)]
+        blocks = [layer.scale * query, key, value, centred.transpose(1, 2)]
+        offsets = [layer.scale * query_offset, torch.zeros_like(key_offset), value_offset]
         self._shapes = [block.shape[:2] for block in blocks]
         predicted = torch.cat([self.prediction.basis, self.prediction.co_vectors], dim=1).T
-        rows = torch.cat([block.reshape(-1, width) for block in blocks] + [predicted])
-        offset = rows.new_zeros(len(rows))
-        offset[: heads * query.shape[1]] = self.layer.scale * torch.cat([f.query_offset for f in folded])
-        place = heads * (query.shape[1] + key.shape[1])
-        offset[place : place + heads * value.shape[1]] = torch.cat([f.value_offset for f in folded])
-        self._rows, self._offset = rows.to(self._like), offset.to(self._like)
-        self._key_gram = (key @ key.transpose(1, 2)).to(self._like)
-        self._output_gram = (centred.transpose(1, 2) @ centred).to(self._like)
-        self._output = outputs.transpose(0, 1).reshape(width, -1).to(self._like)
-        self._output_bias = self.layer.output_bias.to(self._like)
-        self._key_offset = torch.stack([f.key_offset for f in folded]).to(self._like)
-        self._atoms = self.prediction.atoms.to(self._like)
-        self._owner = self.prediction.owner.to(self._like.device)
+        rows = torch.cat([*(block.reshape(-1, layer.width) for block in blocks), predicted])
+        offset = torch.cat([part.reshape(-1) for part in offsets])
+
+        self._like = like = layer.output.new_zeros((), dtype=torch.float32)
+        self._rows = rows.to(like)
+        self._offset = torch.nn.functional.pad(offset, (0, len(rows) - len(offset))).to(like)
+        self._key_gram = (key @ key.transpose(1, 2)).to(like)
+        self._output_gram = (centred.transpose(1, 2) @ centred).to(like)
+        self._output = output.transpose(0, 1).reshape(layer.width, -1).to(like)
+        self._output_bias = layer.output_bias.to(like)
+        self._key_offset = key_offset.to(like)
+        self._atoms = self.prediction.atoms.to(like)
+        self._owner = self.prediction.owner.to(like.device)
 
     @property
     def random_share(self) -> np.ndarray:
@@ -332,11 +322,11 @@ class HeadLens:
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Statistics of the layer (texts,) and of its heads (texts, heads), averaged over the chosen tokens i.
 
-        Of the layer: update_length = |P_z C u_i|/|C r_i|, u the whole attention update with its bias, r what it is
-        added to, C taking off the mean over features: the time that the layer spends. residual = ρ, the root mean
-        square of C r.
+        Of the layer: update_length = |P_z C u_i|/|C r_i| is the time that the layer spends. u is the whole attention
+        update with its bias, r is the stream that it is added to, and C subtracts the mean over features. residual = ρ
+        is the root mean square of C r.
 
-        Of a head, n being the number of keys that the query sees, special ones included:
+        Of a head, where n is the number of keys that the query sees, special tokens included:
         entropy : −Σ_j a_ij log a_ij / log n
         logit_gap : (max_j s_ij − mean_j s_ij)/log n
         special_share : Σ a_ij over special tokens j
@@ -346,8 +336,8 @@ class HeadLens:
         distance_before, distance_after : W₂ (chordal) of the text's chosen tokens, before the layer and at the next
             depth, to the law T_# of those before it; NaN where that law is not two atoms
         approach : distance_before − distance_after
-        predicted_approach : the same with the tokens that this head alone at zero temperature would make of those
-            before it, x' ∝ Πx̂ + e^{−c}(x̂ − Πx̂), c at the text's own ρ: the slowest the theory allows
+        predicted_approach : the same if this head alone, at zero temperature, moved the tokens to
+            x' ∝ Πx̂ + e^{−c}(x̂ − Πx̂), with c for the ρ of this text: the slowest approach that the theory allows
         """
         texts, n, _ = tokens.z.shape
         heads = self.layer.heads
@@ -357,8 +347,9 @@ class HeadLens:
         q, k, v, along = (
             p.unflatten(-1, s).transpose(1, 2).contiguous() for p, s in zip(parts, self._shapes, strict=True)
         )
-        found, mean_value = self._attention(q, k, v, tokens.length, mask, special)
-        found = {name: averaged(value, chosen) for name, value in found.items()}
+        attention = self._attention(q, k, v, tokens.length, mask, special)
+        mean_value = attention.pop("mean_value")
+        found = {name: averaged(value, chosen) for name, value in attention.items()}
 
         squares = (inside / tokens.length.unsqueeze(-1)).square().transpose(1, 2)
         share = squares.new_zeros(texts, heads, n).index_add_(1, self._owner, squares)
@@ -371,13 +362,13 @@ class HeadLens:
         whole = averaged(self._whole_update(mean_value, tokens, length), chosen)
         residual = (averaged(stream.double().square(), chosen) / self.layer.width).sqrt()
 
-        self._distances(found, side / tokens.length.unsqueeze(-1), tokens, after, residual, chosen)
+        found |= self._distances(side / tokens.length.unsqueeze(-1), tokens, after, residual, chosen)
         return {"update_length": whole, "residual": residual}, found
 
     def _distances(
-        self, found: dict[str, Tensor], side: Tensor, tokens: Tokens, after: Tokens, residual: Tensor, chosen: Tensor
-    ) -> None:
-        """Add the distances to the predicted law: side (texts, n, applicable) is ⟨Λ, x̂⟩."""
+        self, side: Tensor, tokens: Tokens, after: Tokens, residual: Tensor, chosen: Tensor
+    ) -> dict[str, Tensor]:
+        """The distances to the predicted law, (texts, heads); side (texts, n, applicable) is ⟨Λ, x̂⟩."""
         up = ((side > 0) & chosen.unsqueeze(-1)).sum(dim=1)
         along = tokens.unit @ self._atoms
         shrink = torch.exp(-self._speeds.to(along.device) / residual.unsqueeze(1)).to(along).unsqueeze(1)
@@ -385,20 +376,23 @@ class HeadLens:
         rest = along - side
         square = (1 - 2 * side * along + side.square()).clamp_min(0)
         length = (side.square() + 2 * side * shrink * rest + shrink.square() * square).clamp_min(1e-30).sqrt()
-        clouds = {"before": along, "after": after.unit @ self._atoms, "predicted": (side + shrink * rest) / length}
-        distances = {name: two_atom_distance(cloud.transpose(1, 2), up, chosen) for name, cloud in clouds.items()}
-        distances["approach"] = distances["before"] - distances["after"]
-        distances["predicted_approach"] = distances["before"] - distances.pop("predicted")
+        clouds = (along, after.unit @ self._atoms, (side + shrink * rest) / length)
+        distances = torch.stack([two_atom_distance(cloud.transpose(1, 2), up, chosen) for cloud in clouds])
         applicable = torch.from_numpy(self.prediction.applicable).to(side.device)
-        for name, distance in distances.items():
-            full = distance.new_full((len(side), len(applicable)), torch.nan)
-            full[:, applicable] = distance
-            found[name if name.endswith("approach") else f"distance_{name}"] = full
+        full = distances.new_full((3, len(side), len(applicable)), torch.nan)
+        full[:, :, applicable] = distances
+        before, reached, predicted = full
+        return {
+            "distance_before": before,
+            "distance_after": reached,
+            "approach": before - reached,
+            "predicted_approach": before - predicted,
+        }
 
     def _attention(
         self, q: Tensor, k: Tensor, v: Tensor, length: Tensor, mask: Tensor, special: Tensor
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """What needs all pairs of tokens, in pieces of at most `CHUNK` scores where the layer allows it."""
+    ) -> dict[str, Tensor]:
+        """`_attention_of` all queries, in pieces of at most `CHUNK` scores where the layer allows it."""
         texts, heads, n, _ = q.shape
         step = max(1, CHUNK // (heads * n * n))
         rows = n if step > 1 or self.layer.scores is not None else max(1, CHUNK // (heads * n))
@@ -406,17 +400,18 @@ class HeadLens:
         for t in range(0, texts, step):
             T = slice(t, t + step)
             across = [
-                self._rows_of(q[T, :, r : r + rows], k[T], v[T], length[T], mask[T], special[T])
+                self._attention_of(q[T, :, r : r + rows], k[T], v[T], length[T], mask[T], special[T])
                 for r in range(0, n, rows)
             ]
-            pieces.append([torch.cat(column, dim=2) for column in zip(*across, strict=True)])
-        entropy, gap, share, angle, moved = (torch.cat(column) for column in zip(*pieces, strict=True))
-        return {"entropy": entropy, "logit_gap": gap, "special_share": share, "maximiser_angle": angle}, moved
+            pieces.append(_joined(across, dim=2))
+        return _joined(pieces, dim=0)
 
-    def _rows_of(
+    def _attention_of(
         self, q: Tensor, k: Tensor, v: Tensor, length: Tensor, mask: Tensor, special: Tensor
-    ) -> tuple[Tensor, ...]:
-        """For some queries: entropy, gap, special share, angle, each (texts, heads, rows), and Σ_j a_ij v_j.
+    ) -> dict[str, Tensor]:
+        """What needs all pairs of tokens, for some queries.
+
+        Statistics of attention are (texts, heads, rows). mean_value is Σ_j a_ij v_j, (texts, heads, rows, r).
 
         Every pass over the scores counts here; an added number hides a key four times faster than a choice does.
         """
@@ -426,16 +421,21 @@ class HeadLens:
         shown = scores + unseen
         nearest = (shown if scores is plain else plain + unseen) * length.reciprocal()[:, None, None, :]
         aim = (q * (q @ self._key_gram)).sum(dim=-1).clamp_min(1e-30).sqrt()
-        angle = torch.rad2deg(torch.acos((nearest.amax(dim=-1) / aim).clamp(-1, 1)))
+        cosine = (nearest.amax(dim=-1) / aim).clamp(-1, 1)
         top = shown.amax(dim=-1)
         shown -= top.unsqueeze(-1)
         attention = shown.softmax(dim=-1)
         # log a_ij = (s_ij − top) + log max_j a_ij; unseen keys have a_ij = 0 and a finite score.
         entropy = -torch.linalg.vecdot(attention, shown) - attention.amax(dim=-1).log()
         columns = special.any(dim=0).nonzero().squeeze(-1)
-        share = (attention[..., columns] * special[:, None, None, columns]).sum(dim=-1)
         log_n = torch.where(keys > 1, keys.to(scores), torch.nan).log()
-        return entropy / log_n, (top - mean) / log_n, share, angle, attention @ v
+        return {
+            "entropy": entropy / log_n,
+            "logit_gap": (top - mean) / log_n,
+            "special_share": (attention[..., columns] * special[:, None, None, columns]).sum(dim=-1),
+            "maximiser_angle": torch.rad2deg(torch.acos(cosine)),
+            "mean_value": attention @ v,
+        }
 
     def _seen(self, plain: Tensor, q: Tensor, k: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Scores with 0 for unseen keys, what hides these when added, and the number of seen keys of each query."""

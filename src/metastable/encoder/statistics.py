@@ -26,10 +26,12 @@ def cloud(unit: Tensor, chosen: Tensor, beta: float) -> dict[str, Tensor]:
     x = unit * chosen.unsqueeze(-1)
     m = chosen.sum(dim=1).double()
     gram = x @ x.transpose(1, 2)
+    squares = gram.square()
     total = x.sum(dim=1, dtype=torch.float64).square().sum(dim=1)
+    own = squares.diagonal(dim1=1, dim2=2).sum(1, dtype=torch.float64)
     return {
         "mean_cosine": mean_cosine(unit, chosen),
-        "mean_square_cosine": _mean_square_cosine(gram, m),
+        "mean_square_cosine": _over_pairs(squares.sum(dim=(1, 2), dtype=torch.float64) - own, m),
         "effective_rank": _effective_rank(x, gram, m),
         "dispersion": 1 - total / m.square(),
         "energy": _energy(gram, chosen, m, beta),
@@ -42,15 +44,13 @@ def mean_cosine(unit: Tensor, chosen: Tensor) -> Tensor:
     m = chosen.sum(dim=1).double()
     total = x.sum(dim=1, dtype=torch.float64).square().sum(dim=1)
     own = x.square().sum(dim=(1, 2), dtype=torch.float64)
-    pairs = m * (m - 1)
-    return torch.where(pairs > 0, (total - own) / pairs, torch.nan)
+    return _over_pairs(total - own, m)
 
 
-def _mean_square_cosine(gram: Tensor, m: Tensor) -> Tensor:
-    squares = gram.square()
-    others = squares.sum(dim=(1, 2), dtype=torch.float64) - squares.diagonal(dim1=1, dim2=2).sum(1, dtype=torch.float64)
+def _over_pairs(total: Tensor, m: Tensor) -> Tensor:
+    """The mean over the pairs i ≠ j of m tokens from their sum; NaN for one token."""
     pairs = m * (m - 1)
-    return torch.where(pairs > 0, others / pairs, torch.nan)
+    return torch.where(pairs > 0, total / pairs, torch.nan)
 
 
 def _effective_rank(x: Tensor, gram: Tensor, m: Tensor) -> Tensor:

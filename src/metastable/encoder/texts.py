@@ -9,11 +9,13 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from metastable.errors import BadInput, choice
 
@@ -39,7 +41,7 @@ LONGEST_ID = 200
 """The longest id of a text, in characters; longer ids are cut."""
 
 PIECE = 2**20
-"""The largest number of characters in one call of the tokenizer. The rest of a longer text is cut off."""
+"""Texts are tokenized together up to about this many characters. The rest of one longer text is cut off."""
 
 
 @dataclass(frozen=True)
@@ -146,14 +148,10 @@ def _record(number: int, text: str) -> Line:
     if not isinstance(found, str):
         return Line(number, None, f'has a "text" of type {type(found).__name__}; it must be a string')
     reason = unusable(found)
-    document = _name(record.get("document"))
-    return Line(
-        number,
-        None if reason else found,
-        reason,
-        _short(_name(record.get("id"))),
-        None if document is None else str(document),
-    )
+    name, document = _name(record.get("id")), _name(record.get("document"))
+    if len(str(name)) > LONGEST_ID:
+        name = str(name)[: LONGEST_ID - 1] + "…"
+    return Line(number, None if reason else found, reason, name, None if document is None else str(document))
 
 
 def _name(value: Any) -> str | int | None:
@@ -161,10 +159,6 @@ def _name(value: Any) -> str | int | None:
     if isinstance(value, str):
         return None if unusable(value) else value
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _short(name: str | int | None) -> str | int | None:
-    return name if len(str(name)) <= LONGEST_ID else str(name)[: LONGEST_ID - 1] + "…"
 
 
 def unusable(text: str) -> str | None:
@@ -242,7 +236,18 @@ def batches(
         raise BadInput(f"the batch size is {size}; it must be at least 1")
     counts = TextCounts() if counts is None else counts
     for window in windows(texts):
-        yield from _sorted_batches(tokenizer, window, limit, size, counts)
+        found = _tokenized(tokenizer, [(number, text) for number, text in window if not blank(text)], limit, counts)
+        counts.skipped += len(window) - len(found)
+        found.sort(key=lambda t: (len(t.special), t.number))
+        while found:
+            take = min(size, len(found))
+            while take > 1 and take * len(found[take - 1].special) > TOKENS:
+                take -= 1
+            part, found = found[:take], found[take:]
+            counts.texts += len(part)
+            counts.tokens += sum(len(t.special) for t in part)
+            counts.special += sum(sum(t.special) for t in part)
+            yield _padded(tokenizer, part)
 
 
 def strings(texts: Iterable[str]) -> Iterator[str]:
@@ -274,23 +279,6 @@ def windows(texts: Iterable[str]) -> Iterator[list[tuple[int, str]]]:
         yield window
 
 
-def _sorted_batches(
-    tokenizer: Any, window: list[tuple[int, str]], limit: int, size: int, counts: TextCounts
-) -> Iterator[Batch]:
-    found = _tokenized(tokenizer, [(number, text) for number, text in window if not blank(text)], limit, counts)
-    counts.skipped += len(window) - len(found)
-    found.sort(key=lambda t: (len(t.special), t.number))
-    while found:
-        take = min(size, len(found))
-        while take > 1 and take * len(found[take - 1].special) > TOKENS:
-            take -= 1
-        part, found = found[:take], found[take:]
-        counts.texts += len(part)
-        counts.tokens += sum(len(t.special) for t in part)
-        counts.special += sum(sum(t.special) for t in part)
-        yield _padded(tokenizer, part)
-
-
 def _tokenized(tokenizer: Any, window: list[tuple[int, str]], limit: int, counts: TextCounts) -> list[_Tokens]:
     special_ids = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     found = []
@@ -307,19 +295,17 @@ def _tokenized(tokenizer: Any, window: list[tuple[int, str]], limit: int, counts
     return found
 
 
-def _rows(tokenizer: Any, texts: list[str], limit: int) -> Iterator[dict[str, list[int]] | None]:
+def _rows(tokenizer: Any, texts: list[str], limit: int) -> list[dict[str, list[int]] | None]:
     """The tokens of each text without a cut; None for texts that are too long to be tokenized with the others."""
     rows: list[dict[str, list[int]] | None] = [None] * len(texts)
-    piece: list[int] = []
-    for place, text in [*enumerate(texts), (len(texts), "")]:
-        if piece and (place == len(texts) or sum(len(texts[p]) for p in piece) + len(text) > PIECE):
-            columns = tokenizer([texts[p] for p in piece], return_special_tokens_mask=True, verbose=False)
-            for i, p in enumerate(piece):
-                rows[p] = {name: column[i] for name, column in columns.items()}
-            piece = []
-        if text and len(text) <= CHARACTERS * limit:
-            piece.append(place)
-    yield from rows
+    short = [place for place, text in enumerate(texts) if len(text) <= CHARACTERS * limit]
+    ends = accumulate(len(texts[place]) for place in short)
+    for _, piece in groupby(zip(short, ends, strict=True), key=lambda pair: pair[1] // PIECE):
+        places = [place for place, _ in piece]
+        columns = tokenizer([texts[place] for place in places], return_special_tokens_mask=True, verbose=False)
+        for i, place in enumerate(places):
+            rows[place] = {name: column[i] for name, column in columns.items()}
+    return rows
 
 
 def _cut(tokenizer: Any, text: str, limit: int) -> tuple[dict[str, list[int]], bool]:
@@ -342,15 +328,12 @@ def _cut(tokenizer: Any, text: str, limit: int) -> tuple[dict[str, list[int]], b
 
 
 def _padded(tokenizer: Any, part: list[_Tokens]) -> Batch:
-    longest = max(len(t.special) for t in part)
-    fill = {"input_ids": tokenizer.pad_token_id or 0}
+    def column(rows: Iterable[list[Any]], value: int = 0) -> Tensor:
+        return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
 
-    def column(rows: list[list[int]], value: int) -> Tensor:
-        return torch.tensor([row + [value] * (longest - len(row)) for row in rows])
-
-    inputs = {name: column([t.inputs[name] for t in part], fill.get(name, 0)) for name in part[0].inputs}
-    mask = column([[1] * len(t.special) for t in part], 0).bool()
+    inputs = {name: column(t.inputs[name] for t in part) for name in part[0].inputs}
+    inputs["input_ids"] = column((t.inputs["input_ids"] for t in part), tokenizer.pad_token_id or 0)
+    mask = column([True] * len(t.special) for t in part)
     inputs["attention_mask"] = mask.long()
-    special = column([[int(s) for s in t.special] for t in part], 0).bool()
     numbers = torch.tensor([t.number for t in part])
-    return Batch(inputs, mask, special, numbers, tuple(t.cut for t in part))
+    return Batch(inputs, mask, column(t.special for t in part), numbers, tuple(t.cut for t in part))

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, TypeVar
+from functools import cached_property, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -20,14 +20,14 @@ import torch
 from scipy.stats import norm as normal
 from torch import Tensor
 
-from metastable.encoder.anatomy import Anatomy, AttentionLayer
+from metastable.encoder.anatomy import Anatomy
 from metastable.encoder.columns import CHECKS, COLUMNS, LAYER_COLUMNS, LOGARITHMIC
 from metastable.encoder.fold import FoldedHead, fold
 from metastable.errors import BadInput
-from metastable.head import Head
 from metastable.theory import Theory
 from metastable.theory.spectrum import SAME, Spectrum, _Group
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 LINEAR = ("alignment",)
@@ -49,6 +49,26 @@ class Weights:
     spectra: dict[tuple[int, int], Eigenvalues]
 
 
+def on_one_core(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, computed by a thread of its own that uses one core.
+
+    The k×k problems of heads are too small to share: on a busy machine two threads take ten times as long as one. The
+    number of threads is a setting of each thread, and torch also keeps it for threads that start later. The second call
+    of set_num_threads restores that one, so the threads of the host keep their setting.
+    """
+
+    @wraps(function)
+    def alone(*args: P.args, **named: P.kwargs) -> T:
+        before = torch.get_num_threads()
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            pool.submit(torch.set_num_threads, 1).result()
+            torch.set_num_threads(before)
+            return pool.submit(function, *args, **named).result()
+
+    return alone
+
+
+@on_one_core
 def weigh(anatomy: Anatomy, residuals: Sequence[float] | None = None) -> Weights:
     """The table of heads and their spectra. `residuals`: measured ρ for each layer, see `fold`.
 
@@ -56,22 +76,15 @@ def weigh(anatomy: Anatomy, residuals: Sequence[float] | None = None) -> Weights
     term of order 1/β (the Laplace term of the theory). The first falls to the second at t = log β/c, in layers. It is
     an order of magnitude for this head alone, without constants. It is inf if there is no rate, or if β ≤ 1.
     """
-    if residuals is not None and len(residuals) != len(anatomy.layers):
-        raise BadInput(f"{len(residuals)} residuals for {len(anatomy.layers)} layers; give one for each layer")
-    return on_one_core(partial(_weigh, anatomy, residuals or [None] * len(anatomy.layers)))
-
-
-def _weigh(anatomy: Anatomy, residuals: Sequence[float | None]) -> Weights:
     rows, found = [], {}
-    for layer, residual in zip(anatomy.layers, residuals, strict=True):
-        _check(layer)
+    measured: Sequence[float | None] = residuals or [None] * len(anatomy.layers)
+    for layer, residual in zip(anatomy.layers, measured, strict=True):
         for index in range(layer.heads):
             folded = fold(layer, index, residual)
             if not (math.isfinite(folded.residual) and folded.residual > 0):
                 raise BadInput(f"layer {layer.index}: the residual has size {folded.residual}; it must be positive")
-            head, beta = folded.theory_head()
-            theory = SmallTheory(head, folded)
-            rows.append(_row(folded, theory, beta))
+            theory = SmallTheory(folded)
+            rows.append(_row(folded, theory))
             found[layer.index, index] = theory.attention.small_eigenvalues, theory.terminal.small_eigenvalues
     return Weights(pd.DataFrame(rows, columns=list(COLUMNS)), found)
 
@@ -82,25 +95,21 @@ def layer_table(heads: pd.DataFrame) -> pd.DataFrame:
     These are counts and ranges, not a prediction. The heads of a layer attend separately and their updates add. The sum
     is not a head of the theory: it has no B, and its limit and rate do not follow from those of the heads.
     """
-    rows = []
-    for layer, group in heads.groupby("layer", sort=True):
-        rates = group["rate"][group["rate"] > 0]
-        rows.append(
-            {
-                "layer": layer,
-                "heads": len(group),
-                "beta_median": group["beta"].median(),
-                "beta_low": group["beta"].min(),
-                "beta_high": group["beta"].max(),
-                "real": int((~group["complex"] & ~group["negative"]).sum()),
-                "complex": int((group["complex"] & ~group["negative"]).sum()),
-                "negative": int(group["negative"].sum()),
-                "rate_median": float(rates.median()) if len(rates) else 0.0,
-                "value_norm_sum": group["value_norm"].sum(),
-                "strongest": int(group["head"].loc[group["value_norm"].idxmax()]),
-            }
-        )
-    return pd.DataFrame(rows, columns=list(LAYER_COLUMNS))
+    kinds = {"real": ~heads["complex"] & ~heads["negative"], "complex": heads["complex"] & ~heads["negative"]}
+    groups = heads.assign(**kinds, rate=heads["rate"].where(heads["rate"] > 0)).groupby("layer")
+    columns = {
+        "heads": groups.size(),
+        "beta_median": groups["beta"].median(),
+        "beta_low": groups["beta"].min(),
+        "beta_high": groups["beta"].max(),
+        "real": groups["real"].sum(),
+        "complex": groups["complex"].sum(),
+        "negative": groups["negative"].sum(),
+        "rate_median": groups["rate"].median().fillna(0.0),
+        "value_norm_sum": groups["value_norm"].apply(lambda norms: norms.sum()),
+        "strongest": groups["value_norm"].apply(lambda norms: heads["head"].loc[norms.idxmax()]),
+    }
+    return pd.DataFrame(columns).reset_index()[list(LAYER_COLUMNS)]
 
 
 def unusual(heads: pd.DataFrame, linear: Sequence[str] = LINEAR) -> pd.DataFrame:
@@ -208,14 +217,14 @@ class SmallSpectrum(Spectrum):
 
 
 class SmallTheory(Theory):
-    """The `Theory` of a head with an output matrix, with a `SmallSpectrum` of M and of V."""
+    """The `Theory` of a folded head, with a `SmallSpectrum` of M and of V."""
 
     attention: SmallSpectrum
     terminal: SmallSpectrum
 
-    def __init__(self, head: Head, folded: FoldedHead) -> None:
+    def __init__(self, folded: FoldedHead) -> None:
+        self.head = head = folded.theory_head()[0]
         assert head.output is not None
-        self.head = head
         # With triangular factors Qᵀ = U q and so on, ‖QᵀK‖ = ‖q kᵀ‖ and the orthogonal U are not needed.
         q = folded.strength * folded.triangular[0]
         v, o = (_triangular(part) for part in (head.value.T, head.output))
@@ -231,31 +240,8 @@ def _triangular(tall: Tensor) -> Tensor:
     return torch.linalg.qr(tall, mode="r").R if int(failed) else factor.T
 
 
-def on_one_core(function: Callable[[], T]) -> T:
-    """function(), computed by a thread of its own that uses one core.
-
-    The k×k problems of heads are too small to share: on a busy machine two threads take ten times as long as one. The
-    number of threads is a setting of each thread, and torch also keeps it for threads that start later. The second call
-    of set_num_threads restores that one, so the threads of the host keep their setting.
-    """
-    before = torch.get_num_threads()
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        pool.submit(torch.set_num_threads, 1).result()
-        torch.set_num_threads(before)
-        return pool.submit(function).result()
-
-
-def _check(layer: AttentionLayer) -> None:
-    weights = {name: getattr(layer, name).weight for name in ("query", "key", "value")}
-    biases = {f"{name} bias": getattr(layer, name).bias for name in ("query", "key", "value")}
-    for name, tensor in {**weights, **biases, "output": layer.output}.items():
-        # A sum is finite only if its terms are, and takes a fifth of the time of a test of each term.
-        if not math.isfinite(float(tensor.sum(dtype=torch.float64))):
-            raise BadInput(f"layer {layer.index}: the {name} weights are not all finite; the checkpoint is damaged")
-
-
-def _row(folded: FoldedHead, theory: Theory, beta: float) -> dict[str, Any]:
-    m, v = theory.attention, theory.terminal
+def _row(folded: FoldedHead, theory: Theory) -> dict[str, Any]:
+    m, v, beta = theory.attention, theory.terminal, folded.beta
     negative = theory.singular and m.leading <= m.tolerance
     statuses = {CHECKS[check.name]: check.status for check in theory.verdict.checks}
     offset, linear = _offset(folded, theory)

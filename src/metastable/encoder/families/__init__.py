@@ -7,7 +7,7 @@ from typing import Any
 
 from metastable.encoder.anatomy import Anatomy
 from metastable.encoder.families.albert import albert
-from metastable.encoder.families.bert import bert, distilbert, electra, roberta
+from metastable.encoder.families.bert import bert, distilbert
 from metastable.encoder.families.deberta_v2 import deberta_v2
 from metastable.encoder.families.modernbert import modernbert
 from metastable.encoder.families.mpnet import mpnet
@@ -17,17 +17,17 @@ from metastable.errors import BadInput
 FAMILIES: dict[str, Callable[[Any], Anatomy]] = {
     "albert": albert,
     "bert": bert,
-    "camembert": roberta,
-    "data2vec-text": roberta,
+    "camembert": bert,
+    "data2vec-text": bert,
     "deberta-v2": deberta_v2,
     "distilbert": distilbert,
-    "electra": electra,
+    "electra": bert,
     "ernie": bert,
     "modernbert": modernbert,
     "mpnet": mpnet,
-    "roberta": roberta,
+    "roberta": bert,
     "vit": vit,
-    "xlm-roberta": roberta,
+    "xlm-roberta": bert,
 }
 """By `config.model_type`: the anatomy of a base model (no task head)."""
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from metastable.encoder.anatomy import Anatomy, Projection, Scores, Step
-from metastable.encoder.families.stack import Parts, post_norm
+from metastable.encoder.anatomy import Anatomy, Scores
+from metastable.encoder.families.stack import Parts, stack
 
 TERMS = {"c2p": "content-to-position scores", "p2c": "position-to-content scores"}
 NOTE = (
@@ -20,46 +21,43 @@ CONVOLUTION = "A convolution over neighbouring tokens follows the first layer, o
 
 def deberta_v2(model: Any) -> Anatomy:
     """`DebertaV2Model`: s_ij = (⟨q_i, k_j⟩ + ⟨q_i, K_r(i−j)⟩ + ⟨k_j, Q_r(i−j)⟩)/√(terms·width)."""
-    encoder = model.encoder
-    blocks = encoder.layer
+    encoder, blocks = model.encoder, model.encoder.layer
+    inner = blocks[0].attention.self
+    # The temperature counts the terms that are named, whether or not relative attention is on.
+    named = [term for term in TERMS if term in inner.pos_att_type]
+    terms = named if inner.relative_attention else []
+    scale = 1 / math.sqrt((1 + len(named)) * inner.attention_head_size)
 
     def parts(block: Any) -> Parts:
-        inner, terms = block.attention.self, _terms(block.attention.self)
-        linears = (inner.query_proj, inner.key_proj, inner.value_proj)
+        own = block.attention.self
         convolved = block is blocks[0] and encoder.conv is not None
+
+        def step(hidden: Tensor, mask: Tensor) -> Tensor:
+            numbers = mask.long()
+            after = block(
+                hidden,
+                encoder.get_attention_mask(numbers),
+                relative_pos=encoder.get_rel_pos(hidden),
+                rel_embeddings=encoder.get_rel_embedding(),
+            )[0]
+            # The embeddings of padding are 0, and the convolution reads them as neighbours of the last token.
+            return encoder.conv(hidden * mask[..., None], after, numbers) if convolved else after
+
+        linears = (own.query_proj, own.key_proj, own.value_proj)
         last = encoder.conv.LayerNorm if convolved else block.output.LayerNorm
-        rest = {"unfolded": tuple(TERMS[term] for term in terms), "scores": _scores(encoder, inner) if terms else None}
-        return Parts(inner, linears, block.attention.output.dense, _scale(inner), last, rest)
+        scores = _scores(encoder, own, terms, scale) if terms else None
+        unfolded = tuple(TERMS[term] for term in terms)
+        return Parts(own, linears, block.attention.output.dense, scale, last, None, unfolded, scores, step)
 
-    layers, last = post_norm(blocks, model.embeddings.LayerNorm, model.config.num_attention_heads, parts)
-    terms = _terms(blocks[0].attention.self)
-    notes = (NOTE.format(", ".join(terms), _count(blocks[0].attention.self)),) if terms else ()
-    return Anatomy(
-        "deberta-v2",
-        layers,
-        last,
-        tuple(_step(encoder, index, block) for index, block in enumerate(blocks)),
-        notes=notes if encoder.conv is None else (*notes, CONVOLUTION),
-        limit=model.config.max_position_embeddings,
-    )
+    notes = [NOTE.format(", ".join(terms), 1 + len(named))] if terms else []
+    if encoder.conv is not None:
+        notes.append(CONVOLUTION)
+    limit = model.config.max_position_embeddings
+    return stack(model, blocks, model.embeddings.LayerNorm, parts, limit=limit, notes=tuple(notes))
 
 
-def _terms(inner: Any) -> list[str]:
-    """The score terms beyond ⟨q, k⟩ that the layer computes."""
-    return [term for term in TERMS if inner.relative_attention and term in inner.pos_att_type]
-
-
-def _count(inner: Any) -> int:
-    """Terms that the temperature counts: those named, whether or not relative attention is on."""
-    return 1 + sum(term in inner.pos_att_type for term in TERMS)
-
-
-def _scale(inner: Any) -> float:
-    return 1 / math.sqrt(_count(inner) * inner.attention_head_size)
-
-
-def _scores(encoder: Any, inner: Any) -> Scores:
-    span, heads, terms = inner.pos_ebd_size, inner.num_attention_heads, _terms(inner)
+def _scores(encoder: Any, inner: Any, terms: list[str], scale: float) -> Scores:
+    span, heads = inner.pos_ebd_size, inner.num_attention_heads
     keys, queries = inner.key_proj, inner.query_proj
     if not inner.share_att_key:
         keys, queries = getattr(inner, "pos_key_proj", None), getattr(inner, "pos_query_proj", None)
@@ -75,34 +73,18 @@ def _scores(encoder: Any, inner: Any) -> Scores:
             # Gathered for each key over the queries, hence the transposition.
             backwards = k @ _at(queries, places, heads).transpose(-1, -2)
             full = full + _picked(backwards, span - relative).transpose(-1, -2)
-        return _scale(inner) * full
+        return scale * full
 
     return scores
 
 
 def _at(linear: Any, places: Tensor, heads: int) -> Tensor:
     """(1, heads, 2·span, width): the keys or queries of the relative positions."""
-    projection = Projection.of(linear, heads)
-    return Projection(projection.weight.to(places), projection.bias.to(places))(places)
+    bias = None if linear.bias is None else linear.bias.detach().to(places)
+    flat = torch.nn.functional.linear(places, linear.weight.detach().to(places), bias)
+    return flat.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def _picked(table: Tensor, index: Tensor) -> Tensor:
     """table (texts, heads, n, 2·span) at index (n, n), kept within the table."""
     return table.gather(-1, index.clamp(0, table.shape[-1] - 1).expand(*table.shape[:2], *index.shape))
-
-
-def _step(encoder: Any, index: int, block: Any) -> Step:
-    def step(hidden: Tensor, mask: Tensor) -> Tensor:
-        numbers = mask.long()
-        after = block(
-            hidden,
-            encoder.get_attention_mask(numbers),
-            relative_pos=encoder.get_rel_pos(hidden),
-            rel_embeddings=encoder.get_rel_embedding(),
-        )[0]
-        if index > 0 or encoder.conv is None:
-            return after
-        # The embeddings of padding are 0, and the convolution reads them as neighbours of the last token.
-        return encoder.conv(hidden * mask[..., None], after, numbers)
-
-    return step

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metastable.encoder.anatomy import Anatomy, AttentionLayer, Projection, Scores, Step
-from metastable.encoder.families.stack import blocked
+from metastable.encoder.anatomy import Anatomy
+from metastable.encoder.families.stack import Parts, blocked, stack
 
 NOTE = (
     "Queries and keys are rotated by an angle that grows with the position (rotary positions). B is their interaction "
@@ -20,40 +20,37 @@ LOCAL = "In these layers a token sees only tokens up to half a window away: {}."
 def modernbert(model: Any) -> Anatomy:
     """`ModernBertModel`: s_ij = ⟨R_i q_i, R_j k_j⟩/√width, R a rotation by the position; −inf outside the window.
 
-    The first layer has no normalisation of its own: it reads what that of the embeddings wrote, and adds to it.
+    The first layer has no normalisation of its own. It reads the output of the normalisation of the embeddings, and
+    its update is added to that.
     """
-    local = [index for index, block in enumerate(model.layers) if block.attention_type == "sliding_attention"]
-    notes = (NOTE, LOCAL.format(", ".join(map(str, local)))) if local else (NOTE,)
-    return Anatomy(
-        "modernbert",
-        tuple(_layer(model, index, block) for index, block in enumerate(model.layers)),
-        model.final_norm,
-        tuple(_step(model, block) for block in model.layers),
-        notes=notes,
-        pre_norm=True,
-        limit=model.config.max_position_embeddings,
-    )
+
+    def parts(block: Any) -> Parts:
+        inner, before = block.attn, block.attn_norm
+        scale = inner.head_dim**-0.5
+
+        def scores(q: Tensor, k: Tensor) -> Tensor:
+            cos, sin = _rotation(model, block, q)
+            full = scale * _turned(q, cos, sin) @ _turned(k, cos, sin).transpose(-1, -2)
+            return full.masked_fill(~_seen(model, block, q), float("-inf"))
+
+        def step(hidden: Tensor, mask: Tensor) -> Tensor:
+            allowed = mask[:, None, None, :] & _seen(model, block, hidden)
+            rotation = _rotation(model, block, hidden)
+            return block(hidden, attention_mask=blocked(allowed, hidden), position_embeddings=rotation)
+
+        own = None if isinstance(before, nn.Identity) else before
+        unfolded = ("rotary positions", "sliding window") if _slides(block) else ("rotary positions",)
+        return Parts(inner, (inner.Wqkv,), inner.Wo, scale, None, own, unfolded, scores, step)
+
+    local = [str(index) for index, block in enumerate(model.layers) if _slides(block)]
+    notes = (NOTE, LOCAL.format(", ".join(local))) if local else (NOTE,)
+    limit = model.config.max_position_embeddings
+    return stack(model, model.layers, model.embeddings.norm, parts, final=model.final_norm, limit=limit, notes=notes)
 
 
-def _layer(model: Any, index: int, block: Any) -> AttentionLayer:
-    inner, heads = block.attn, model.config.num_attention_heads
-    first = isinstance(block.attn_norm, nn.Identity)
-    norm = model.embeddings.norm if first else block.attn_norm
-    weights = inner.Wqkv.weight.chunk(3)
-    biases = (None,) * 3 if inner.Wqkv.bias is None else inner.Wqkv.bias.chunk(3)
-    projections = [Projection.cut(w, b, heads) for w, b in zip(weights, biases, strict=True)]
-    window = ("sliding window",) if block.attention_type == "sliding_attention" else ()
-    rest = {"pre_norm": not first, "unfolded": ("rotary positions", *window), "scores": _scores(model, block)}
-    return AttentionLayer.of(index, norm, inner, projections, inner.Wo, inner.head_dim**-0.5, **rest)
-
-
-def _scores(model: Any, block: Any) -> Scores:
-    def scores(q: Tensor, k: Tensor) -> Tensor:
-        cos, sin = _rotation(model, block, q)
-        full = block.attn.head_dim**-0.5 * _turned(q, cos, sin) @ _turned(k, cos, sin).transpose(-1, -2)
-        return full.masked_fill(~_seen(model, block, q), float("-inf"))
-
-    return scores
+def _slides(block: Any) -> bool:
+    """Whether a token sees only the tokens in a window around it."""
+    return block.attention_type == "sliding_attention"
 
 
 def _rotation(model: Any, block: Any, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,7 +60,7 @@ def _rotation(model: Any, block: Any, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Feature i and feature i + width/2 turned as a plane."""
+    """Features i and i + width/2, rotated in their plane."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
@@ -72,15 +69,4 @@ def _seen(model: Any, block: Any, like: Tensor) -> Tensor:
     """(n, n) of bool: which tokens a token sees in this layer."""
     positions = torch.arange(like.shape[-2], device=like.device)
     distance = (positions[:, None] - positions[None, :]).abs()
-    if block.attention_type == "sliding_attention":
-        return distance <= model.config.sliding_window
-    return distance >= 0
-
-
-def _step(model: Any, block: Any) -> Step:
-    def step(hidden: Tensor, mask: Tensor) -> Tensor:
-        allowed = mask[:, None, None, :] & _seen(model, block, hidden)
-        rotation = _rotation(model, block, hidden)
-        return block(hidden, attention_mask=blocked(allowed, hidden), position_embeddings=rotation)
-
-    return step
+    return distance <= (model.config.sliding_window if _slides(block) else len(positions))

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from metastable.encoder.anatomy import Anatomy, Scores, Step
-from metastable.encoder.families.stack import Parts, additive, post_norm
+from metastable.encoder.anatomy import Anatomy
+from metastable.encoder.families.stack import Parts, additive, stack
 
 NOTE = (
     "Each head adds a learned bias of the distance between two tokens to its scores, the same in every layer. "
@@ -18,36 +18,21 @@ NOTE = (
 
 def mpnet(model: Any) -> Anatomy:
     """`MPNetModel`: s_ij = ⟨q_i, k_j⟩/√width + bias[head, bucket(j − i)]."""
+    encoder = model.encoder
 
     def parts(block: Any) -> Parts:
         inner = block.attention.attn
         scale = 1 / math.sqrt(inner.attention_head_size)
-        rest = {"unfolded": ("relative position bias",), "scores": _scores(model.encoder, scale)}
-        return Parts(inner, (inner.q, inner.k, inner.v), inner.o, scale, block.output.LayerNorm, rest)
 
-    blocks, table = model.encoder.layer, model.embeddings.position_embeddings
-    layers, last = post_norm(blocks, model.embeddings.LayerNorm, model.config.num_attention_heads, parts)
-    return Anatomy(
-        "mpnet",
-        layers,
-        last,
-        tuple(_step(model.encoder, block) for block in blocks),
-        notes=(NOTE,),
-        limit=table.num_embeddings - table.padding_idx - 1,
-    )
+        def scores(q: Tensor, k: Tensor) -> Tensor:
+            # One text is enough: the bias depends on the positions alone.
+            bias = encoder.compute_position_bias(q[:1, 0]).detach()
+            return scale * q @ k.transpose(-1, -2) + bias.to(q)
 
+        def step(hidden: Tensor, mask: Tensor) -> Tensor:
+            return block(hidden, additive(mask, hidden), encoder.compute_position_bias(hidden))[0]
 
-def _scores(encoder: Any, scale: float) -> Scores:
-    def scores(q: Tensor, k: Tensor) -> Tensor:
-        # One text is enough: the bias depends on the positions alone.
-        bias = encoder.compute_position_bias(q[:1, 0]).detach()
-        return scale * q @ k.transpose(-1, -2) + bias.to(q)
+        linears, last = (inner.q, inner.k, inner.v), block.output.LayerNorm
+        return Parts(inner, linears, inner.o, scale, last, None, ("relative position bias",), scores, step)
 
-    return scores
-
-
-def _step(encoder: Any, block: Any) -> Step:
-    def step(hidden: Tensor, mask: Tensor) -> Tensor:
-        return block(hidden, additive(mask, hidden), encoder.compute_position_bias(hidden))[0]
-
-    return step
+    return stack(model, encoder.layer, model.embeddings.LayerNorm, parts, notes=(NOTE,))

@@ -1,50 +1,100 @@
-"""What the families share: stacks of post-norm layers, and whole layers as functions."""
+"""What the families share: the layers of a stack of blocks, and whole layers as functions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from metastable.encoder.anatomy import AttentionLayer, Projection, Step
+from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm, Scores, Step, projections
 
 
 class Parts(NamedTuple):
     """Where a block of a family keeps what an attention layer needs.
 
-    linears : the linear maps of query, key and value; output : the linear map of the attention output
-    last : the normalisation at the end of the block
-    rest : further fields of `AttentionLayer`
+    linears : the linear maps of query, key and value, or one linear map for all three
+    output : the linear map of the attention output
+    last : the normalisation at the end of a post-norm block, whose output the next block reads
+    before : the block's own normalisation, whose output the attention reads (pre-norm); None in a post-norm block
+    unfolded, scores : see `AttentionLayer`
+    step : the whole layer; None for a block that needs only the hidden state and the mask of the padding
     """
 
     attention: nn.Module
     linears: Sequence[nn.Linear]
     output: nn.Linear
     scale: float
-    last: nn.LayerNorm
-    rest: Mapping[str, Any] = MappingProxyType({})
+    last: nn.LayerNorm | None = None
+    before: nn.LayerNorm | None = None
+    unfolded: tuple[str, ...] = ()
+    scores: Scores | None = None
+    step: Step | None = None
 
 
-def post_norm(
-    blocks: Iterable[Any], first: nn.LayerNorm | None, heads: int, parts: Callable[[Any], Parts]
-) -> tuple[tuple[AttentionLayer, ...], Any]:
-    """The layers of a post-norm encoder, and its last normalisation.
+def stack(
+    model: Any,
+    blocks: Iterable[Any],
+    first: nn.LayerNorm | None,
+    parts: Callable[[Any], Parts],
+    final: nn.LayerNorm | None = None,
+    limit: int | None = None,
+    **rest: Any,
+) -> Anatomy:
+    """The anatomy of a model whose blocks follow each other, in the order in which a forward pass calls them.
 
-    Each layer reads the output of the normalisation at the end of the block before. The first one reads the output of
-    `first`, or of no normalisation if `first` is None.
+    first : the normalisation of the embeddings, which a first block without one of its own reads; None if there is none
+    final : the normalisation after the last block of a pre-norm model; None if the model is post-norm
+    limit : the longest sequence; None takes it from the table of positions
+    rest : `tied` and `notes` of `Anatomy`
     """
-    layers, before = [], first
+    layers: list[AttentionLayer] = []
+    steps: list[Step] = []
+    written: Any = first
+    calls = Counter([written])
     for index, block in enumerate(blocks):
         part = parts(block)
-        projections = [Projection.of(linear, heads) for linear in part.linears]
-        layers.append(
-            AttentionLayer.of(index, before, part.attention, projections, part.output, part.scale, **part.rest)
+        norm = part.before or written
+        weight, bias = part.output.weight.detach(), part.output.bias
+        query, key, value = projections(part.linears, model.config.num_attention_heads)
+        layer = AttentionLayer(
+            index=index,
+            site=part.attention if norm is None else norm,
+            norm=None if norm is None else Norm.of(norm),
+            query=query,
+            key=key,
+            value=value,
+            output=weight.reshape(len(weight), len(query.weight), -1).transpose(0, 1),
+            output_bias=weight.new_zeros(len(weight)) if bias is None else bias.detach(),
+            scale=part.scale,
+            # A shared block writes with the same normalisation again and again; the layer reads its latest call.
+            call=0 if part.before else calls[written] - 1,
+            pre_norm=part.before is not None,
+            unfolded=part.unfolded,
+            scores=part.scores,
         )
-        before = part.last
-    return tuple(layers), before
+        layers.append(layer)
+        steps.append(part.step or step_of(block))
+        written = part.last
+        calls[written] += 1
+    return Anatomy(
+        family=model.config.model_type,
+        layers=tuple(layers),
+        final=final or written,
+        final_call=0 if final else calls[written] - 1,
+        steps=tuple(steps),
+        pre_norm=final is not None,
+        limit=positions(model) if limit is None else limit,
+        **rest,
+    )
+
+
+def positions(model: Any) -> int:
+    """The number of positions in the table. Where padding has a row, texts use only the rows after it."""
+    table = model.embeddings.position_embeddings
+    return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
 
 
 def step_of(block: Any) -> Step:
