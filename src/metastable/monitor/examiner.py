@@ -37,14 +37,13 @@ class Examiner:
         self.encoder, self.special, self.alpha = encoder, baseline.special, alpha
         self._detectors = {name: baseline.detectors[name] for name in self.scorer.visits}
         self.depths = frozenset(self.scorer.scale.depths)
-        self._words = tuple(detector.words for detector in self._detectors.values())
         self._local = threading.local()
 
     def open(self, passage: Passage, done: Callable[[Passage, Assessment], None]) -> Watch:
         """Begin to examine a forward pass; `done` is called after it."""
 
         def assess(table: ColumnTable, tokens: dict[str, Tensor]) -> None:
-            done(passage, self.scorer.assess(table, self._words, tokens))
+            done(passage, self.scorer.assess(table, tokens))
 
         return passes.reading(self._detectors, passage, assess, self.scorer.visits)
 

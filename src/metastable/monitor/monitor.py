@@ -8,13 +8,14 @@ another thread was inside the monitor during the fork.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from metastable.encoder.hooks import Passage, Reader, Unreadable, Watch
 from metastable.encoder.load import Encoder, load
 from metastable.errors import BadInput
 from metastable.files import Mutex
+from metastable.monitor.alarm import Alarm
 from metastable.monitor.baseline import Baseline
 from metastable.monitor.examiner import Examiner, one_line
 from metastable.monitor.record import NO_TOKEN, NOT_FINITE, Record, records
@@ -42,11 +44,10 @@ REASONS = 20
 ASSUMES = "texts are independent of each other, and the calibration texts were drawn like the clean stream"
 
 
-@dataclass(frozen=True)
+@dataclass
 class MonitorCounts:
     """What became of the texts so far.
 
-    texts : scored and rejected texts
     scored : texts with a p-value
     strange : scored texts with p_value ≤ alpha
     cut : scored texts that were longer than the model's limit, as far as known
@@ -55,13 +56,17 @@ class MonitorCounts:
     failures : errors inside the monitor, by place: "scoring" (a whole pass), "records", "alarm", "sink", "on_alarm"
     """
 
-    texts: int
-    scored: int
-    strange: int
-    cut: int
-    rejected: dict[str, int]
-    unreadable: dict[str, int]
-    failures: dict[str, int]
+    scored: int = 0
+    strange: int = 0
+    cut: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    unreadable: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def texts(self) -> int:
+        """The number of scored and rejected texts."""
+        return self.scored + self.rejected.total()
 
 
 class Monitor:
@@ -107,7 +112,7 @@ class Monitor:
     ) -> None:
         self.baseline = baseline if isinstance(baseline, Baseline) else Baseline.load(os.fspath(baseline))
         self.setting, self.alpha = setting, alpha
-        self.alarm = self.baseline.scorer(setting).alarm(alpha)
+        self.alarm = Alarm(self.baseline.scorer(setting).texts, alpha)
         self.sinks = tuple(sinks)
         for sink in self.sinks:
             if not all(callable(getattr(sink, name, None)) for name in ("write", "close")):
@@ -120,10 +125,7 @@ class Monitor:
         self._lock = Mutex()
         self._examiner: Examiner | None = None
         self._reader: Reader | None = None
-        self._scored = self._strange = self._cut = 0
-        self._rejected: Counter[str] = Counter()
-        self._unreadable: Counter[str] = Counter()
-        self._failures: Counter[str] = Counter()
+        self._counts = MonitorCounts()
         self._logged: set[tuple[str, str]] = set()
         self._raised_line: int | None = None
 
@@ -150,16 +152,9 @@ class Monitor:
 
     @property
     def counts(self) -> MonitorCounts:
+        """The counts of this moment. They stay as they are when the stream goes on."""
         with self._lock:
-            return MonitorCounts(
-                self._scored + self._rejected.total(),
-                self._scored,
-                self._strange,
-                self._cut,
-                dict(sorted(self._rejected.items())),
-                dict(self._unreadable),
-                dict(self._failures),
-            )
+            return copy.deepcopy(self._counts)
 
     @property
     def failures(self) -> dict[str, int]:
@@ -175,7 +170,7 @@ class Monitor:
                 "scored": counts.scored,
                 "strange": counts.strange,
                 "cut": counts.cut,
-                "rejected": counts.rejected,
+                "rejected": dict(sorted(counts.rejected.items())),
                 "alarm": {
                     "raised": alarm.raised_at is not None,
                     "text": alarm.raised_at,
@@ -242,8 +237,7 @@ class Monitor:
         with self._lock:
             done, raised = self._counted(made)
             self._deliver(_Block(lambda: done), len(done))
-        if raised:
-            self._announce()
+        self._announce(raised)
         return done
 
     def replay(self, past: Iterable[Record]) -> None:
@@ -252,25 +246,24 @@ class Monitor:
             for record in past:
                 self._counted([record])
 
-    def _counted(self, made: Sequence[Record]) -> tuple[list[Record], bool]:
-        """Records with `log_e` and `alarm`, and whether one of them raised the alarm."""
-        p = np.array([r.p_marginal for r in made if r.p_marginal is not None], dtype=np.float64)
-        usable = np.array([r.p_marginal is not None for r in made], dtype=bool)
-        log_e, raised = self._evidence(p, usable)
-        done = _stamped(made, log_e, raised)
-        self._scored += len(p)
-        self._strange += sum(record.p_value is not None and record.p_value <= self.alpha for record in made)
-        self._cut += sum(bool(record.cut) for record in made if record.p_value is not None)
-        self._rejected.update(kind(record.because) for record in made if record.p_marginal is None)
+    def _counted(self, made: Sequence[Record]) -> tuple[list[Record], int | None]:
+        """Records with `log_e` and `alarm`, and the place of the one that raised the alarm."""
+        p_marginal, p_value = (
+            np.array([getattr(record, name) for record in made], dtype=np.float64) for name in ("p_marginal", "p_value")
+        )
+        log_e, raised = self._count(p_marginal, p_value, [r.because for r in made if r.p_marginal is None])
+        self._counts.cut += sum(bool(record.cut) for record in made if record.p_value is not None)
         if raised is not None:
-            self._raised_line = done[raised].line
-        return done, raised is not None
+            self._raised_line = made[raised].line
+        return _stamped(made, log_e, raised), raised
 
     def _passed(self, tokenizer: Any, passage: Passage, found: Assessment) -> None:
         """A pass of the live model has ended. Words are made on demand, and the inputs may have changed by then."""
         own = Passage(passage.ids.clone(), passage.mask.clone(), passage.chosen)
         with self._lock:
-            log_e, raised = self._evidence(found.p_marginal[found.usable], found.usable)
+            empty = found.lengths[~found.usable] == 0
+            reasons = [NO_TOKEN if none else NOT_FINITE for none in empty]
+            log_e, raised = self._count(found.p_marginal, found.p_value, reasons)
 
             def make() -> list[Record]:
                 made = _stamped(records(found, own, tokenizer, alpha=self.alpha), log_e, raised)
@@ -279,17 +272,20 @@ class Monitor:
                 rows = zip(made, own.ids, own.chosen, strict=True)
                 return [replace(record, text=tokenizer.decode(ids[chosen])) for record, ids, chosen in rows]
 
-            self._scored += int(found.usable.sum())
-            self._strange += int((found.p_value[found.usable] <= self.alpha).sum())
-            empty = found.lengths[~found.usable] == 0
-            self._rejected.update(kind(NO_TOKEN if none else NOT_FINITE) for none in empty)
             self._deliver(_Block(make), len(found.usable))
-        if raised is not None:
-            self._announce()
+        self._announce(raised)
 
-    def _evidence(self, p: np.ndarray, usable: np.ndarray) -> tuple[np.ndarray, int | None]:
-        """Give p-values of usable texts to the alarm: `log_e` after each text, and the row that raised the alarm."""
-        before, at = self.alarm.log_e, self.alarm.raised_at
+    def _count(self, p_marginal: np.ndarray, p_value: np.ndarray, reasons: list[str]) -> tuple[np.ndarray, int | None]:
+        """Count texts and give their p-values to the alarm. Returns `log_e` after each text, and the row of the alarm.
+
+        p_marginal, p_value : (texts,), NaN for rejected texts
+        reasons : of the rejected texts
+        """
+        usable = ~np.isnan(p_marginal)
+        self._counts.scored += int(usable.sum())
+        self._counts.strange += int((p_value <= self.alpha).sum())
+        self._counts.rejected.update(map(kind, reasons))
+        p, before, at = p_marginal[usable], self.alarm.log_e, self.alarm.raised_at
         found = self._try("alarm", self.alarm.evidence, p)
         log_e = np.concatenate([[before], np.full(len(p), before) if found is None else found])[np.cumsum(usable)]
         if at is not None or self.alarm.raised_at is None:
@@ -306,8 +302,8 @@ class Monitor:
             if (state := getattr(sink, "state", None)) is not None:
                 self._try("sink", state, self.alarm)
 
-    def _announce(self) -> None:
-        if self._on_alarm is not None:
+    def _announce(self, raised: int | None) -> None:
+        if raised is not None and self._on_alarm is not None:
             self._try("on_alarm", self._on_alarm, self)
 
     def _checked(self) -> Examiner:
@@ -335,15 +331,15 @@ class Monitor:
             self._fail("scoring", error)
             return
         with self._lock:
-            reason = str(error)
-            if reason not in self._unreadable and len(self._unreadable) >= REASONS:
+            reason, known = str(error), self._counts.unreadable
+            if reason not in known and len(known) >= REASONS:
                 reason = "others"
-            self._unreadable[reason] += 1
+            known[reason] += 1
         self._report("unreadable", reason, f"a pass is not scored: {error}", None)
 
     def _fail(self, kind: str, error: Exception) -> None:
         with self._lock:
-            self._failures[kind] += 1
+            self._counts.failures[kind] += 1
         words = f"the monitor failed ({kind}): {one_line(error)}; the model goes on"
         self._report(kind, type(error).__name__, words, error)
 

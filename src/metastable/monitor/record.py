@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from metastable.encoder.hooks import Passage
+from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.scoring import Assessment
 
 # Most words in a record.
@@ -166,7 +167,7 @@ def records(
                 n=n,
                 alpha=alpha,
                 least=found.least,
-                because=found.words[top[i]],
+                because=DETECTORS[found.names[top[i]]].words,
                 shown_by=shown[i],
             )
         )
