@@ -11,9 +11,7 @@ from metastable.monitor.conformal import ladder
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.detectors.base import Column
 from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, Setting
-from metastable.monitor.split import part_of
 from tests.benchmarks.modules import module
-from tests.monitor.tables import table_of
 
 scorer_of, Vector = module("bench").scorer, module("detectors").Vector
 
@@ -271,11 +269,10 @@ def test_p_values_of_clean_texts_are_uniform(baseline, held, setting):
     assert kstest(p[:, 1], "uniform").statistic < KS
 
 
-def test_calibrating_on_the_texts_that_detectors_know_is_caught(encoder, baseline, held, clean):
+def test_calibrating_on_the_texts_that_detectors_know_is_caught(baseline, held, clean_tables):
     """The negative control of the test above: the fitted texts are less strange to the detectors than new ones."""
-    known = [text.text for text in clean if part_of(text.document, baseline.facts["seed"]) == "fit"]
-    assert len(known) == baseline.facts["parts"]["fit"]
-    p = dealt(baseline, "light", held, table_of(encoder, baseline, known))
+    assert len(clean_tables["fit"]) == baseline.facts["parts"]["fit"]
+    p = dealt(baseline, "light", held, clean_tables["fit"])
     assert kstest(p[:, 0], "uniform").statistic > 2 * KS
     # Too small, that is: too many clean texts would be called strange.
     assert np.mean(p[:, 0] < 0.1) > 0.2

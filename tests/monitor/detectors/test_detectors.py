@@ -72,8 +72,8 @@ def test_damaged_arrays_are_refused_and_blank_detectors_do_not_score(name):
     encoder, arrays = harness.minilm(), harness.fitted(name).to_arrays()
     first = next(iter(arrays))
     wrong = {
-        "in place of": {key: a for key, a in arrays.items() if key != first},
-        "damaged": arrays | {first: arrays[first][..., :-1]},
+        "holds no": {key: a for key, a in arrays.items() if key != first},
+        "shape": arrays | {first: arrays[first][..., :-1]},
         "not finite": arrays | {first: np.full_like(arrays[first], np.nan)},
     }
     for words, damaged in wrong.items():
