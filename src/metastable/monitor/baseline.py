@@ -22,7 +22,7 @@ from metastable.arrays import whole
 from metastable.encoder.hooks import Open, Passage, Reader, Watch
 from metastable.encoder.load import Encoder, load
 from metastable.encoder.texts import TextCounts, batches
-from metastable.errors import BadInput
+from metastable.errors import BadInput, choice
 from metastable.files import read_json, recover, replacing, write, write_json
 from metastable.monitor import passes
 from metastable.monitor.conformal import Calibration
@@ -148,9 +148,7 @@ class Baseline:
 
     def scorer(self, setting: str) -> Scorer:
         """The scorer of a setting; BadInput if there is no such setting."""
-        if setting not in self.settings:
-            raise BadInput(f"setting is {setting!r}; the baseline has {', '.join(sorted(self.settings))}")
-        return self.settings[setting]
+        return self.settings[choice(setting, "setting", self.settings)]
 
     def save(self, path: str | Path) -> None:
         """Write the baseline into a folder, completely or not at all. Only another baseline is replaced."""

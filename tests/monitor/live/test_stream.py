@@ -64,7 +64,7 @@ def test_examine_on_a_name_and_bad_arguments(small, encoder, baseline, baseline_
         "text 1 is of type int": lambda: live.examine(["a", 3]),
         "give a live model": named.__enter__,
         "pass tokenizer=": lambda: Monitor(encoder.model, baseline).examine(["a"]),
-        "setting is 'fast'; the baseline has full, light": lambda: Monitor(encoder.model, baseline, "fast"),
+        "setting is 'fast'; choose one of light, full": lambda: Monitor(encoder.model, baseline, "fast"),
         "a sink is of type int": lambda: Monitor(encoder.model, baseline, sinks=[3]),
         "alpha is 2": lambda: Monitor(encoder.model, baseline, alpha=2),
         "keep is 0": lambda: Monitor(encoder.model, baseline, keep=0),

@@ -18,6 +18,7 @@ from metastable.monitor.detectors.base import (
     TokenReading,
     adding,
     chosen_units,
+    folded,
     token_columns,
     typical,
 )
@@ -72,8 +73,7 @@ class TokenMahalanobis(Detector):
             residual = (self._samples[depth].rows.double() - moments.mean) @ white.T
             lens, basis = self._lenses[depth], self._bases.get(depth)
             into = white if basis is None else white @ basis.double().T
-            arrays[f"white.{depth}"] = into * lens.scale
-            arrays[f"offset.{depth}"] = into @ lens.shift.double() - white @ moments.mean
+            arrays[f"white.{depth}"], arrays[f"offset.{depth}"] = folded(into, -white @ moments.mean, lens)
             arrays[f"typical.{depth}"] = typical(torch.linalg.vecdot(residual, residual))
         self.keep(arrays)
 
