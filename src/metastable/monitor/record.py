@@ -23,8 +23,10 @@ LONGEST = 40
 CANDIDATES = 8
 
 # What is written of a record, in order.
-WRITTEN = ("line", "id", "status", "p_value", "p_marginal", "score", "first_layer", "detector", "tokens")
-WRITTEN += ("n", "cut", "reason", "sha", "log_e", "alarm")
+WRITTEN = (
+    *("line", "id", "status", "p_value", "p_marginal", "score", "first_layer", "detector", "tokens"),
+    *("n", "cut", "reason", "sha", "log_e", "alarm"),
+)
 
 NO_TOKEN = "has no token of its own; give a text with a word in it"
 NOT_FINITE = "has hidden states that are not finite; check the model's precision"
