@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,9 @@ log = logging.getLogger("metastable.monitor")
 
 # Reasons that are counted separately; all further ones are "others". A reason may name a shape, so there are many.
 REASONS = 20
+
+Make = Callable[[], list[Record]]
+"""Makes the records of one pass. Two threads may call it at once: the records are the same."""
 
 ASSUMES = "texts are independent of each other, and the calibration texts were drawn like the clean stream"
 
@@ -119,8 +122,8 @@ class Monitor:
                 raise BadInput(f"a sink is of type {type(sink).__name__}; it must have the methods write and close")
         self._with_text = any(getattr(sink, "include_text", False) for sink in self.sinks)
         self._model, self._tokenizer, self._on_alarm = model, tokenizer, on_alarm
-        # The newest texts: their block, and their row in it.
-        self._kept: deque[tuple[_Block, int]] = deque(maxlen=whole(keep, "keep", 1, "at least one record must be kept"))
+        # The newest texts: what makes the records of their pass when they are first asked for, and their row in it.
+        self._kept: deque[tuple[Make, int]] = deque(maxlen=whole(keep, "keep", 1, "at least one record must be kept"))
         # Reentrant: a sink may run the model.
         self._lock = Mutex()
         self._examiner: Examiner | None = None
@@ -147,8 +150,8 @@ class Monitor:
         """The records of the newest texts, newest last; at most `keep`."""
         with self._lock:
             kept = list(self._kept)
-        made = {block: self._try("records", block.make) or () for block in dict.fromkeys(block for block, _ in kept)}
-        return [made[block][row] for block, row in kept if made[block]]
+        made = {make: self._try("records", make) or () for make in dict.fromkeys(make for make, _ in kept)}
+        return [made[make][row] for make, row in kept if made[make]]
 
     @property
     def counts(self) -> MonitorCounts:
@@ -236,7 +239,7 @@ class Monitor:
         """
         with self._lock:
             done, raised = self._counted(made)
-            self._deliver(_Block(lambda: done), len(done))
+            self._deliver(lambda: done, len(done))
         self._announce(raised)
         return done
 
@@ -265,6 +268,7 @@ class Monitor:
             reasons = [NO_TOKEN if none else NOT_FINITE for none in empty]
             log_e, raised = self._count(found.p_marginal, found.p_value, reasons)
 
+            @cache
             def make() -> list[Record]:
                 made = _stamped(records(found, own, tokenizer, alpha=self.alpha), log_e, raised)
                 if not self._with_text or tokenizer is None:
@@ -272,7 +276,7 @@ class Monitor:
                 rows = zip(made, own.ids, own.chosen, strict=True)
                 return [replace(record, text=tokenizer.decode(ids[chosen])) for record, ids, chosen in rows]
 
-            self._deliver(_Block(make), len(found.usable))
+            self._deliver(make, len(found.usable))
         self._announce(raised)
 
     def _count(self, p_marginal: np.ndarray, p_value: np.ndarray, reasons: list[str]) -> tuple[np.ndarray, int | None]:
@@ -293,9 +297,9 @@ class Monitor:
         place = self.alarm.raised_at - 1 - (self.alarm.count - len(p))
         return log_e, int(np.flatnonzero(usable)[place])
 
-    def _deliver(self, block: _Block, texts: int) -> None:
-        self._kept.extend((block, row) for row in range(texts))
-        for record in self._try("records", block.make) or () if self.sinks else ():
+    def _deliver(self, make: Make, texts: int) -> None:
+        self._kept.extend((make, row) for row in range(texts))
+        for record in self._try("records", make) or () if self.sinks else ():
             for sink in self.sinks:
                 self._try("sink", sink.write, record)
         for sink in self.sinks:
@@ -355,21 +359,6 @@ class Monitor:
         if new:
             with suppress(Exception):
                 log.warning("%s (others like it are only counted)", words, exc_info=error)
-
-
-class _Block:
-    """The records of one pass, made when they are first asked for. Two threads may make them at once, and alike."""
-
-    def __init__(self, make: Callable[[], list[Record]]) -> None:
-        self._make: Callable[[], list[Record]] | None = make
-        self._made: list[Record] = []
-
-    def make(self) -> list[Record]:
-        make = self._make
-        if make is not None:
-            self._made = make()
-            self._make = None
-        return self._made
 
 
 def _stamped(made: Iterable[Record], log_e: np.ndarray, raised: int | None) -> list[Record]:
