@@ -316,6 +316,7 @@ def test_files_of_others_are_left_alone(name, more, tmp_path):
 
 
 DAMAGE = [{}, [1], {"line": 4}, row(5), {**row(4), "p_marginal": None}, row(4, 7.0), {**row(4), "status": "odd"}]
+DAMAGE += [{**row(4, 7.0), "status": "rejected"}]
 
 
 @pytest.mark.parametrize("damage", [b"nonsense", b"\xff", *(json.dumps(d).encode() for d in DAMAGE)])
