@@ -170,7 +170,7 @@ class Bench:
         """
         found: dict[str, dict[str, float]] = {}
         for name, scorer in self.scorers.items():
-            judged = scorer.assess(table, [""] * len(scorer.scale.members))
+            judged = scorer.assess(table)
             small = judged.p_by_depth <= alpha
             first = np.where(small.any(axis=1), small.argmax(axis=1), -1)
             found[name] = {

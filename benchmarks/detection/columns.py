@@ -27,7 +27,7 @@ from metastable.encoder.measure import Meter
 from metastable.encoder.texts import batches
 from metastable.monitor import passes
 from metastable.monitor.baseline import special_of
-from metastable.monitor.detectors.base import Detector, Gathering, chosen_units
+from metastable.monitor.detectors.base import Detector, Gathering, adding, chosen_units
 from metastable.monitor.detectors.token_mahalanobis import TokenMahalanobis
 from metastable.monitor.moments import Moments
 from metastable.monitor.scoring import ColumnTable
@@ -84,7 +84,7 @@ class Columns:
 
     def blank(self) -> dict[str, Detector]:
         """Unfitted detectors by name: what their columns are, without what is in them."""
-        found = {name: kind.blank(self.encoder) for name, kind in DETECTORS.items()}
+        found = {name: kind(self.encoder) for name, kind in DETECTORS.items()}
         if self.ablations:
             layers = len(self.encoder.anatomy.layers)
             found[ALL_DEPTHS] = _named(TokenMahalanobis(self.encoder, range(layers + 1)), ALL_DEPTHS)
@@ -158,12 +158,7 @@ def subspaces(encoder: Encoder, texts: Sequence[str]) -> dict[str, dict[int, Ten
     """
     lenses = Meter(encoder).lenses
     moments = {depth: Moments(encoder.anatomy.layers[0].width) for depth in range(len(lenses))}
-
-    def add(rows: dict[int, Tensor]) -> None:
-        for depth, own in rows.items():
-            moments[depth].add(own)
-
-    run(encoder, texts, moments, lambda passage: Gathering(chosen_units, add))
+    run(encoder, texts, moments, lambda passage: Gathering(chosen_units, adding(moments)))
     found: dict[str, dict[int, Tensor]] = {name: {} for name in SUBSPACES}
     chance = torch.Generator().manual_seed(0)
     for depth, lens in enumerate(lenses):

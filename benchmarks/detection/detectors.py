@@ -78,8 +78,7 @@ class LayerMeanMahalanobis(Detector):
     words = "on average over its words and the layers it is unlike the clean texts"
 
     def __init__(self, encoder: Encoder) -> None:
-        super().__init__()
-        self._width = encoder.anatomy.layers[0].width
+        super().__init__(encoder)
         self.depths = tuple(range(len(encoder.anatomy.layers) + 1))
         self.columns = (Column("mean token", None),)
         self._moments = Moments(self._width)
@@ -129,8 +128,7 @@ class PooledKNN(Detector):
     words = "none of the clean texts is near to it in meaning"
 
     def __init__(self, encoder: Encoder, known: int = KNOWN) -> None:
-        super().__init__()
-        self._width = encoder.anatomy.layers[0].width
+        super().__init__(encoder)
         self.depths = (len(encoder.anatomy.layers),)
         self.columns = (Column("nearest texts", self.depths[0]),)
         self._sample = Sample(known, self._width)
@@ -217,7 +215,7 @@ class Concentration(Unfitted):
     words = "its tokens concentrate over the layers otherwise than those of the clean texts"
 
     def __init__(self, encoder: Encoder) -> None:
-        super().__init__()
+        super().__init__(encoder)
         layers = [layer.index for layer in encoder.anatomy.layers]
         self._heads = Heads(encoder.anatomy)
         self.depths = (*layers, len(layers))
@@ -263,7 +261,7 @@ class AttentionEntropy(Unfitted):
     words = "its tokens attend to more or fewer others than in the clean texts"
 
     def __init__(self, encoder: Encoder) -> None:
-        super().__init__()
+        super().__init__(encoder)
         layers = encoder.anatomy.layers
         self._heads = Heads(encoder.anatomy)
         self.depths = tuple(range(len(layers) + 1))
@@ -297,9 +295,6 @@ class TokenCount(Unfitted):
     depths = ()
     columns = (Column("log n", None),)
 
-    def __init__(self, encoder: Encoder) -> None:
-        super().__init__()
-
     def open(self, passage: Passage) -> Reading:
         return _Count(passage)
 
@@ -329,7 +324,7 @@ class UnigramRarity(Detector):
     columns = (Column("mean", None), Column("worst three", None))
 
     def __init__(self, encoder: Encoder) -> None:
-        super().__init__()
+        super().__init__(encoder)
         self._counts = torch.zeros(encoder.model.get_input_embeddings().num_embeddings, dtype=torch.long)
 
     def learn(self, stage: int, passage: Passage) -> Watch:
@@ -405,8 +400,9 @@ class TwoSided(Member):
     def number(self, z: np.ndarray) -> np.ndarray:
         return self.vector(z)
 
-    def anomaly(self, z: np.ndarray) -> np.ndarray:
-        return np.abs(z)
+    def __call__(self, columns: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        number, z = super().__call__(columns, lengths)
+        return number, np.abs(z)
 
 
 def member(detector: Detector, places: tuple[int, ...], columns: np.ndarray, lengths: np.ndarray) -> Member:

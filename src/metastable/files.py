@@ -99,7 +99,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise BadInput(f"{what} {path} is damaged ({error}); delete it to start again") from error
     if not isinstance(found, dict):
         raise BadInput(f"{what} {path} is damaged (no JSON object); delete it to start again")

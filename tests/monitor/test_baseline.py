@@ -3,8 +3,7 @@
 import hashlib
 import json
 import os
-import subprocess
-import sys
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,8 @@ import torch
 from safetensors.numpy import load, save
 
 import metastable as ms
-from metastable.encoder.load import Encoder, twin
 from metastable.encoder.load import load as load_encoder
+from metastable.encoder.load import twin
 from metastable.errors import BadInput
 from metastable.monitor.baseline import FILES, SCHEMA, Baseline, check_writable
 from metastable.monitor.split import part_of
@@ -146,8 +145,7 @@ def test_saved_and_loaded(fitted, saved):
     for name, scorer in fitted.settings.items():
         for key, array in scorer.to_arrays().items():
             assert np.array_equal(again.settings[name].to_arrays()[key], array)
-    alarm = again.scorer("full").alarm(alpha=0.02, delta=0.005)
-    assert (alarm.texts, alarm.alpha, alarm.delta) == (fitted.facts["parts"]["calibrate"], 0.02, 0.005)
+    assert again.scorer("full").texts == fitted.facts["parts"]["calibrate"]
     assert repr(again) == repr(fitted)
     assert "1500 clean texts" in repr(again)
     assert "full: token-mahalanobis, place-surprise" in repr(again)
@@ -285,7 +283,7 @@ def test_what_is_no_baseline(tmp_path, saved):
     refused(tmp_path, "is no baseline")
     refused(saved / FILES[0], "is no baseline")
     (saved / FILES[1]).unlink()
-    refused(saved, "baseline.safetensors .* cannot be read")
+    refused(saved, "damaged .*baseline.safetensors: .*No such file")
 
 
 @pytest.mark.parametrize(
@@ -295,7 +293,7 @@ def test_what_is_no_baseline(tmp_path, saved):
         (lambda c: c.pop("schema"), "has the schema None"),
         (lambda c: c.pop("settings"), "damaged .*settings"),
         (lambda c: c.pop("fingerprint"), "damaged .*fingerprint"),
-        (lambda c: c.pop("sha256"), "checksum"),
+        (lambda c: c.pop("sha256"), "damaged .*sha256"),
         (lambda c: c.update(special="x"), "damaged"),
         (lambda c: c.update(settings=[]), "damaged"),
         (lambda c: c.update(settings={}), "damaged"),
@@ -304,7 +302,8 @@ def test_what_is_no_baseline(tmp_path, saved):
         (lambda c: c["settings"]["light"]["members"][0].update(places=[0]), "shape"),
         (lambda c: c["settings"]["light"].update(members=[]), "shape"),
         (lambda c: c["settings"].pop("full"), "damaged"),
-        (lambda c: c.update(special=[float("inf")]), "cannot be read"),
+        (lambda c: c.update(special=[float("inf")]), "damaged"),
+        (lambda c: c.update(detectors={}), "damaged"),
         (lambda c: c.update(special=[1e300]), "damaged .*special is 1e"),
         (lambda c: c.update(special=[-1]), "damaged .*special is -1"),
         (lambda c: c.update(special=[2**70]), "damaged .*special"),
@@ -347,7 +346,7 @@ def test_random_edits_of_the_description_are_one_line(saved):
             same = False
         if not same:
             altered += 1
-            refused(saved, "altered|cannot be read|has the schema")
+            refused(saved, "altered|damaged|has the schema")
     assert altered > 120
 
 
@@ -388,8 +387,8 @@ def test_random_values_with_a_checksum_that_fits_are_one_line(fitted, saved):
 
         rewritten(saved, change)
         same = json.loads((saved / FILES[0]).read_text())["checksum"] == json.loads(text)["checksum"]
-        # A list of names may be shorter than it was, and without its digest a tokenizer is not compared.
-        spared = same or (path[0] == "detectors" and len(path) == 2) or (path == ("tokenizer",) and odd is None)
+        # Without its digest a tokenizer is not compared.
+        spared = same or (path == ("tokenizer",) and odd is None)
         message = complaint(saved, encoder)
         assert spared if message is None else "\n" not in message, (path, odd, message)
 
@@ -412,7 +411,7 @@ def test_members_that_read_elsewhere_are_refused(saved, change):
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"schema": 3}', "\xff", "[" * 100_000])
 def test_a_description_that_is_no_json(saved, content):
     (saved / FILES[0]).write_text(content, encoding="latin-1")
-    refused(saved, "cannot be read|has the schema")
+    refused(saved, "damaged|has the schema")
 
 
 def test_cut_off_or_altered_tensors_are_refused(saved):
@@ -428,48 +427,37 @@ def test_cut_off_or_altered_tensors_are_refused(saved):
     Baseline.load(saved)
     (saved / FILES[1]).write_bytes(b"no tensors")
     rewritten(saved, lambda c: c.update(sha256=hashlib.sha256(b"no tensors").hexdigest()))
-    refused(saved, "holds no tensors")
+    refused(saved, "damaged .*baseline.safetensors")
 
 
 def test_missing_misshapen_and_infinite_arrays_are_refused(fitted, saved):
     """Even with a checksum that fits: arrays of every kind, one at a time."""
-    every = sorted(load((saved / FILES[1]).read_bytes()))
-    names = [name for name in every if name.startswith("setting.light") or ".0" in name or ".2" in name]
+    good = (saved / FILES[1]).read_bytes()
+    names = [name for name in sorted(load(good)) if name.startswith("setting.light") or ".0" in name or ".2" in name]
     assert len(names) > 20
     assert any(name.startswith("detector.") for name in names)
-    encoder = Encoder("small", small(), tokenizer(), None)
+    encoder = load_encoder(small(), tokenizer=tokenizer())
+    assert encoder.fingerprint == fitted.fingerprint
     for name in names:
         for change, words in (
-            (lambda a, n=name: a.pop(n), "no "),
-            (lambda a, n=name: a.update({n: np.zeros((3, 1, 2), a[n].dtype)}), "shape|damaged"),
+            (lambda a, n=name: a.pop(n), "no |damaged"),
+            (lambda a, n=name: a.update({n: np.zeros((3, 1, 2), a[n].dtype)}), "shape"),
             (lambda a, n=name: a.update({n: np.full_like(a[n], np.nan)}), "not finite"),
         ):
-            fitted.save(saved)
+            (saved / FILES[1]).write_bytes(good)
             resealed(saved, change)
-            if name.startswith("setting.") or words == "no ":
-                refused(saved, words)
-            else:
-                with pytest.raises(BadInput, match=words):
-                    _checked(Baseline.load(saved), fitted, encoder)
+            with pytest.raises(BadInput, match=words):
+                Baseline.load(saved).check(encoder)
 
 
-def _checked(baseline, fitted, encoder):
-    known = load_encoder(encoder.model, tokenizer=encoder.tokenizer)
-    assert known.fingerprint == fitted.fingerprint
-    baseline.check(known)
-
-
-def test_no_pickle_is_read_or_written(saved):
-    """The two files are JSON and safetensors, and loading imports no pickle of ours."""
+def test_no_pickle_is_read_or_written(saved, monkeypatch):
+    """The two files are JSON and safetensors."""
     json.loads((saved / FILES[0]).read_text())
     load((saved / FILES[1]).read_bytes())
-    code = (
-        "import pickle, sys\n"
-        "def never(*a, **k): raise SystemExit('a pickle')\n"
-        "from metastable.monitor.baseline import Baseline\n"
-        "pickle.load = pickle.loads = pickle.Unpickler = never\n"
-        f"print(Baseline.load({str(saved)!r}).special)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("(0,")
+
+    def never(*given, **named):
+        pytest.fail("a pickle")
+
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, never)
+    assert Baseline.load(saved).special[0] == 0

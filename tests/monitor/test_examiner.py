@@ -108,7 +108,7 @@ def test_a_baseline_that_has_not_seen_its_encoder_has_no_detectors(encoder, base
     new = Baseline.load(baseline_folder)
     with pytest.raises(BadInput, match="check"):
         new.detectors  # noqa: B018
-    with pytest.raises(BadInput, match="setting is 'heavy'; the baseline has full, light"):
+    with pytest.raises(BadInput, match="setting is 'heavy'; choose one of light, full"):
         Examiner(new, "heavy", encoder)
     Examiner(new, "light", encoder)
     assert "place-surprise" in new.detectors

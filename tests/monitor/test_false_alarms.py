@@ -15,7 +15,6 @@ from scipy.stats import binom, ks_2samp
 from metastable.monitor.alarm import Alarm
 from metastable.monitor.baseline import Baseline
 from metastable.monitor.conformal import Calibration
-from metastable.monitor.split import SHARES, part_of
 from tests.benchmarks.modules import module
 from tests.monitor.conftest import corpus
 from tests.monitor.tables import table_of
@@ -50,20 +49,13 @@ def raised(clean, texts, length, other=None):
     return np.array(found)
 
 
-@pytest.fixture(scope="module")
-def tables(encoder, baseline, clean):
-    """Columns of the baseline's own texts, by part."""
-    parts = {part: [text.text for text in clean if part_of(text.document, 0) == part] for part in SHARES}
-    return {part: table_of(encoder, baseline, texts) for part, texts in parts.items()}
-
-
 def test_the_bound():
     assert binom.sf(MOST, STREAMS, ALPHA) < 1e-6 < binom.sf(MOST - 1, STREAMS, ALPHA)
     assert binom.cdf(MOST, STREAMS, 0.05) < 4e-4
 
 
 @pytest.mark.parametrize("setting", ["light", "full"])
-def test_clean_texts_rank_evenly_among_the_shipped_calibration(baseline, held, tables, setting):
+def test_clean_texts_rank_evenly_among_the_shipped_calibration(baseline, held, clean_tables, setting):
     """Two samples of clean texts, n of them new: their distributions differ by D or less.
 
     D = √(−ln(10⁻³/2)/2) √(1/n + 1/m), which chance exceeds once in a thousand times for independent texts. A detector
@@ -73,30 +65,30 @@ def test_clean_texts_rank_evenly_among_the_shipped_calibration(baseline, held, t
     new = scorer.scale(held).total
     bound = np.sqrt(-np.log(5e-4) / 2 * (1 / len(new) + 1 / scorer.texts))
     assert ks_2samp(new, scorer.calibration.scores).statistic < bound
-    assert ks_2samp(new, scorer.scale(tables["fit"]).total).statistic > bound
+    assert ks_2samp(new, scorer.scale(clean_tables["fit"]).total).statistic > bound
 
 
 @pytest.mark.parametrize("setting", ["light", "full"])
-def test_each_part_is_used_for_what_it_is_for(baseline, tables, setting):
+def test_each_part_is_used_for_what_it_is_for(baseline, clean_tables, setting):
     """Scales and calibration, computed again from the texts that belong to each part, text by text."""
     own = baseline.settings[setting]
-    again = scorer_of(own.setting, baseline.detectors, tables["adjust"], tables["calibrate"])
+    again = scorer_of(own.setting, baseline.detectors, clean_tables["adjust"], clean_tables["calibrate"])
     for name, array in again.to_arrays().items():
         np.testing.assert_allclose(own.to_arrays()[name], array, rtol=1e-3, atol=1e-3, err_msg=name)
     # The control: with the parts exchanged they are other numbers.
-    swapped = scorer_of(own.setting, baseline.detectors, tables["calibrate"], tables["adjust"])
+    swapped = scorer_of(own.setting, baseline.detectors, clean_tables["calibrate"], clean_tables["adjust"])
     assert not np.allclose(
         own.to_arrays()["calibration"][: swapped.texts], swapped.to_arrays()["calibration"], atol=0.01
     )
 
 
 @pytest.mark.parametrize("setting", ["light", "full"])
-def test_editorials(encoder, baseline, held, held_texts, setting):
+def test_editorials(table_once, baseline, held, held_texts, setting):
     """Streams of 800 texts, calibrated on 600."""
     scale = baseline.settings[setting].scale
     clean = scale(held).total
     assert (raised(clean, 600, 800) > 0).sum() <= MOST
-    changed = raised(clean, 600, 800, scale(table_of(encoder, baseline, shuffled(held_texts[:500]))).total)
+    changed = raised(clean, 600, 800, scale(table_once("shuffled", shuffled(held_texts[:500]))).total)
     assert (changed > 400).sum() >= 0.9 * CHANGES
     assert np.median(changed - 400) < 100
 

@@ -129,14 +129,13 @@ def test_texts_of_one_length():
 def test_saved_and_restored_bit_for_bit():
     columns, lengths, _, _ = drawn(300, seed=9)
     found = Adjustment.of(columns, lengths)
-    again = Adjustment.from_arrays(found.to_arrays(), 1)
+    again = Adjustment.from_arrays(vars(found), 1)
     assert np.array_equal(again(columns, lengths), found(columns, lengths))
     for name in ("location", "scale", "within"):
-        arrays = found.to_arrays()
-        del arrays[name]
+        arrays = {key: array for key, array in vars(found).items() if key != name}
         with pytest.raises(BadInput, match=f"no {name!r}.*calibrate again"):
             Adjustment.from_arrays(arrays, 1)
     with pytest.raises(BadInput, match=r"shape \(3, 1\), not \(3, 2\)"):
-        Adjustment.from_arrays(found.to_arrays(), 2)
+        Adjustment.from_arrays(vars(found), 2)
     with pytest.raises(BadInput, match="not finite"):
         shaped({"a": np.array([1.0, np.nan])}, "a", (-1,))

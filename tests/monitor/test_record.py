@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from metastable.encoder.hooks import Passage
+from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.record import Record, Word, records
 from metastable.monitor.scoring import Assessment
 from tests.encoder.models import tokenizer
 
-WORDS = ("its words are unlike those of the clean texts", "its words stand in unusual places")
+POOLED, PLACE = "pooled-mahalanobis", "place-surprise"
 
 
 def passage_of(texts, side="right"):
@@ -27,7 +28,7 @@ def passage_of(texts, side="right"):
 
 
 def assessed(passage, strange=(), p=0.002, least=0.001, by_member=(1.0, 5.0)):
-    """Assessed texts in which the tokens at the places `strange` (text, place, value) stand out to "place"."""
+    """Assessed texts in which the tokens at the places `strange` (text, place, value) stand out to `PLACE`."""
     texts, n = passage.ids.shape
     values = torch.zeros(texts, n)
     for text, place, value in strange:
@@ -45,9 +46,8 @@ def assessed(passage, strange=(), p=0.002, least=0.001, by_member=(1.0, 5.0)):
         by_member=np.tile(by_member, (texts, 1)) * full[:, None],
         p_by_depth=by_depth,
         depths=(0, 2, 4),
-        names=("pooled", "place"),
-        words=WORDS,
-        tokens={"place": values},
+        names=(POOLED, PLACE),
+        tokens={PLACE: values},
         least=least,
     )
 
@@ -59,11 +59,11 @@ def test_a_strange_text_in_words():
     at = {piece: place for place, piece in enumerate(pieces)}
     found = records(assessed(passage, [(0, at["colour"], 2.0), (0, at["unbelievable"], 4.0)]), passage, tokenizer())[0]
     assert found.reason == (
-        "p = 0.002: at most 2 in 1000 clean texts are this strange; it begins at depth 2, because its words stand in "
-        "unusual places: ‘unbelievable’, ‘colour’"
+        "p = 0.002: at most 2 in 1000 clean texts are this strange; it begins at depth 2, because "
+        f"{DETECTORS[PLACE].words}: ‘unbelievable’, ‘colour’"
     )
     assert found.tokens == (Word("unbelievable", 4.0), Word("colour", 2.0))
-    assert (found.status, found.detector, found.first_layer, found.n) == ("scored", "place", 2, len(pieces) - 2)
+    assert (found.status, found.detector, found.first_layer, found.n) == ("scored", PLACE, 2, len(pieces) - 2)
     assert found.strange
     assert found.cut is None
 
@@ -118,7 +118,7 @@ def test_words_are_left_out_without_a_tokenizer_and_on_request():
     assert "ferry" in json.dumps(found.to_dict())
     private = found.to_dict(words=False)
     assert "ferry" not in json.dumps(private)
-    assert private["reason"].endswith(WORDS[1])
+    assert private["reason"].endswith(DETECTORS[PLACE].words)
     assert private["p_value"] == 0.002
 
 
@@ -126,8 +126,8 @@ def test_words_of_another_detector_are_not_given_as_its_reason():
     """The pooled detector finds the text strangest, and does not look at single tokens."""
     passage = passage_of(["The ferry leaves."])
     found = records(assessed(passage, [(0, 2, 1.0)], by_member=(9.0, 5.0)), passage, tokenizer())[0]
-    assert found.detector == "pooled"
-    assert found.reason.endswith(f"because {WORDS[0]}; most unusual of its words: ‘ferry’")
+    assert found.detector == POOLED
+    assert found.reason.endswith(f"because {DETECTORS[POOLED].words}; most unusual of its words: ‘ferry’")
 
 
 def test_ordinary_texts_and_texts_at_no_depth():

@@ -11,9 +11,7 @@ from metastable.monitor.conformal import ladder
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.detectors.base import Column
 from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, Setting
-from metastable.monitor.split import part_of
 from tests.benchmarks.modules import module
-from tests.monitor.tables import table_of
 
 scorer_of, Vector = module("bench").scorer, module("detectors").Vector
 
@@ -132,7 +130,7 @@ def _tail(s, own):
 def test_against_the_formulas(shift):
     adjust, calibrate, new = drawn(200, 0), drawn(500, 1), drawn(1, 2, shift)
     scorer = scorer_of(SETTING, BOTH, adjust, calibrate)
-    judged = scorer.assess(new, ("a", "b"))
+    judged = scorer.assess(new)
     score, p, by_depth = literal(adjust, calibrate, new)
     assert judged.depths == (0, 2, 5)
     # Moments are taken of float32 rows: see `moments`.
@@ -156,8 +154,8 @@ def test_vector_is_the_shrunk_mahalanobis_distance():
 def test_two_sided_detectors_find_too_little_and_one_sided_ones_do_not():
     adjust, calibrate = drawn(300, 0), drawn(600, 1)
     low = drawn(200, 2, shift=-12.0)
-    two = scorer_of(Setting("two", {"two": None}), BOTH, adjust, calibrate).assess(low, ("b",))
-    one = scorer_of(Setting("one", {"one": None}), BOTH, adjust, calibrate).assess(low, ("a",))
+    two = scorer_of(Setting("two", {"two": None}), BOTH, adjust, calibrate).assess(low)
+    one = scorer_of(Setting("one", {"one": None}), BOTH, adjust, calibrate).assess(low)
     assert np.median(two.p_value) == two.least
     assert np.median(one.p_marginal) > 0.9
 
@@ -165,18 +163,18 @@ def test_two_sided_detectors_find_too_little_and_one_sided_ones_do_not():
 def test_texts_that_cannot_be_used_are_told_apart_and_change_nothing():
     scorer = scorer_of(SETTING, BOTH, drawn(200, 0), drawn(500, 1))
     new = drawn(5, 2)
-    judged = scorer.assess(new, ("a", "b"))
+    judged = scorer.assess(new)
     columns = {name: found.copy() for name, found in new.columns.items()}
     lengths = new.lengths.copy()
     lengths[1] = 0
     columns["one"][3, 2] = math.nan
     columns["two"][4, 0] = math.inf
-    broken = scorer.assess(ColumnTable(columns, lengths), ("a", "b"))
+    broken = scorer.assess(ColumnTable(columns, lengths))
     assert broken.usable.tolist() == [True, False, True, False, False]
     for name in ("score", "p_marginal", "p_value", "by_member", "p_by_depth"):
         assert np.isnan(getattr(broken, name)[[1, 3, 4]]).all()
         assert np.array_equal(getattr(broken, name)[[0, 2]], getattr(judged, name)[[0, 2]])
-    nothing = scorer.assess(ColumnTable({n: c[:0] for n, c in columns.items()}, lengths[:0]), ("a", "b"))
+    nothing = scorer.assess(ColumnTable({n: c[:0] for n, c in columns.items()}, lengths[:0]))
     assert nothing.score.shape == (0,)
     assert nothing.p_by_depth.shape == (0, 3)
 
@@ -186,7 +184,7 @@ def test_saved_and_restored_bit_for_bit():
     scorer = scorer_of(one, BOTH, drawn(200, 0), drawn(500, 1))
     new = drawn(50, 2, shift=0.5)
     again = Scorer.from_arrays(one, scorer.to_dict(), scorer.to_arrays())
-    first, second = scorer.assess(new, ("a",)), again.assess(new, ("a",))
+    first, second = scorer.assess(new), again.assess(new)
     for name in ("score", "p_marginal", "p_value", "by_member", "p_by_depth"):
         assert np.array_equal(getattr(first, name), getattr(second, name))
     assert again.setting == scorer.setting
@@ -213,13 +211,13 @@ def test_detectors_without_a_depth_have_no_depths():
         return ColumnTable({"whole": rng.normal(size=(texts, 2))}, rng.integers(4, 60, texts))
 
     scorer = scorer_of(Setting("whole", {"whole": None}), {"whole": whole}, table(200), table(500))
-    judged = scorer.assess(table(7), ("w",))
+    judged = scorer.assess(table(7))
     assert judged.depths == ()
     assert judged.p_by_depth.shape == (7, 0)
 
 
 def test_settings_choose_depths_by_place(encoder):
-    detectors = {name: DETECTORS[name].blank(encoder) for name in DETECTORS}
+    detectors = {name: DETECTORS[name](encoder) for name in DETECTORS}
     light, full = SETTINGS["light"], SETTINGS["full"]
     place = detectors["place-surprise"]
     assert {place.columns[i].depth for i in light.places(place)} == {2}
@@ -271,11 +269,10 @@ def test_p_values_of_clean_texts_are_uniform(baseline, held, setting):
     assert kstest(p[:, 1], "uniform").statistic < KS
 
 
-def test_calibrating_on_the_texts_that_detectors_know_is_caught(encoder, baseline, held, clean):
+def test_calibrating_on_the_texts_that_detectors_know_is_caught(baseline, held, clean_tables):
     """The negative control of the test above: the fitted texts are less strange to the detectors than new ones."""
-    known = [text.text for text in clean if part_of(text.document, baseline.facts["seed"]) == "fit"]
-    assert len(known) == baseline.facts["parts"]["fit"]
-    p = dealt(baseline, "light", held, table_of(encoder, baseline, known))
+    assert len(clean_tables["fit"]) == baseline.facts["parts"]["fit"]
+    p = dealt(baseline, "light", held, clean_tables["fit"])
     assert kstest(p[:, 0], "uniform").statistic > 2 * KS
     # Too small, that is: too many clean texts would be called strange.
     assert np.mean(p[:, 0] < 0.1) > 0.2
@@ -289,7 +286,7 @@ def test_conditional_p_values_keep_their_promise(baseline, held):
         scorer = scorer_of(
             SETTINGS["light"], baseline.detectors, held[order[:ADJUST]], held[order[ADJUST : ADJUST + CALIBRATE]]
         )
-        p = scorer.assess(held[order[ADJUST + CALIBRATE :]], ("", "")).p_value
+        p = scorer.assess(held[order[ADJUST + CALIBRATE :]]).p_value
         broken += any(np.mean(p <= t) > t for t in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5))
     # Shares are of some 800 texts and not of all, which adds chance: without it fewer deals would be broken.
     assert broken <= binom.isf(1e-6, deals, 0.1)

@@ -247,13 +247,13 @@ def test_the_share_of_the_most_frequent_text():
 
 
 def test_texts_are_not_kept_in_memory():
-    """9 MB of texts through a split; what is held at any time is a few buffers."""
-    given = (f"{i} " + "the ferry to the island leaves at noon " * 15 for i in range(15_000))
+    """4 MB of texts through a split; what is held at any time is a few buffers."""
+    given = (f"{i} " + "the ferry to the island leaves at noon " * 15 for i in range(6_000))
     tracemalloc.start()
     try:
         with Split(0) as split:
             split.take(given)
-            assert sum(1 for part in SHARES for _ in split.read(part)) == 15_000
+            assert sum(1 for part in SHARES for _ in split.read(part)) == 6_000
             peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -126,11 +126,10 @@ def watch(
         folder = None
         if out is not None:
             folder = stack.enter_context(stream.stream_folder(out, facts, resume, overwrite))
-            monitor.replay(folder.past_records())
+            monitor.replay(folder.past())
         done, size = monitor.counts.texts, stream.TOGETHER * batch_size
         if stream.regular(texts):
-            past = () if folder is None else ((row.get("sha"), row.get("id")) for row in folder.past())
-            coming = stream.batches(intake, size, done, past)
+            coming = stream.batches(intake, size, done, () if folder is None else folder.past())
         else:
             coming = stream.arriving(intake, size, done)
         examine = partial(monitor.examiner().records, batch_size=batch_size)

@@ -7,23 +7,23 @@ has a checksum of itself and of the arrays.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from metastable.arrays import whole
-from metastable.encoder.hooks import Open, Reader
+from metastable.encoder.hooks import Open, Passage, Reader, Watch
 from metastable.encoder.load import Encoder, load
 from metastable.encoder.texts import TextCounts, batches
-from metastable.errors import BadInput
-from metastable.files import recover, replacing, write, write_json
+from metastable.errors import BadInput, choice
+from metastable.files import read_json, recover, replacing, write, write_json
 from metastable.monitor import passes
 from metastable.monitor.conformal import Calibration
 from metastable.monitor.detectors import DETECTORS
@@ -39,6 +39,7 @@ FILES = ("baseline.json", "baseline.safetensors")
 NO_TOKEN = "without a token of its own"
 
 
+@dataclass(eq=False, repr=False)
 class Baseline:
     """What is normal for one encoder.
 
@@ -50,27 +51,20 @@ class Baseline:
     facts : about the clean texts: `parts` (texts in each), `left_out` (by reason), `cut`, `tokens`, `lengths` (least,
         median and most tokens of a text), `documents` (in each part, None without labels), `commonest` (the share of
         the most frequent text), `seed`, `versions`
+    arrays : what each detector learned, by the detector's name
 
     A loaded baseline has its detectors after `check` has seen the encoder, because they read its layers.
     """
 
-    def __init__(
-        self,
-        encoder_name: str,
-        fingerprint: str,
-        configuration: str,
-        tokenizer: str | None,
-        special: tuple[int, ...],
-        settings: dict[str, Scorer],
-        facts: dict[str, Any],
-        arrays: dict[str, dict[str, np.ndarray]],
-    ) -> None:
-        """arrays : what each detector learned, by the detector's name"""
-        self.encoder_name, self.fingerprint, self.special = encoder_name, fingerprint, special
-        self.configuration, self.tokenizer = configuration, tokenizer
-        self.settings, self.facts = settings, facts
-        self._arrays = arrays
-        self._detectors: dict[str, Detector] | None = None
+    encoder_name: str
+    fingerprint: str
+    configuration: str
+    tokenizer: str | None
+    special: tuple[int, ...]
+    settings: dict[str, Scorer]
+    facts: dict[str, Any]
+    arrays: dict[str, dict[str, np.ndarray]]
+    _detectors: dict[str, Detector] | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
         settings = "; ".join(f"{name}: {', '.join(own.setting.members)}" for name, own in self.settings.items())
@@ -138,11 +132,11 @@ class Baseline:
             )
         if self._detectors is not None:
             return
-        detectors = {name: DETECTORS[name].blank(encoder) for name in self._arrays}
+        detectors = {name: DETECTORS[name](encoder) for name in self.arrays}
         for scorer in self.settings.values():
             scorer.check(detectors)
         for name, detector in detectors.items():
-            detector.restore(self._arrays[name])
+            detector.restore(self.arrays[name])
         self._detectors = detectors
 
     def _check_same(self, what: str, own: str, other: str, name: str) -> None:
@@ -154,9 +148,7 @@ class Baseline:
 
     def scorer(self, setting: str) -> Scorer:
         """The scorer of a setting; BadInput if there is no such setting."""
-        if setting not in self.settings:
-            raise BadInput(f"setting is {setting!r}; the baseline has {', '.join(sorted(self.settings))}")
-        return self.settings[setting]
+        return self.settings[choice(setting, "setting", self.settings)]
 
     def save(self, path: str | Path) -> None:
         """Write the baseline into a folder, completely or not at all. Only another baseline is replaced."""
@@ -167,13 +159,13 @@ class Baseline:
             self._write(temporary)
 
     def _write(self, folder: Path) -> None:
-        from safetensors.numpy import save
+        from safetensors.numpy import save_file
 
-        arrays = {f"detector.{d}.{k}": a for d, own in self._arrays.items() for k, a in own.items()}
+        arrays = {f"detector.{d}.{k}": a for d, own in self.arrays.items() for k, a in own.items()}
         arrays |= {f"setting.{s}.{k}": a for s, scorer in self.settings.items() for k, a in scorer.to_arrays().items()}
         # safetensors takes the bytes as they lie in memory, whatever the strides.
-        data = save({name: np.ascontiguousarray(a) for name, a in arrays.items()})
-        write(folder / FILES[1], lambda file: _write_bytes(file, data))
+        contiguous = {name: np.ascontiguousarray(a) for name, a in arrays.items()}
+        write(folder / FILES[1], lambda file: save_file(contiguous, file))
         content: dict[str, Any] = {
             "schema": SCHEMA,
             "encoder": self.encoder_name,
@@ -182,9 +174,9 @@ class Baseline:
             "tokenizer": self.tokenizer,
             "special": list(self.special),
             "facts": self.facts,
-            "detectors": {name: sorted(own) for name, own in self._arrays.items()},
+            "detectors": {name: sorted(own) for name, own in self.arrays.items()},
             "settings": {name: scorer.to_dict() for name, scorer in self.settings.items()},
-            "sha256": hashlib.sha256(data).hexdigest(),
+            "sha256": hashlib.sha256((folder / FILES[1]).read_bytes()).hexdigest(),
         }
         write_json(folder / FILES[0], {**content, "checksum": checksum(content)})
 
@@ -195,34 +187,36 @@ class Baseline:
         if not folder.exists():
             # A `save` that was killed may have left the previous baseline under another name.
             recover(folder.resolve())
-        content = _description(folder)
-        arrays = _tensors(folder, content)
+        content = _content(folder)
+        if content.get("schema") != SCHEMA:
+            raise BadInput(f"{str(path)!r} has the schema {content.get('schema')!r}, not {SCHEMA!r}; calibrate again")
         try:
-            settings = {
-                name: Scorer.from_arrays(SETTINGS[name], kept, within(arrays, f"setting.{name}."))
-                for name, kept in content["settings"].items()
-            }
-            encoder, fingerprint, configured = (content[name] for name in ("encoder", "fingerprint", "configuration"))
+            arrays = _verified(folder, content)
+            names = content["encoder"], content["fingerprint"], content["configuration"]
             special, tokenizer, facts = wholes(content["special"], "special"), content["tokenizer"], content["facts"]
-            of_detectors = _of_detectors(content["detectors"], arrays)
+            settings = {
+                name: Scorer.from_arrays(setting, content["settings"][name], within(arrays, f"setting.{name}."))
+                for name, setting in SETTINGS.items()
+            }
+            of_detectors = {name: within(arrays, f"detector.{name}.") for name in _members()}
             if (
-                not isinstance(facts, dict)
-                or not isinstance(facts["parts"], dict)
-                or not all(isinstance(word, str) for word in (encoder, fingerprint, configured))
+                not isinstance(facts["parts"], dict)
+                or not all(isinstance(word, str) for word in names)
                 or not isinstance(tokenizer, str | None)
-                or set(settings) != set(SETTINGS)
-                or not set(of_detectors) <= set(DETECTORS)
+                or {name: sorted(own) for name, own in of_detectors.items()} != content["detectors"]
             ):
-                raise ValueError("its names, facts, settings or detectors are not what they should be")
-            return cls(encoder, fingerprint, configured, tokenizer, special, settings, facts, of_detectors)
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise BadInput(f"the baseline {str(path)!r} is damaged ({_line(error)}); calibrate again") from error
+                raise ValueError("its names, facts or detectors are not what they should be")
+            return cls(*names, tokenizer, special, settings, facts, of_detectors)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+            # The text of a KeyError is only the key.
+            why = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:160]
+            raise BadInput(f"the baseline {str(path)!r} is damaged ({why}); calibrate again") from error
 
 
 class _Learning:
     """The passes of a private encoder over the parts of a split, in memory that barely grows with the texts.
 
-    A text leaves a few numbers behind: its columns in the "adjust" part, two scores per setting in "calibrate".
+    A text of the "adjust" or the "calibrate" part leaves a few numbers behind: its columns.
 
     special : ids of the special tokens
     """
@@ -236,18 +230,14 @@ class _Learning:
 
     def detectors(self) -> dict[str, dict[str, np.ndarray]]:
         """What each detector of the settings learns from the "fit" part, by its name."""
-        names = dict.fromkeys(name for setting in SETTINGS.values() for name in setting.members)
-        found = {name: DETECTORS[name].blank(self.encoder) for name in names}
+        found = {name: DETECTORS[name](self.encoder) for name in _members()}
         for stage in range(max(detector.stages for detector in found.values())):
-            self._learn(stage, [detector for detector in found.values() if stage < detector.stages])
+            learners = [detector for detector in found.values() if stage < detector.stages]
+            self._pass("fit", learners, partial(passes.learning, learners, stage))
+            self._check_tokens()
+            for detector in learners:
+                detector.settle(stage)
         return {name: detector.to_arrays() for name, detector in found.items()}
-
-    def _learn(self, stage: int, learners: list[Detector]) -> None:
-        depths = {depth for detector in learners for depth in detector.depths}
-        self._pass("fit", depths, lambda passage: passes.learning(learners, stage, passage))
-        self._check_tokens()
-        for detector in learners:
-            detector.settle(stage)
 
     def _check_tokens(self) -> None:
         counts, d = self._counts["fit"], self.encoder.anatomy.layers[0].width
@@ -260,39 +250,36 @@ class _Learning:
             )
 
     def scorers(self, detectors: Mapping[str, Detector]) -> dict[str, Scorer]:
-        """Scales fitted on "adjust", calibrated on "calibrate"; the columns of the latter are not kept."""
+        """Scales fitted on "adjust", calibrated on "calibrate"."""
+        adjust = ColumnTable.joined(self._tables("adjust", detectors))
+        calibrate = self._tables("calibrate", detectors)
+        found = {}
+        for name, setting in SETTINGS.items():
+            scale = Scale.of(setting, detectors, adjust)
+            scores = [scale(table) for table in calibrate]
+            total = np.concatenate([own.total for own in scores])
+            by_depth = np.concatenate([own.worst_depth for own in scores])
+            found[name] = Scorer(scale, Calibration(total), Calibration(by_depth))
+        return found
+
+    def _tables(self, part: str, detectors: Mapping[str, Detector]) -> list[ColumnTable]:
+        """The columns of each batch of a part."""
         tables: list[ColumnTable] = []
-        self._columns("adjust", detectors, tables.append)
-        adjust = ColumnTable.joined(tables)
-        scales = {name: Scale.of(setting, detectors, adjust) for name, setting in SETTINGS.items()}
-        totals: dict[str, list[np.ndarray]] = {name: [] for name in scales}
-        depths: dict[str, list[np.ndarray]] = {name: [] for name in scales}
 
-        def take(table: ColumnTable) -> None:
-            for name, scale in scales.items():
-                scores = scale(table)
-                totals[name].append(scores.total)
-                depths[name].append(scores.worst_depth)
+        def open(passage: Passage) -> Watch:
+            return passes.reading(detectors, passage, lambda table, tokens: tables.append(table))
 
-        self._columns("calibrate", detectors, take)
-        return {
-            name: Scorer(scale, Calibration(np.concatenate(totals[name])), Calibration(np.concatenate(depths[name])))
-            for name, scale in scales.items()
-        }
-
-    def _columns(self, part: str, detectors: Mapping[str, Detector], take: Callable[[ColumnTable], None]) -> None:
-        def done(table: ColumnTable, tokens: dict[str, Tensor]) -> None:
+        self._pass(part, detectors.values(), open)
+        for table in tables:
             self._lengths.update(table.lengths.tolist())
-            take(table)
-
-        wanted = {depth for detector in detectors.values() for depth in detector.depths}
-        self._pass(part, wanted, lambda passage: passes.reading(detectors, passage, done))
         # Some texts turn out to be empty when they are tokenized.
         known = {part: self._counts[part].texts if part in self._counts else n for part, n in self.split.counts.items()}
         enough(known, self._left_out())
+        return tables
 
-    def _pass(self, part: str, depths: Collection[int], open: Open) -> None:
+    def _pass(self, part: str, detectors: Iterable[Detector], open: Open) -> None:
         encoder, counts = self.encoder, TextCounts()
+        depths = {depth for detector in detectors for depth in detector.depths}
         with Reader(encoder.model, encoder.anatomy, self.special, depths, open):
             for batch in batches(encoder.tokenizer, self.split.read(part), encoder.limit, self.batch_size, counts):
                 encoder.run(batch.inputs)
@@ -324,16 +311,9 @@ def special_of(tokenizer: Any) -> tuple[int, ...]:
     return tuple(sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}))
 
 
-def _write_bytes(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
-
-
-def _of_detectors(names: Mapping[str, list[str]], arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
-    found = {detector: within(arrays, f"detector.{detector}.") for detector in names}
-    for detector, wanted in names.items():
-        if missing := sorted(set(wanted) - set(found[detector])):
-            raise BadInput(f"no array {missing[0]!r} of {detector}")
-    return found
+def _members() -> list[str]:
+    """The names of the detectors that the settings use."""
+    return list(dict.fromkeys(name for setting in SETTINGS.values() for name in setting.members))
 
 
 def check_free(folder: Path) -> None:
@@ -345,14 +325,9 @@ def check_free(folder: Path) -> None:
     held = sorted(entry.name for entry in folder.iterdir())
     if other := [name for name in held if name not in FILES]:
         raise BadInput(f"the folder {str(folder)!r} holds {other[0]!r}, which is no part of a baseline; give another")
-    if held:
-        try:
-            content = _content(folder)
-        except BadInput as error:
-            raise BadInput(f"{error}; to write a new baseline there, remove the folder first") from error
-        # A damaged or an older baseline may be replaced.
-        if not str(content.get("schema")).startswith(SCHEMA.partition("/")[0] + "/"):
-            raise BadInput(f"{FILES[0]} in {str(folder)!r} is of something else; remove the folder first")
+    # A damaged or an older baseline may be replaced.
+    if held and not str(_content(folder).get("schema")).startswith(SCHEMA.partition("/")[0] + "/"):
+        raise BadInput(f"{FILES[0]} in {str(folder)!r} is of something else; remove the folder first")
 
 
 def check_writable(folder: Path) -> None:
@@ -376,51 +351,24 @@ def check_writable(folder: Path) -> None:
         raise BadInput(f"{why}; give another folder") from error
 
 
-def _description(folder: Path) -> dict[str, Any]:
-    """The content of baseline.json, with this schema and a checksum that fits."""
-    content, name = _content(folder), repr(str(folder))
-    if content.get("schema") != SCHEMA:
-        raise BadInput(f"{name} has the schema {content.get('schema')!r}, not {SCHEMA!r}; calibrate again")
-    kept = content.pop("checksum", None)
-    try:
-        own = checksum(content)
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{FILES[0]} of {name} cannot be read ({_line(error)}); calibrate again") from error
-    if own != kept:
-        raise BadInput(f"{FILES[0]} of {name} was altered: its checksum is not the one it holds; calibrate again")
-    return content
-
-
 def _content(folder: Path) -> dict[str, Any]:
-    path, name = folder / FILES[0], repr(str(folder))
+    path = folder / FILES[0]
     if not path.is_file():
-        raise BadInput(f"{name} is no baseline: it holds no {FILES[0]}; give a folder that `calibrate` wrote")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(f"{FILES[0]} of {name} cannot be read ({_line(error)}); calibrate again") from error
-    if not isinstance(content, dict):
-        raise BadInput(f"{FILES[0]} of {name} has the schema None, not {SCHEMA!r}; calibrate again")
-    return content
+        raise BadInput(f"{str(folder)!r} is no baseline: it holds no {FILES[0]}; give a folder that `calibrate` wrote")
+    return read_json(path, "the description of a baseline")
 
 
-def _tensors(folder: Path, content: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _verified(folder: Path, content: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The arrays, if the checksums of the description and of the arrays fit; ValueError otherwise."""
+    from safetensors import SafetensorError
     from safetensors.numpy import load as read
 
-    name = f"{FILES[1]} of {str(folder)!r}"
+    if content.pop("checksum", None) != checksum(content):
+        raise ValueError(f"{FILES[0]} was altered: its checksum is not the one it holds")
     try:
         data = (folder / FILES[1]).read_bytes()
-    except OSError as error:
-        raise BadInput(f"{name} cannot be read: {error.strerror or error}; calibrate again") from error
-    if hashlib.sha256(data).hexdigest() != content.get("sha256"):
-        raise BadInput(f"{name} is cut off or altered: its checksum is not the one in {FILES[0]}; calibrate again")
-    try:
+        if hashlib.sha256(data).hexdigest() != content["sha256"]:
+            raise ValueError(f"cut off or altered: its checksum is not the one in {FILES[0]}")
         return dict(read(data))
-    except Exception as error:
-        raise BadInput(f"{name} holds no tensors ({_line(error)}); calibrate again") from error
-
-
-def _line(error: BaseException) -> str:
-    """An error on one line. The text of a KeyError is only the key."""
-    words = " ".join(str(error).split())
-    return f"no {words}" if isinstance(error, KeyError) else words[:160] or type(error).__name__
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(f"{FILES[1]}: {error}") from error

@@ -95,26 +95,16 @@ def ladder(texts: int, delta: float) -> np.ndarray:
 def needed(alpha: float, delta: float) -> int:
     """The least number m of calibration texts for which a calibration-conditional p-value ≤ α exists.
 
-    That is b_1 ≤ α, about 2 log(1/δ)/α.
+    That is b_1 ≤ α (see `ladder`), for which either bound is enough: ⌊m/2⌋ ≥ log(δ₁)/log(1 − α), or
+    m ≥ log(1/δ₂)/(2α²). So m is about 2 log(1/δ)/α.
 
     >>> needed(0.01, delta=0.1)
     480
     """
     a, d = share(alpha, "alpha"), share(delta, "delta")
-    high = 1
-    while _first_step(high, d) > a:
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _first_step(middle, d) <= a else (middle, high)
-    return high
-
-
-def _first_step(m: int, d: float) -> float:
-    """b_1 of `ladder`, never increasing in m."""
-    dkw = math.sqrt(-math.log((1 - SIMES) * d) / (2 * m))
-    return min(1.0, dkw, -math.expm1(math.log(SIMES * d) / (m // 2)) if m > 1 else 1.0)
+    simes = 2 * math.ceil(math.log(SIMES * d) / math.log1p(-a))
+    dkw = math.ceil(-math.log((1 - SIMES) * d) / (2 * a**2))
+    return min(simes, dkw)
 
 
 class Surprise:

@@ -37,14 +37,13 @@ class Examiner:
         self.encoder, self.special, self.alpha = encoder, baseline.special, alpha
         self._detectors = {name: baseline.detectors[name] for name in self.scorer.visits}
         self.depths = frozenset(self.scorer.scale.depths)
-        self._words = tuple(detector.words for detector in self._detectors.values())
         self._local = threading.local()
 
     def open(self, passage: Passage, done: Callable[[Passage, Assessment], None]) -> Watch:
         """Begin to examine a forward pass; `done` is called after it."""
 
         def assess(table: ColumnTable, tokens: dict[str, Tensor]) -> None:
-            done(passage, self.scorer.assess(table, self._words, tokens))
+            done(passage, self.scorer.assess(table, tokens))
 
         return passes.reading(self._detectors, passage, assess, self.scorer.visits)
 
@@ -64,37 +63,24 @@ class Examiner:
         found: list[tuple[Passage, Assessment]] = []
         errors: list[Exception] = []
 
-        def fail(kind: str, error: Exception) -> None:
-            errors.append(error)
-            if failed is not None:
-                failed(kind, error)
+        def open(passage: Passage) -> Watch:
+            return self.open(passage, lambda *result: found.append(result))
 
-        def records_of(texts: list[str]) -> list[Record]:
-            """The records of the pass that has just ended."""
-            try:
-                if found:
-                    passage, assessment = found[-1]
-                    return records(assessment, passage, tokenizer, texts, self.alpha)
-            except Exception as error:
-                fail("records", error)
-            why = one_line(errors[-1]) if errors else "the pass was not seen"
-            return [Record.rejected(f"could not be scored ({why})")] * len(texts)
-
-        reader = Reader(
-            encoder.model,
-            encoder.anatomy,
-            self.special,
-            self.depths,
-            lambda passage: self.open(passage, lambda *result: found.append(result)),
-            lambda error: fail("scoring", error),
-        )
-        with reader:
+        with Reader(encoder.model, encoder.anatomy, self.special, self.depths, open, errors.append):
             for batch in batches(tokenizer, [given[place] for place in places], encoder.limit, batch_size):
                 found.clear()
                 errors.clear()
                 encoder.run(batch.inputs)
                 rows = [places[number] for number in batch.numbers.tolist()]
-                own = records_of([given[row] for row in rows])
+                try:
+                    if errors:
+                        raise errors[-1]
+                    passage, assessment = found[-1]
+                    own = records(assessment, passage, tokenizer, [given[row] for row in rows], self.alpha)
+                except Exception as error:
+                    if failed is not None:
+                        failed("scoring" if errors else "records", error)
+                    own = [Record.rejected(f"could not be scored ({one_line(error)})")] * len(rows)
                 for row, record, cut in zip(rows, own, batch.cut, strict=True):
                     made[row] = replace(record, cut=cut)
         return made

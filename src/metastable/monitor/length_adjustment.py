@@ -61,12 +61,9 @@ class Adjustment:
         terms = _terms(np.log(lengths), self.within)
         return np.asarray((columns - terms @ self.location) / np.exp(terms[:, :2] @ self.scale))
 
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        return {"location": self.location, "scale": self.scale, "within": self.within}
-
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], columns: int) -> Adjustment:
-        """Restore what `to_arrays` gave, for this number of columns."""
+        """Restore the three saved arrays, for this number of columns."""
         shapes = {"location": (3, columns), "scale": (2, columns), "within": (2,)}
         return cls(**{name: shaped(arrays, name, shape) for name, shape in shapes.items()})
 

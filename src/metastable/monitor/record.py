@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, compress
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from metastable.encoder.hooks import Passage
+from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.scoring import Assessment
 
 # Most words in a record.
@@ -20,6 +21,12 @@ SHOWN = 3
 LONGEST = 40
 # Tokens that are considered for a record. Several may be pieces of one word, which is named once.
 CANDIDATES = 8
+
+# What is written of a record, in order.
+WRITTEN = (
+    *("line", "id", "status", "p_value", "p_marginal", "score", "first_layer", "detector", "tokens"),
+    *("n", "cut", "reason", "sha", "log_e", "alarm"),
+)
 
 NO_TOKEN = "has no token of its own; give a text with a word in it"
 NOT_FINITE = "has hidden states that are not finite; check the model's precision"
@@ -91,9 +98,6 @@ class Record:
     @property
     def reason(self) -> str:
         """What was found, in words."""
-        return self._explained(self.tokens)
-
-    def _explained(self, tokens: tuple[Word, ...]) -> str:
         if self.p_value is None:
             return self.because
         if not self.strange:
@@ -104,31 +108,16 @@ class Record:
             where = f"it begins at depth {self.first_layer}, because"
         else:
             where = "no single depth is this strange, but all depths together are:"
-        words = ", ".join(f"‘{token.text}’" for token in tokens)
+        words = ", ".join(f"‘{token.text}’" for token in self.tokens)
         # Words that another detector points to are not the reason of this one.
         join = ": " if self.shown_by == self.detector else "; most unusual of its words: "
         return f"{share}; {where} {self.because}" + (f"{join}{words}" if words else "")
 
     def to_dict(self, words: bool = True) -> dict[str, Any]:
         """The record for JSON. Without `words`, no word of the text is in it."""
-        tokens = self.tokens if words else ()
-        return {
-            "line": self.line,
-            "id": self.id,
-            "status": self.status,
-            "p_value": self.p_value,
-            "p_marginal": self.p_marginal,
-            "score": self.score,
-            "first_layer": self.first_layer,
-            "detector": self.detector,
-            "tokens": [{"text": token.text, "value": token.value} for token in tokens],
-            "n": self.n,
-            "cut": self.cut,
-            "reason": self._explained(tokens),
-            "sha": self.sha,
-            "log_e": self.log_e,
-            "alarm": self.alarm,
-        }
+        if not words:
+            return replace(self, tokens=()).to_dict()
+        return {name: getattr(self, name) for name in WRITTEN} | {"tokens": [asdict(token) for token in self.tokens]}
 
 
 def records(
@@ -166,7 +155,7 @@ def records(
                 n=n,
                 alpha=alpha,
                 least=found.least,
-                because=found.words[top[i]],
+                because=DETECTORS[found.names[top[i]]].words,
                 shown_by=shown[i],
             )
         )

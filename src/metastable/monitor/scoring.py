@@ -20,7 +20,6 @@ from torch import Tensor
 
 from metastable.arrays import whole
 from metastable.errors import BadInput
-from metastable.monitor.alarm import Alarm
 from metastable.monitor.conformal import Calibration, Surprise, combine, ladder, worst
 from metastable.monitor.detectors.base import Detector
 from metastable.monitor.length_adjustment import Adjustment, shaped
@@ -47,6 +46,10 @@ class Setting:
             return tuple(range(len(detector.columns)))
         depths = {detector.depths[i] for i in chosen if i < len(detector.depths)}
         return tuple(i for i, column in enumerate(detector.columns) if column.depth in depths)
+
+    def depths(self, detector: Detector) -> tuple[int | None, ...]:
+        """Where each of these columns is read; None for the text as a whole."""
+        return tuple(detector.columns[place].depth for place in self.places(detector))
 
 
 # The settings by name. They were chosen on the development shifts of benchmarks/detection and are reported on others.
@@ -110,26 +113,21 @@ class Member:
         """One number per text, (texts,), from adjusted columns (texts, k)."""
         return z.mean(axis=1)
 
-    def anomaly(self, z: np.ndarray) -> np.ndarray:
-        """How anomalous each adjusted column is, (texts, k)."""
-        return z
-
     def __call__(self, columns: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """From all the detector's columns (texts, K): the number, (texts, 1), and the anomaly of the k chosen ones."""
         z = self.first(columns[:, self.places], lengths)
-        return self.second(self.number(z)[:, None], lengths), self.anomaly(z)
+        return self.second(self.number(z)[:, None], lengths), z
 
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        both = {"first": self.first, "second": self.second}
-        return {f"{name}.{k}": a for name, own in both.items() for k, a in own.to_arrays().items()}
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the adjustments, for JSON."""
+        return {"name": self.name, "places": list(self.places), "depths": list(self.depths)}
 
     @classmethod
     def from_arrays(cls, kept: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Member:
-        """kept : name, places and depths, as `Scorer.to_dict` gives them"""
-        places = wholes(kept["places"], "places")
-        first = Adjustment.from_arrays(within(arrays, "first."), len(places))
-        second = Adjustment.from_arrays(within(arrays, "second."), 1)
-        return cls(str(kept["name"]), places, wholes(kept["depths"], "depths"), first, second)
+        """kept : what `to_dict` gave"""
+        name, places, depths = str(kept["name"]), wholes(kept["places"], "places"), wholes(kept["depths"], "depths")
+        first = Adjustment.from_arrays(within(arrays, f"{name}.first."), len(places))
+        return cls(name, places, depths, first, Adjustment.from_arrays(within(arrays, f"{name}.second."), 1))
 
 
 def wholes(values: Iterable[Any], name: str) -> tuple[int, ...]:
@@ -227,7 +225,6 @@ class Assessment:
     p_by_depth : (texts, depths), calibration-conditional, corrected for the number of depths
     depths : the depths of `p_by_depth`
     names : the names of the detectors
-    words : what an anomaly means to each detector, to follow "because"
     tokens : by detector, (texts, n), the anomaly of each token; only for detectors that look at single tokens
     least : the smallest possible p_value
     """
@@ -241,7 +238,6 @@ class Assessment:
     p_by_depth: np.ndarray
     depths: tuple[int, ...]
     names: tuple[str, ...]
-    words: tuple[str, ...]
     tokens: Mapping[str, Tensor]
     least: float
 
@@ -263,13 +259,9 @@ class Scorer:
 
     def check(self, detectors: Mapping[str, Detector]) -> None:
         """Refuse saved members that differ from what the setting and the encoder's detectors say."""
-        members = self.scale.members
-        same = [member.name for member in members] == [*self.setting.members] and all(
-            member.places == (places := self.setting.places(detectors[member.name]))
-            and member.depths == tuple(detectors[member.name].columns[place].depth for place in places)
-            for member in members
-        )
-        if not same:
+        own = [detectors[name] for name in self.setting.members]
+        expected = [(d.name, self.setting.places(d), self.setting.depths(d)) for d in own]
+        if [(member.name, member.places, member.depths) for member in self.scale.members] != expected:
             raise BadInput(
                 f"the baseline is damaged: its setting {self.setting.name!r} reads other detectors or columns than it "
                 "does on this encoder; calibrate again"
@@ -296,14 +288,7 @@ class Scorer:
         """The smallest possible calibration-conditional p-value."""
         return float(self.ladder[0])
 
-    def alarm(self, alpha: float = 0.01, delta: float | None = None) -> Alarm:
-        """A new alarm for marginal p-values of this scorer."""
-        return Alarm(self.texts, alpha, delta)
-
-    def assess(
-        self, table: ColumnTable, words: Sequence[str], tokens: Mapping[str, Tensor] | None = None
-    ) -> Assessment:
-        """words : of each member, see `Assessment`."""
+    def assess(self, table: ColumnTable, tokens: Mapping[str, Tensor] | None = None) -> Assessment:
         usable = table.lengths > 0
         for member in self.scale.members:
             usable &= np.isfinite(table.columns[member.name][:, member.places]).all(axis=1)
@@ -320,7 +305,6 @@ class Scorer:
             p_by_depth=_spread(by_depth, usable),
             depths=self.scale.depths,
             names=tuple(member.name for member in self.scale.members),
-            words=tuple(words),
             tokens=tokens or {},
             least=self.least,
         )
@@ -328,22 +312,21 @@ class Scorer:
     def to_arrays(self) -> dict[str, np.ndarray]:
         scale = self.scale
         assert scale.surprise_by_depth is not None, "the columns of the library's settings belong to depths"
-        arrays = {f"{m.name}.{k}": a for m in scale.members for k, a in m.to_arrays().items()}
-        arrays |= {"surprise": scale.surprise.scores, "calibration": self.calibration.scores}
-        return arrays | {"surprise_by_depth": scale.surprise_by_depth.scores, "by_depth": self.by_depth.scores}
+        arrays = {"surprise": scale.surprise.scores, "surprise_by_depth": scale.surprise_by_depth.scores}
+        arrays |= {"calibration": self.calibration.scores, "by_depth": self.by_depth.scores}
+        for member in scale.members:
+            arrays |= {f"{member.name}.first.{name}": array for name, array in vars(member.first).items()}
+            arrays |= {f"{member.name}.second.{name}": array for name, array in vars(member.second).items()}
+        return arrays
 
     def to_dict(self) -> dict[str, Any]:
         """Everything that is not in the arrays, for JSON."""
-        return {
-            "members": [
-                {"name": m.name, "places": list(m.places), "depths": list(m.depths)} for m in self.scale.members
-            ]
-        }
+        return {"members": [member.to_dict() for member in self.scale.members]}
 
     @classmethod
     def from_arrays(cls, setting: Setting, kept: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Scorer:
         """kept : what `to_dict` gave."""
-        members = tuple(Member.from_arrays(m, within(arrays, f"{m['name']}.")) for m in kept["members"])
+        members = tuple(Member.from_arrays(member, arrays) for member in kept["members"])
         surprise = Surprise(shaped(arrays, "surprise", (-1, len(members))))
         by_depth = Surprise(shaped(arrays, "surprise_by_depth", (-1, len(_all_depths(members)))))
         calibration = Calibration(shaped(arrays, "calibration", (-1,)))

@@ -15,7 +15,7 @@ import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,20 +98,18 @@ def regular(source: str) -> bool:
     return stat.S_ISREG(mode)
 
 
-def batches(
-    intake: Intake, size: int, done: int = 0, past: Iterable[tuple[str | None, Any]] = ()
-) -> Iterator[list[Line]]:
+def batches(intake: Intake, size: int, done: int = 0, past: Iterable[Record] = ()) -> Iterator[list[Line]]:
     """The lines of a regular file after the first `done`, in batches. The batch that `done` falls into comes whole.
 
     Lines that are done are skipped in whole batches, so that the following batches are the same as without a stop.
 
-    past : sha and id of each line that is done; the lines must have the same
+    past : the records of the lines that are done; the lines must have the same sha and id
     """
     known = iter(past)
     passed = 0
     while batch := intake.take(size, whole=True):
         for line, then in zip(batch[: max(done - passed, 0)], known, strict=False):
-            if (sha(line), line.id) != then:
+            if (sha(line), line.id) != (then.sha, then.id):
                 raise BadInput(
                     f"line {line.number} is not the text of its record; give the same texts, or use --overwrite"
                 )
@@ -156,40 +154,14 @@ class StreamFolder:
         self._lines = Lines(folder / "records.jsonl")
         self._begun = False
 
-    def past(self) -> Iterator[dict[str, Any]]:
-        """The records that are there, as dictionaries, in order."""
+    def past(self) -> Iterator[Record]:
+        """The records that are there, in order, as far as a monitor needs them to go on."""
         for number, raw in enumerate(self._lines.read(), start=1):
             try:
-                record = json.loads(raw)
-                if record["line"] != number:
-                    raise ValueError(f"line {record['line']}")
+                yield _restored(json.loads(raw), number)
             except (ValueError, KeyError, TypeError) as error:
-                raise self._damaged(number) from error
-            yield record
-
-    def past_records(self) -> Iterator[Record]:
-        """As much of the past records as a monitor needs to go on."""
-        for row in self.past():
-            try:
-                record = Record(
-                    row["status"],
-                    p_value=row["p_value"],
-                    p_marginal=row["p_marginal"],
-                    cut=row["cut"],
-                    line=row["line"],
-                    because=row["reason"],
-                )
-            except KeyError as error:
-                raise self._damaged(row["line"]) from error
-            given = (record.p_value, record.p_marginal)
-            scored = all(isinstance(p, float) and 0 < p <= 1 for p in given)
-            if record.status != "scored" if scored else (record.status, *given) != ("rejected", None, None):
-                raise self._damaged(row["line"])
-            yield record
-
-    def _damaged(self, number: int) -> BadInput:
-        where = f"{self._lines.path} is damaged: line {number} is not the record of line {number}"
-        return BadInput(f"{where}; --overwrite starts again")
+                where = f"{self._lines.path} is damaged: line {number} is not the record of line {number}"
+                raise BadInput(f"{where}; --overwrite starts again") from error
 
     def write(self, rows: Sequence[dict[str, Any]]) -> None:
         self._begin()
@@ -211,25 +183,37 @@ class StreamFolder:
 
     def open(self, resume: bool, overwrite: bool) -> None:
         """Begin a new stream, or refuse to."""
+        path = self._lines.path
         if overwrite:
-            self._lines.path.unlink(missing_ok=True)
-        elif _holds_records(self._lines.path):
-            if not resume:
-                raise BadInput(f"{self._lines.path} holds records; use --resume to go on, --overwrite to start again")
-            saved = _saved(self.summary, self._lines.path)
-            for name, value in self.facts.items():
-                if saved.get(name) != value:
-                    raise BadInput(
-                        f"{self._lines.path} was made with {name} {saved.get(name)!r}, not {value!r}; "
-                        "--overwrite starts again"
-                    )
-            # Repairs a torn last line, so that the records that are read are those that stay.
-            self._lines.append()
+            path.unlink(missing_ok=True)
+        if not _size(path):
+            self._begin()
             return
-        self._begin()
+        if not resume:
+            raise BadInput(f"{path} holds records; use --resume to go on, --overwrite to start again")
+        saved = _saved(self.summary, path)
+        for name, value in self.facts.items():
+            if saved.get(name) != value:
+                raise BadInput(
+                    f"{path} was made with {name} {saved.get(name)!r}, not {value!r}; --overwrite starts again"
+                )
+        # Repairs a torn last line, so that the records that are read are those that stay.
+        self._lines.append()
 
     def close(self) -> None:
         self._lines.close()
+
+
+def _restored(row: dict[str, Any], number: int) -> Record:
+    """The record of line `number` from its row in records.jsonl; an error if it is not one."""
+    names = ("status", "p_value", "p_marginal", "cut", "line")
+    found = Record(**{name: row[name] for name in names}, because=row["reason"], id=row.get("id"), sha=row.get("sha"))
+    given = (found.p_value, found.p_marginal)
+    scored = all(isinstance(p, float) and 0 < p <= 1 for p in given)
+    rejected = given == (None, None)
+    if found.line != number or not (scored or rejected) or found.status != ("scored" if scored else "rejected"):
+        raise ValueError(f"line {found.line}")
+    return found
 
 
 @contextmanager
@@ -248,29 +232,23 @@ def stream_folder(
     if (folder / "baseline.json").exists():
         raise BadInput(f"--out {folder} holds a baseline; give another folder for the records")
     _saved(folder / "summary.json", folder / "records.jsonl")
-    with locked(folder):
-        kept = StreamFolder(folder, facts)
-        try:
-            kept.open(resume, overwrite)
-            yield kept
-        finally:
-            kept.close()
+    with locked(folder), closing(StreamFolder(folder, facts)) as kept:
+        kept.open(resume, overwrite)
+        yield kept
 
 
-def _holds_records(path: Path) -> bool:
-    return path.exists() and path.stat().st_size > 0
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _saved(summary: Path, records: Path) -> dict[str, Any]:
     """What the records in a folder depend on; {} for a new folder."""
     if not summary.exists():
-        if _holds_records(records):
+        if _size(records):
             raise BadInput(f"{records} has no summary.json of watch beside it; give another --out")
         return {}
-    try:
+    with suppress(BadInput):
         found = read_json(summary, "the summary")
-    except BadInput:
-        found = {}
-    if found.get("schema") != SCHEMA or not isinstance(found.get("made"), dict):
-        raise BadInput(f"{summary} is no summary of watch; give another --out")
-    return dict(found["made"])
+        if found.get("schema") == SCHEMA and isinstance(found.get("made"), dict):
+            return dict(found["made"])
+    raise BadInput(f"{summary} is no summary of watch; give another --out")

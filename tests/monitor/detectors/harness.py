@@ -91,13 +91,13 @@ def learn_stage(encoder, detector, stage, batches):
 def fitted(name):
     """A detector of the real encoder, learned from `CLEAN`."""
     batches = [real_texts(minilm(), CLEAN[start : start + 32]) for start in range(0, len(CLEAN), 32)]
-    return learn(minilm(), DETECTORS[name].blank(minilm()), batches)
+    return learn(minilm(), DETECTORS[name](minilm()), batches)
 
 
 @cache
 def fitted_small(name, case="bert"):
     batches = [random_texts(small(case), range(1, 20), seed) for seed in range(8)]
-    return learn(small(case), DETECTORS[name].blank(small(case)), batches)
+    return learn(small(case), DETECTORS[name](small(case)), batches)
 
 
 def score(encoder, detector, inputs, depths=None):

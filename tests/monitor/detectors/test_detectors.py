@@ -58,7 +58,7 @@ def test_what_is_saved_scores_the_same_bit_by_bit(name):
     arrays = detector.to_arrays()
     # As if read from a file: other memory, read-only.
     saved = {key: np.frombuffer(a.tobytes(), dtype=a.dtype).reshape(a.shape) for key, a in arrays.items()}
-    again = DETECTORS[name].blank(encoder)
+    again = DETECTORS[name](encoder)
     again.restore(saved)
     inputs = harness.real_texts(encoder, MIXED)
     found, expected = (harness.score(encoder, d, inputs) for d in (again, detector))
@@ -72,15 +72,15 @@ def test_damaged_arrays_are_refused_and_blank_detectors_do_not_score(name):
     encoder, arrays = harness.minilm(), harness.fitted(name).to_arrays()
     first = next(iter(arrays))
     wrong = {
-        "in place of": {key: a for key, a in arrays.items() if key != first},
-        "damaged": arrays | {first: arrays[first][..., :-1]},
+        "holds no": {key: a for key, a in arrays.items() if key != first},
+        "shape": arrays | {first: arrays[first][..., :-1]},
         "not finite": arrays | {first: np.full_like(arrays[first], np.nan)},
     }
     for words, damaged in wrong.items():
         with pytest.raises(BadInput, match=words):
-            DETECTORS[name].blank(encoder).restore(damaged)
+            DETECTORS[name](encoder).restore(damaged)
     with pytest.raises(BadInput, match="is not fitted"):
-        harness.score(encoder, DETECTORS[name].blank(encoder), harness.real_texts(encoder, MIXED))
+        harness.score(encoder, DETECTORS[name](encoder), harness.real_texts(encoder, MIXED))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -180,8 +180,8 @@ def test_depths_may_be_left_out(name):
 def test_only_passes_that_come_to_their_end_are_learned_from(name):
     encoder = harness.small()
     batches = [harness.random_texts(encoder, range(1, 12), seed) for seed in range(4)]
-    expected = harness.learn(encoder, DETECTORS[name].blank(encoder), batches).to_arrays()
-    detector = DETECTORS[name].blank(encoder)
+    expected = harness.learn(encoder, DETECTORS[name](encoder), batches).to_arrays()
+    detector = DETECTORS[name](encoder)
     broken = Captured.of(encoder, harness.random_texts(encoder, (5, 6), seed=99))
     for stage in range(detector.stages):
         watch = detector.learn(stage, broken.passage)
@@ -197,4 +197,4 @@ def test_only_passes_that_come_to_their_end_are_learned_from(name):
 def test_nothing_learned_is_said_in_one_line(name):
     encoder = harness.small()
     with pytest.raises(BadInput, match="learned from"):
-        harness.learn(encoder, DETECTORS[name].blank(encoder), [harness.random_texts(encoder, (0, 0), seed=0)])
+        harness.learn(encoder, DETECTORS[name](encoder), [harness.random_texts(encoder, (0, 0), seed=0)])

@@ -9,15 +9,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from metastable.encoder.hooks import Depth, Lens, Passage, Watch
+from metastable.encoder.hooks import Depth, Lens, Passage, Watch, lenses
 from metastable.encoder.load import Encoder
+from metastable.encoder.statistics import Sample
 from metastable.errors import BadInput
+from metastable.monitor.length_adjustment import shaped
 from metastable.monitor.moments import Moments, blended, whitening
 
 # Tokens in the mean of the highest values of a text.
@@ -80,14 +82,11 @@ class Detector(ABC):
     depths: tuple[int, ...]
     columns: tuple[Column, ...]
 
-    def __init__(self) -> None:
+    def __init__(self, encoder: Encoder) -> None:
+        """An unfitted detector. Subclasses choose the depths and columns that it has on this encoder."""
+        self._width, self._lenses = encoder.anatomy.layers[0].width, lenses(encoder.anatomy)
         self._arrays: dict[str, Tensor] = {}
         self._elsewhere: dict[torch.device, dict[str, Tensor]] = {}
-
-    @classmethod
-    def blank(cls, encoder: Encoder) -> Self:
-        """An unfitted detector, with the depths and columns that it has on this encoder."""
-        return cls(encoder)  # type: ignore[call-arg]
 
     @abstractmethod
     def learn(self, stage: int, passage: Passage) -> Watch:
@@ -127,18 +126,8 @@ class Detector(ABC):
         return {name: array.numpy().copy() for name, array in self._arrays.items()}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Put back what `to_arrays` gave, into a blank detector of the same encoder."""
-        wanted = self.shapes()
-        if set(arrays) != set(wanted):
-            raise BadInput(f"the saved {self.name} holds {sorted(arrays)} in place of {sorted(wanted)}; fit again")
-        for name, shape in wanted.items():
-            found = np.shape(arrays[name])
-            fits = len(found) == len(shape) and all(w in (f, -1) for f, w in zip(found, shape, strict=True))
-            if not fits or not np.isfinite(arrays[name]).all():
-                raise BadInput(
-                    f"{name} of the saved {self.name} is damaged (shape {found}, not {shape}, or not finite)"
-                )
-        self.keep({name: torch.tensor(np.asarray(arrays[name], dtype=np.float32)) for name in wanted})
+        """Put back what `to_arrays` gave, into an unfitted detector of the same encoder."""
+        self.keep({name: torch.tensor(shaped(arrays, name, shape)) for name, shape in self.shapes().items()})
 
 
 class Gathering:
@@ -156,6 +145,17 @@ class Gathering:
 
     def close(self) -> None:
         self._give(self._rows)
+
+
+def adding(*receivers: Mapping[int, Moments | Sample]) -> Callable[[dict[int, Tensor]], None]:
+    """What a `Gathering` gives its rows to: at each depth, every receiver's own of that depth."""
+
+    def give(rows: dict[int, Tensor]) -> None:
+        for depth, own in rows.items():
+            for receiver in receivers:
+                receiver[depth].add(own)
+
+    return give
 
 
 def chosen_units(depth: Depth) -> Tensor:
@@ -181,37 +181,48 @@ def over_tokens(values: Tensor, passage: Passage) -> Tensor:
 
 
 def token_columns(depths: tuple[int, ...]) -> tuple[Column, ...]:
-    """The columns of `TokenReading`."""
+    """The columns of `TokenReading`, depth after depth."""
     return tuple(Column(name, depth) for depth in depths for name in ("mean", "worst three"))
 
 
-class TokenReading(Reading):
-    """Values of single tokens at some depths: their mean and the mean of the three highest at each depth.
+class TextReading(Reading):
+    """Some columns at each depth: `score` gives those of a depth, (texts, k)."""
+
+    def __init__(self, detector: Detector, passage: Passage, score: Callable[[Depth], Tensor]) -> None:
+        self._depths, self._passage, self._score = detector.depths, passage, score
+        self._per_depth = len(detector.columns) // len(detector.depths)
+        self._found: dict[int, Tensor] = {}
+
+    def visit(self, depth: Depth) -> None:
+        self._found[depth.index] = self._score(depth)
+
+    def values(self) -> Values:
+        none = torch.zeros(len(self._passage.ids), self._per_depth, device=self._passage.ids.device)
+        return Values(torch.cat([self._found.get(depth, none) for depth in self._depths], dim=1).double())
+
+
+class TokenReading(TextReading):
+    """Values of single tokens at each depth: their mean and the mean of the three highest; see `token_columns`.
 
     score : gives the values (texts, n) at a depth; the values of tokens that are not chosen are ignored
-    scale : gives mean and standard deviation of clean tokens' values at a depth, (2,)
+    arrays : typical.{depth} is the mean and the standard deviation of clean tokens' values, (2,)
     """
 
     def __init__(
-        self,
-        depths: tuple[int, ...],
-        passage: Passage,
-        score: Callable[[Depth], Tensor],
-        scale: Callable[[Depth], Tensor],
+        self, detector: Detector, passage: Passage, score: Callable[[Depth], Tensor], arrays: Mapping[str, Tensor]
     ) -> None:
-        self._depths, self._passage, self._score, self._scale = depths, passage, score, scale
-        self._found: dict[int, Tensor] = {}
+        super().__init__(detector, passage, score)
+        self._arrays = arrays
         self._tokens: list[Tensor] = []
 
     def visit(self, depth: Depth) -> None:
         values = self._score(depth)
         self._found[depth.index] = over_tokens(values, self._passage)
-        mean, deviation = self._scale(depth)
+        mean, deviation = self._arrays[f"typical.{depth.index}"]
         self._tokens.append((values - mean) / deviation)
 
     def values(self) -> Values:
-        none = torch.zeros(len(self._passage.ids), 2, device=self._passage.ids.device)
-        columns = torch.cat([self._found.get(depth, none) for depth in self._depths], dim=1).double()
+        columns = super().values().columns
         if not self._tokens:
             return Values(columns)
         strange = sum(self._tokens[1:], start=self._tokens[0]) / len(self._tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from metastable.encoder.hooks import Depth, Passage, Watch, lenses
+from metastable.encoder.hooks import Depth, Passage, Watch
 from metastable.encoder.load import Encoder
 from metastable.encoder.statistics import Sample
 from metastable.monitor.detectors.base import (
@@ -14,6 +14,7 @@ from metastable.monitor.detectors.base import (
     Gathering,
     Reading,
     TokenReading,
+    adding,
     chosen_units,
     token_columns,
     typical,
@@ -61,11 +62,9 @@ class PlaceSurprise(Detector):
     stages = 2
 
     def __init__(self, encoder: Encoder) -> None:
-        super().__init__()
-        layers, self._width = encoder.anatomy.layers, encoder.anatomy.layers[0].width
-        self.depths, self.rank = place_depths(len(layers)), min(RANK, self._width)
+        super().__init__(encoder)
+        self.depths, self.rank = place_depths(len(encoder.anatomy.layers)), min(RANK, self._width)
         self.columns = token_columns(self.depths)
-        self._lenses = lenses(encoder.anatomy)
         self._units = {depth: Moments(self._width) for depth in self.depths}
         self._rows = {depth: Moments(PARTS * self.rank) for depth in self.depths}
         self._samples = {depth: Sample(TYPICAL, PARTS * self.rank) for depth in self.depths}
@@ -73,19 +72,14 @@ class PlaceSurprise(Detector):
 
     def learn(self, stage: int, passage: Passage) -> Watch:
         if stage == 0:
-            return Gathering(chosen_units, lambda rows: _add(self._units, rows))
+            return Gathering(chosen_units, adding(self._units))
         order = Order(passage)
 
         def take(depth: Depth) -> Tensor:
             y = self._coordinates(depth, self._bases, order)
             return torch.cat([y, *surroundings(y, order)], dim=-1)[order.inside]
 
-        return Gathering(take, self._add)
-
-    def _add(self, rows: dict[int, Tensor]) -> None:
-        _add(self._rows, rows)
-        for depth, own in rows.items():
-            self._samples[depth].add(own)
+        return Gathering(take, adding(self._rows, self._samples))
 
     def settle(self, stage: int) -> None:
         if stage == 1:
@@ -130,7 +124,7 @@ class PlaceSurprise(Detector):
             mixed, (placed, alone) = arrays[f"mixed.{depth.index}"], arrays[f"offsets.{depth.index}"]
             return order.back(self._surprise(y, order, mixed, placed, alone))
 
-        return TokenReading(self.depths, passage, score, lambda depth: arrays[f"typical.{depth.index}"])
+        return TokenReading(self, passage, score, arrays)
 
     def _coordinates(self, depth: Depth, arrays: dict[str, Tensor], order: Order) -> Tensor:
         """y of the chosen tokens, moved to the beginning of each text; 0 after them. (texts, n, rank)"""
@@ -151,11 +145,6 @@ class PlaceSurprise(Detector):
             residual[:, :-step] -= part[:, step:]
         itself = itself + alone
         return torch.linalg.vecdot(residual, residual) - torch.linalg.vecdot(itself, itself)
-
-
-def _add(moments: dict[int, Moments], rows: dict[int, Tensor]) -> None:
-    for depth, own in rows.items():
-        moments[depth].add(own)
 
 
 class Order:

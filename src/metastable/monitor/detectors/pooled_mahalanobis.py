@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from metastable.encoder.hooks import Depth, Passage, Watch, lenses
+from metastable.encoder.hooks import Depth, Passage, Watch
 from metastable.encoder.load import Encoder
 from metastable.monitor.detectors.base import (
     Column,
     Detector,
     Gathering,
     Reading,
-    Values,
+    TextReading,
+    adding,
     folded,
     gaussian,
     mean_over,
@@ -34,26 +34,21 @@ class PooledMahalanobis(Detector):
     words = "on average its words are unlike those of the clean texts"
 
     def __init__(self, encoder: Encoder) -> None:
-        super().__init__()
-        self._width, self._lenses = encoder.anatomy.layers[0].width, lenses(encoder.anatomy)
+        super().__init__(encoder)
         self.depths = tuple(range(len(self._lenses)))
         self.columns = tuple(Column("mean token", depth) for depth in self.depths)
-        self._moments = [Moments(self._width) for _ in self.depths]
+        self._moments = {depth: Moments(self._width) for depth in self.depths}
 
     def learn(self, stage: int, passage: Passage) -> Watch:
         def take(depth: Depth) -> Tensor:
             return depth.lens.of_view(mean_over(depth.v, passage.chosen))[passage.counts > 0]
 
-        return Gathering(take, self._add)
-
-    def _add(self, rows: dict[int, Tensor]) -> None:
-        for depth, own in rows.items():
-            self._moments[depth].add(own)
+        return Gathering(take, adding(self._moments))
 
     def settle(self, stage: int) -> None:
         arrays = {}
-        for depth, (moments, lens) in enumerate(zip(self._moments, self._lenses, strict=True)):
-            arrays[f"white.{depth}"], arrays[f"offset.{depth}"] = folded(*gaussian(moments), lens)
+        for depth, moments in self._moments.items():
+            arrays[f"white.{depth}"], arrays[f"offset.{depth}"] = folded(*gaussian(moments), self._lenses[depth])
         self.keep(arrays)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -61,18 +56,10 @@ class PooledMahalanobis(Detector):
         return whites | {f"offset.{depth}": (self._width,) for depth in self.depths}
 
     def open(self, passage: Passage) -> Reading:
-        return _PooledReading(self.arrays_on(passage.ids.device), len(self.depths), passage)
+        arrays = self.arrays_on(passage.ids.device)
 
+        def score(depth: Depth) -> Tensor:
+            white, offset = arrays[f"white.{depth.index}"], arrays[f"offset.{depth.index}"]
+            return squares(white, offset, mean_over(depth.v, passage.chosen), passage).unsqueeze(1)
 
-class _PooledReading(Reading):
-    def __init__(self, arrays: dict[str, Tensor], depths: int, passage: Passage) -> None:
-        self._arrays, self._passage = arrays, passage
-        self._found = torch.zeros(len(passage.ids), depths, device=passage.ids.device)
-
-    def visit(self, depth: Depth) -> None:
-        white, offset = self._arrays[f"white.{depth.index}"], self._arrays[f"offset.{depth.index}"]
-        mean = mean_over(depth.v, self._passage.chosen)
-        self._found[:, depth.index] = squares(white, offset, mean, self._passage)
-
-    def values(self) -> Values:
-        return Values(self._found.double())
+        return TextReading(self, passage, score)

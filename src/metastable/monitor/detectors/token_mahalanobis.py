@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from metastable.encoder.hooks import Depth, Passage, Watch, lenses
+from metastable.encoder.hooks import Depth, Passage, Watch
 from metastable.encoder.load import Encoder
 from metastable.encoder.statistics import Sample
 from metastable.monitor.detectors.base import (
@@ -16,7 +16,9 @@ from metastable.monitor.detectors.base import (
     Gathering,
     Reading,
     TokenReading,
+    adding,
     chosen_units,
+    folded,
     token_columns,
     typical,
 )
@@ -49,26 +51,20 @@ class TokenMahalanobis(Detector):
     def __init__(
         self, encoder: Encoder, depths: Sequence[int] | None = None, bases: Mapping[int, Tensor] | None = None
     ) -> None:
-        super().__init__()
-        layers, self._width = encoder.anatomy.layers, encoder.anatomy.layers[0].width
-        self.depths = token_depths(len(layers)) if depths is None else tuple(depths)
+        super().__init__(encoder)
+        self.depths = token_depths(len(encoder.anatomy.layers)) if depths is None else tuple(depths)
         self.columns = token_columns(self.depths)
-        self._lenses, self._bases = lenses(encoder.anatomy), {} if bases is None else dict(bases)
+        self._bases = {} if bases is None else dict(bases)
         ranks = {depth: self._bases[depth].shape[1] if bases else self._width for depth in self.depths}
         self._moments = {depth: Moments(rank) for depth, rank in ranks.items()}
         self._samples = {depth: Sample(TYPICAL, rank) for depth, rank in ranks.items()}
 
     def learn(self, stage: int, passage: Passage) -> Watch:
-        return Gathering(self._coordinates, self._add)
+        return Gathering(self._coordinates, adding(self._moments, self._samples))
 
     def _coordinates(self, depth: Depth) -> Tensor:
         units = chosen_units(depth)
         return units @ self._bases[depth.index].to(units) if self._bases else units
-
-    def _add(self, rows: dict[int, Tensor]) -> None:
-        for depth, own in rows.items():
-            self._moments[depth].add(own)
-            self._samples[depth].add(own)
 
     def settle(self, stage: int) -> None:
         arrays = {}
@@ -77,8 +73,7 @@ class TokenMahalanobis(Detector):
             residual = (self._samples[depth].rows.double() - moments.mean) @ white.T
             lens, basis = self._lenses[depth], self._bases.get(depth)
             into = white if basis is None else white @ basis.double().T
-            arrays[f"white.{depth}"] = into * lens.scale
-            arrays[f"offset.{depth}"] = into @ lens.shift.double() - white @ moments.mean
+            arrays[f"white.{depth}"], arrays[f"offset.{depth}"] = folded(into, -white @ moments.mean, lens)
             arrays[f"typical.{depth}"] = typical(torch.linalg.vecdot(residual, residual))
         self.keep(arrays)
 
@@ -97,4 +92,4 @@ class TokenMahalanobis(Detector):
             y = torch.addmm(offset, depth.v.reshape(-1, depth.v.shape[-1]), white.T)
             return torch.linalg.vecdot(y, y).view(depth.x.shape[:2])
 
-        return TokenReading(self.depths, passage, score, lambda depth: arrays[f"typical.{depth.index}"])
+        return TokenReading(self, passage, score, arrays)
