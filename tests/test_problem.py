@@ -115,7 +115,7 @@ def test_a_program_of_two_runs_runs(tmp_path, monkeypatch):
     [
         ({**SPECTRA, "gap": 0.1}, "both gap and interaction"),
         ({**SPECTRA, "angle": 3.0, "seed": 1}, "does not take seed"),
-        ({"interaction": [[1.0]], "value": [[1.0]], "angle": 3.0}, "spectrum"),
+        ({"interaction": [[1.0]], "value": [[1.0]], "angle": 3.0}, "does not take angle"),
         ({"interaction": [1.0, 2.0], "value": [1.0, 2.0, 3.0], "angle": 3.0}, "value"),
         ({"gap": 0.1}, "needs value"),
         ({"gap": math.inf, "value": [1.0, 0.5]}, "gap is inf"),

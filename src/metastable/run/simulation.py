@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from metastable import files
-from metastable.arrays import positive, whole
+from metastable.arrays import inverse_temperature, positive, whole
 from metastable.attention import choose
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, SimulationStopped, choice
-from metastable.flow.fields import TokenField, check_beta, zero_temperature
+from metastable.flow.fields import TokenField, zero_temperature
 from metastable.flow.merging import Merging
 from metastable.flow.solve import Motion
 from metastable.flow.steppers import FIXED, first_step
@@ -174,7 +174,7 @@ class _Solver:
     ) -> None:
         if head.dim != cloud.dim:
             raise BadInput(f"the head has d = {head.dim} and the cloud d = {cloud.dim}; they must agree")
-        self.beta = check_beta(beta)
+        self.beta = inverse_temperature(beta)
         until = positive(until, "until")
         self.tol = positive((1e-6 if len(cloud) <= MANY else 1e-4) if tol is None else tol, "tol")
         self.method = choice(method, "method", METHODS)
