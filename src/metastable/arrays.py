@@ -18,6 +18,8 @@ Array = Any
 
 SERIAL_ELEMENTS = 2**15
 """torch computes most elementwise operations and reductions of up to this many elements in the calling thread."""
+SERIAL_FUNCTION = 2**11
+"""torch computes exponentials and logarithms of up to this many elements in the calling thread."""
 SERIAL_MULTIPLICATIONS = 2**18
 """OpenBLAS, which numpy uses, forms a matrix product of up to this many multiplications in the calling thread."""
 
@@ -92,6 +94,16 @@ def exp_(a: Tensor) -> Tensor:
     with np.errstate(all="ignore"):
         np.exp(array, out=array)
     return a
+
+
+def serial(a: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """`function`, such as torch.log, of every element of a vector; small vectors on the CPU in the calling thread.
+
+    The result is the same, bit for bit. torch's own logarithm and exponential start threads above 2048 elements.
+    """
+    if a.numel() > SERIAL_ELEMENTS or a.device.type != "cpu":
+        return function(a)
+    return torch.cat([function(part) for part in a.split(SERIAL_FUNCTION)])
 
 
 def shape_of(t: Tensor) -> str:

@@ -16,7 +16,7 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
-from metastable.arrays import Array, matrix, moved, real, seeded, tensor, vector, whole
+from metastable.arrays import Array, matrix, moved, real, seeded, serial, tensor, vector, whole
 from metastable.errors import BadInput
 from metastable.head import Head
 
@@ -58,7 +58,7 @@ class Cloud:
 
     @property
     def weights(self) -> Tensor:
-        return self.log_weights.exp()
+        return serial(self.log_weights, torch.exp)
 
     @property
     def dim(self) -> int:
@@ -120,12 +120,14 @@ def _log_weights(n: int, weights: Array | None, log_weights: Array | None) -> Te
             raise BadInput(f"weight {int(w.argmin())} is {float(w.min())}; weights must be 0 or more")
         if not bool((w > 0).any()):
             raise BadInput("all weights are 0; at least one must be positive")
-        logs = w.log()
+        logs = serial(w, torch.log)
     else:
         logs = tensor(log_weights, "log_weights", finite=False).to(torch.float64)
         if logs.shape != (n,) or bool(torch.isnan(logs).any()) or not math.isfinite(float(logs.max())):
             raise BadInput(f"log_weights must be {n} numbers below infinity, at least one of them finite")
-    return logs - torch.logsumexp(logs, 0)
+    # The steps of torch.logsumexp.
+    top = logs.max()
+    return logs - (serial(logs - top, torch.exp).sum().log() + top)
 
 
 def token_count(n: int) -> int:

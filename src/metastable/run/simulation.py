@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from metastable import files
-from metastable.arrays import inverse_temperature, positive, whole
+from metastable.arrays import inverse_temperature, positive, serial, whole
 from metastable.attention import choose
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, SimulationStopped, choice
@@ -294,7 +294,7 @@ class _Solver:
 
     def _note_error(self, state: _State) -> None:
         gap = (state.k - zero_temperature(self.head, state.x)).double().square().sum(dim=1)
-        weights = self.moving.mean.log_weights.double().exp()
+        weights = serial(self.moving.mean.log_weights.double(), torch.exp)
         state.errors.append((state.t, math.sqrt(float((weights * gap).sum()))))
 
     def _check_finite(self, k: Tensor, t: float) -> None:
