@@ -11,6 +11,7 @@ import torch
 
 import metastable as ms
 from metastable.run import simulation
+from metastable.run.checkpoint import open_checkpoint
 from tests.problems import circle_head
 
 HEAD = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
@@ -210,10 +211,8 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path, monkeypatch, dama
         ms.simulate(HEAD, ms.uniform(20, d=2), **options(tmp_path))
 
 
-def test_two_processes_do_not_share_a_checkpoint(tmp_path, monkeypatch):
-    from metastable.run.checkpoint import Checkpoint
-
-    with Checkpoint(tmp_path / "run.zarr", {}), pytest.raises(ms.BadInput, match="another process"):
+def test_two_processes_do_not_share_a_checkpoint(tmp_path):
+    with open_checkpoint(tmp_path / "run.zarr", {}), pytest.raises(ms.BadInput, match="another process"):
         ms.simulate(HEAD, ms.uniform(20, d=2), **options(tmp_path))
 
 

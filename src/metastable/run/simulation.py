@@ -27,7 +27,7 @@ from metastable.flow.steppers import FIXED, first_step
 from metastable.head import Head
 from metastable.progress import Watcher, watching
 from metastable.run import storage
-from metastable.run.checkpoint import Checkpoint, discard, refuse_another
+from metastable.run.checkpoint import Checkpoint, discard, open_checkpoint, refuse_another
 from metastable.run.run import Run
 
 METHODS = ("auto", "dopri5", *FIXED)
@@ -100,7 +100,7 @@ def simulate(
     finished = _finished(target, identity, overwrite) if files.recover(target) else None
     if finished is not None:
         return finished
-    with Checkpoint(target, identity, replace=overwrite) as kept:
+    with open_checkpoint(target, identity, replace=overwrite) as kept:
         run = solver.run(watching(solver.times[-1], progress), kept)
         run.save(target)
         kept.remove()
