@@ -23,11 +23,11 @@ DEFAULT_CLOUD = {"law": "uniform", "n": 1000}
 
 
 def simulate(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file; flags override what it says.")] = None,
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; flags override its values.")] = None,
     beta: Annotated[float | None, typer.Option(help="Inverse temperature, 0 or more; inf is hardmax.")] = None,
     until: Annotated[float | None, typer.Option(help="The time at which to stop.")] = None,
-    interaction: Annotated[str | None, typer.Option(help="Spectrum of B, as 1.5,1.0,0.6.")] = None,
-    value: Annotated[str | None, typer.Option(help="Spectrum of V, as 1.2,0.9,0.5.")] = None,
+    interaction: Annotated[str | None, typer.Option(help="Eigenvalues of B, for example 1.5,1.0,0.6.")] = None,
+    value: Annotated[str | None, typer.Option(help="Eigenvalues of V, for example 1.2,0.9,0.5.")] = None,
     head: Annotated[
         str | None,
         typer.Option(help="A .npz file with query, key and value; or MODEL:layer:head of a trained encoder."),
@@ -45,14 +45,14 @@ def simulate(
     n: Annotated[int | None, typer.Option(help="Number of tokens.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the starting law.")] = None,
     tol: Annotated[
-        float | None, typer.Option(help="Error a step of the adaptive method: 1e-6, above 100 000 tokens 1e-4.")
+        float | None, typer.Option(help="Largest error per step of dopri5; default 1e-6, above 100 000 tokens 1e-4.")
     ] = None,
     method: Annotated[str | None, typer.Option(help="auto, dopri5, rk4, heun or euler.")] = None,
     step: Annotated[float | None, typer.Option(help="Step of the fixed-step methods.")] = None,
     t_eval: Annotated[int | None, typer.Option(help="Number of equally spaced times to save.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto, dense, flash or tree.")] = None,
     merge: Annotated[
-        float | None, typer.Option(help="Tokens closer than this become one; the error is followed and reported.")
+        float | None, typer.Option(help="Merge tokens closer than this; the error is bounded and reported.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for run.zarr, run.json and report.html.")] = Path("metastable-run"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run in that folder.")] = False,

@@ -96,8 +96,8 @@ class MeanFieldRun(BaseRun):
     Attributes
     ----------
     cloud : the quadrature of the starting law by the starting cells; its `law` says which law
-    frames : (T, N, d) quadrature points of the cells at the saved times. They are no tokens: row n of one frame has
-        nothing to do with row n of another
+    frames : (T, N, d) quadrature points of the cells at the saved times. They are not tokens: row n of one frame and
+        row n of another are not related
     log_weights : (T, N), −inf where a frame has fewer than N points
     coarse : the same run with cells twice as long. Its difference from this run is the error that is printed
     converged : whether the change of the distance was at most `tol` (see `mean_field`)
@@ -169,7 +169,7 @@ class CellKind(NamedTuple):
     """How the cells of one dimension are made and how they are refined.
 
     coarsest : length of the longest cells of the first level, in β^{−1/2}
-    levels : the cells are halved at most this often less one
+    levels : the equation is solved with at most this many sizes of cells, each half of the one before
     merged : neighbours are merged when they are shorter than this share of the longest cells
     """
 

@@ -1,4 +1,4 @@
-"""Runs: what a simulation returns, and the distances, phases, figures and reports that it makes of itself."""
+"""Runs: the results of simulations, with their distances, phases, figures and reports."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ class BaseRun:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Run(BaseRun):
-    """Frames of a token cloud under a head, with everything needed to repeat and to judge them.
+    """Frames of a token cloud under a head, with everything that is needed to repeat and to assess the simulation.
 
     The weights of the tokens are those of `cloud` in every frame.
 
@@ -289,7 +289,7 @@ class Run(BaseRun):
         return f"{became} and changed the law by at most {most} in W2, {now} at the end, time stepping aside"
 
     def noise_floor(self, p: float = 2, cost: str = "chordal", seed: int = 0) -> transport.NoiseFloor:
-        """W_p between two independent samples of ν as large as the cloud: what another sample would change.
+        """W_p between two independent samples of ν, each as large as the cloud: the effect of sampling alone.
 
         The distance of a cloud to the limit of its own tokens carries the same masses on both sides and can be
         smaller than this.

@@ -34,13 +34,13 @@ METHODS = ("auto", "dopri5", *FIXED)
 FRAME_BYTES = 256 * 2**20
 """Frames take at most this many bytes, unless `t_eval` asks for more."""
 CHECKPOINT_SECONDS = 20.0
-"""Between two saved times the state is written this often."""
+"""Between two saved times the state is written whenever this many seconds have passed."""
 MANY = 100_000
 """Tokens above which the default tolerance is 1e-4."""
 
 
 class Stopwatch:
-    """Seconds of the clock and of the processor since it was made, as a run's configuration has them."""
+    """Wall time and processor time since it was made, in seconds, under their names in a run's configuration."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter(), time.process_time()
@@ -73,9 +73,9 @@ def simulate(
     beta : inverse temperature, 0 ≤ β ≤ inf; inf is hardmax
     method : "dopri5" adapts its steps to `tol`; "euler", "heun" and "rk4" take steps of at most `step`.
         "auto" is dopri5, and for β = inf, where the field jumps, heun
-    tol : largest estimated error a step (RMS over tokens of the error's length), for dopri5; 1e-6 unless given, and
-        1e-4 for more than 100 000 tokens, which still is a small part of what another sample of them would change
-    step : for the fixed-step methods, 0.01 unless given
+    tol : largest estimated error per step (RMS over tokens of the length of the error), for dopri5. The default is
+        1e-6, and 1e-4 for more than 100 000 tokens: two samples of that size differ by much more
+    step : longest step of the fixed-step methods, 0.01 by default
     t_eval : how many equally spaced times to save, or the times themselves; 0 and `until` are always saved.
         By default 101, fewer when the frames would exceed 256 MiB
     engine : "auto", "dense", "flash" or "tree" (certified to `tol`, d ≤ 3), see `attend`
@@ -117,7 +117,7 @@ def _merging_distance(merge: float, beta: float) -> float:
 
 
 def saved_times(t_eval: int | Sequence[float], until: float) -> tuple[float, ...]:
-    """So many equally spaced times from 0 to `until`, or the given times with these two."""
+    """A number of equally spaced times from 0 to `until`, or the given times together with 0 and `until`."""
     if isinstance(t_eval, numbers.Integral):
         count = whole(t_eval, "t_eval", 2, "at least 2 times are saved, 0 and until")
         return tuple(float(t) for t in np.linspace(0.0, until, count))
@@ -149,7 +149,7 @@ def _finished(target: Path, identity: dict[str, Any], overwrite: bool) -> Run | 
 
 @dataclass
 class _State(Motion):
-    """All that the next step depends on, and what is noted along the way."""
+    """The state of the integrator, and what the run records: frames saved, field errors, merges."""
 
     saved: int = 0
     errors: list[tuple[float, float]] = field(default_factory=list)
