@@ -1,9 +1,10 @@
-"""Shared fixtures: every attention test runs on every engine, in both precisions; a real browser for the pages."""
+"""Shared fixtures: every engine in both precisions, a tokenizer and texts for small models, a real browser."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import random
 import shutil
 from contextlib import contextmanager
 
@@ -45,6 +46,32 @@ def dtype(request):
 def _one_thread():
     """Two test workers on two cores; more threads only get in each other's way."""
     torch.set_num_threads(1)
+
+
+WORDS = [f"w{i}" for i in range(80)]
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """A tokenizer of 80 words, for the small models of tests/encoder/models.py."""
+    import tokenizers
+    import transformers
+
+    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
+    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    raw.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, mask_token="[MASK]", **names)
+
+
+@pytest.fixture(scope="session")
+def texts():
+    """As many texts of these words as a baseline needs."""
+    draw = random.Random(0)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(4, 12))) for _ in range(1300)]
 
 
 def chromium():

@@ -1,9 +1,8 @@
 """Runs that are killed and resumed end bit for bit as they would have."""
 
+import functools
+import multiprocessing
 import os
-import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -12,31 +11,30 @@ import torch
 
 import metastable as ms
 from metastable.run import simulation
+from metastable.run.checkpoint import open_checkpoint
 from tests.problems import circle_head
 
 HEAD = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
-
-PROGRAM = """
-import sys, torch
-sys.path.insert(0, {root!r})
-torch.set_num_threads(1)
-import metastable as ms
-from metastable.run import simulation
-from tests.problems import circle_head
-simulation.CHECKPOINT_SECONDS = {interval}
-head = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
-print("ready", flush=True)
-cloud = ms.uniform(300, d=2, seed=0)
-ms.simulate(head, cloud, beta=60.0, until=2.0, t_eval={save}, method={method!r}, checkpoint={path!r})
-"""
+SIXTY = ms.uniform(60, d=2, seed=0)
 
 
 def start(path, interval, save, method):
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    code = PROGRAM.format(root=root, interval=interval, save=save, path=str(path), method=method)
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    assert process.stdout.readline() == b"ready\n"
+    """A forked child that computes a run; the parent may kill it."""
+
+    def compute():
+        torch.set_num_threads(1)
+        simulation.CHECKPOINT_SECONDS = interval
+        cloud = ms.uniform(300, d=2, seed=0)
+        ms.simulate(HEAD, cloud, beta=60.0, until=2.0, t_eval=save, method=method, checkpoint=path)
+
+    process = multiprocessing.get_context("fork").Process(target=compute)
+    process.start()
     return process
+
+
+def ended(process):
+    process.join()
+    return process.exitcode
 
 
 def progress_of(part):
@@ -53,20 +51,20 @@ def progress_of(part):
 )
 def test_killed_again_and_again_it_ends_bit_for_bit_the_same(tmp_path, method, save, interval):
     whole, broken = tmp_path / "whole.zarr", tmp_path / "broken.zarr"
-    assert start(whole, interval, save, method).wait() == 0
+    assert ended(start(whole, interval, save, method)) == 0
     part = tmp_path / "broken.zarr.part"
     reached = [0]
     for _ in range(3):
         process = start(broken, interval, save, method)
         # Let it get one checkpoint further than the one before it, then kill it wherever it is.
-        while (now := progress_of(part)) <= reached[-1] and process.poll() is None:
+        while (now := progress_of(part)) <= reached[-1] and process.is_alive():
             time.sleep(0.001)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
         reached.append(max(now, progress_of(part)))
     assert reached == sorted(set(reached)), "every process went on from where the one before was killed"
     assert not broken.exists()
-    assert start(broken, interval, save, method).wait() == 0
+    assert ended(start(broken, interval, save, method)) == 0
     one, two = ms.Run.load(whole), ms.Run.load(broken)
     assert torch.equal(one.frames, two.frames)
     assert torch.equal(one.field_errors, two.field_errors)
@@ -75,13 +73,22 @@ def test_killed_again_and_again_it_ends_bit_for_bit_the_same(tmp_path, method, s
 
 
 def options(tmp_path, **changed):
-    return {"beta": 20.0, "until": 2.0, "t_eval": 9, "checkpoint": tmp_path / "run.zarr", **changed}
+    return {"beta": 20.0, "until": 2.0, "t_eval": 3, "checkpoint": tmp_path / "run.zarr", **changed}
 
 
-@pytest.mark.parametrize("frames_done", [1, 4, 8])
+def interrupt(tmp_path, monkeypatch, overwrite=False):
+    """A run of 20 tokens that is interrupted right after its first checkpoint; returns its folder."""
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation._Solver, "_advance", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            ms.simulate(HEAD, ms.uniform(20, d=2, seed=0), **options(tmp_path), overwrite=overwrite)
+    return tmp_path / "run.zarr.part"
+
+
+@pytest.mark.parametrize("frames_done", [1, 3, 4])
 def test_interrupted_after_any_frame_it_resumes_without_repeating_work(tmp_path, monkeypatch, frames_done):
-    cloud = ms.graded(60, HEAD)
-    reference = ms.simulate(HEAD, cloud, **{**options(tmp_path), "checkpoint": None})
+    cloud, asked = ms.graded(60, HEAD), options(tmp_path, t_eval=5)
+    reference = ms.simulate(HEAD, cloud, **{**asked, "checkpoint": None})
     original = simulation._Solver._save_frame
 
     def stop_after(self, state):
@@ -92,7 +99,7 @@ def test_interrupted_after_any_frame_it_resumes_without_repeating_work(tmp_path,
     with monkeypatch.context() as patch:
         patch.setattr(simulation._Solver, "_save_frame", stop_after)
         with pytest.raises(KeyboardInterrupt):
-            ms.simulate(HEAD, cloud, **options(tmp_path))
+            ms.simulate(HEAD, cloud, **asked)
     calls = 0
     field = simulation._Solver.field
 
@@ -102,21 +109,24 @@ def test_interrupted_after_any_frame_it_resumes_without_repeating_work(tmp_path,
         return field(*args, **kwargs)
 
     monkeypatch.setattr(simulation._Solver, "field", counted)
-    resumed = ms.simulate(HEAD, cloud, **options(tmp_path))
+    resumed = ms.simulate(HEAD, cloud, **asked)
     assert torch.equal(resumed.frames, reference.frames)
     assert resumed.configuration["evaluations"] == reference.configuration["evaluations"]
     assert calls < reference.configuration["evaluations"]
 
 
-@pytest.mark.parametrize("changed", [{"engine": "tree"}, {"merge": 0.02}, {"merge": 0.02, "engine": "tree"}])
+@functools.cache
+def uninterrupted(engine, merge):
+    return ms.simulate(HEAD, SIXTY, beta=20.0, until=8.0, t_eval=3, engine=engine, merge=merge)
+
+
+@pytest.mark.parametrize(("engine", "merge"), [("tree", None), ("dense", 0.02), ("tree", 0.02)])
 @pytest.mark.parametrize("stop", [40, 150])
-def test_trees_and_merged_tokens_resume_to_the_same_bits(tmp_path, monkeypatch, changed, stop):
-    """Interrupted in the middle of a step: what the run had kept in memory must leave no trace in its numbers."""
-    cloud = ms.uniform(60, d=2, seed=0)
-    asked = options(tmp_path, until=8.0, **changed)
-    whole = ms.simulate(HEAD, cloud, **{**asked, "checkpoint": None})
+def test_trees_and_merged_tokens_resume_to_the_same_bits(tmp_path, monkeypatch, engine, merge, stop):
+    """Interrupted in the middle of a step, a run ends with the numbers of one that was not interrupted."""
+    whole = uninterrupted(engine, merge)
+    asked = options(tmp_path, until=8.0, engine=engine, merge=merge)
     field = simulation._Solver.field
-    monkeypatch.setattr(simulation, "CHECKPOINT_SECONDS", 0.0)
 
     def interrupted(self, x):
         if self.evaluations >= stop:
@@ -124,15 +134,16 @@ def test_trees_and_merged_tokens_resume_to_the_same_bits(tmp_path, monkeypatch, 
         return field(self, x)
 
     with monkeypatch.context() as patch:
+        patch.setattr(simulation, "CHECKPOINT_SECONDS", 0.0)
         patch.setattr(simulation._Solver, "field", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            ms.simulate(HEAD, cloud, **asked)
+            ms.simulate(HEAD, SIXTY, **asked)
     assert progress_of(tmp_path / "run.zarr.part") > stop - 10
-    resumed = ms.simulate(HEAD, cloud, **asked)
+    resumed = ms.simulate(HEAD, SIXTY, **asked)
     assert torch.equal(resumed.frames, whole.frames)
     assert torch.equal(resumed.field_errors, whole.field_errors)
     assert resumed.configuration["evaluations"] == whole.configuration["evaluations"] > stop
-    if "merge" in changed:
+    if merge is not None:
         assert torch.equal(resumed.merged, whole.merged)
         assert torch.equal(resumed.jumps, whole.jumps)
         assert float(whole.jumps[0, 0]) < float(whole.times[-1])
@@ -161,16 +172,13 @@ def test_another_run_under_the_same_name_is_refused(tmp_path, monkeypatch, chang
     if finished:
         ms.simulate(HEAD, ms.uniform(20, d=2, seed=0), **options(tmp_path))
     else:
-        with monkeypatch.context() as patch:
-            patch.setattr(simulation._Solver, "_advance", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
-            with pytest.raises(KeyboardInterrupt):
-                ms.simulate(HEAD, ms.uniform(20, d=2, seed=0), **options(tmp_path))
+        interrupt(tmp_path, monkeypatch)
     other = ms.uniform(20, d=2, seed=cloud_seed)
     with pytest.raises(ms.BadInput, match=f"holds another run.*{message}"):
         ms.simulate(HEAD, other, **options(tmp_path, **changed))
     replaced = ms.simulate(HEAD, other, **options(tmp_path, **changed), overwrite=True)
     assert replaced.beta == changed.get("beta", 20.0)
-    assert len(ms.Run.load(tmp_path / "run.zarr").times) == 9
+    assert len(ms.Run.load(tmp_path / "run.zarr").times) == 3
 
 
 def test_overwrite_with_bad_arguments_keeps_the_older_run(tmp_path):
@@ -178,15 +186,6 @@ def test_overwrite_with_bad_arguments_keeps_the_older_run(tmp_path):
     with pytest.raises(ms.BadInput, match="until is -1"):
         ms.simulate(HEAD, ms.uniform(20, d=2, seed=0), **options(tmp_path, until=-1), overwrite=True)
     assert ms.Run.load(tmp_path / "run.zarr").beta == 20.0
-
-
-def interrupt(tmp_path, monkeypatch, **changed):
-    """A run of 20 tokens that is interrupted right after its first checkpoint."""
-    with monkeypatch.context() as patch:
-        patch.setattr(simulation._Solver, "_advance", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            ms.simulate(HEAD, ms.uniform(20, d=2), **options(tmp_path, **changed))
-    return tmp_path / "run.zarr.part"
 
 
 def other_frame(part):
@@ -212,21 +211,15 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path, monkeypatch, dama
         ms.simulate(HEAD, ms.uniform(20, d=2), **options(tmp_path))
 
 
-def test_two_processes_do_not_share_a_checkpoint(tmp_path, monkeypatch):
-    from metastable.run.checkpoint import Checkpoint
-
-    with Checkpoint(tmp_path / "run.zarr", {}), pytest.raises(ms.BadInput, match="another process"):
+def test_two_processes_do_not_share_a_checkpoint(tmp_path):
+    with open_checkpoint(tmp_path / "run.zarr", {}), pytest.raises(ms.BadInput, match="another process"):
         ms.simulate(HEAD, ms.uniform(20, d=2), **options(tmp_path))
 
 
 def test_overwrite_resumes_its_own_checkpoint_and_keeps_the_old_run_until_the_end(tmp_path, monkeypatch):
     ms.simulate(HEAD, ms.uniform(20, d=2), **options(tmp_path, beta=7.0))
-    with monkeypatch.context() as patch:
-        patch.setattr(simulation._Solver, "_advance", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            ms.simulate(HEAD, ms.uniform(20, d=2), **options(tmp_path), overwrite=True)
+    assert progress_of(interrupt(tmp_path, monkeypatch, overwrite=True)) == 1
     assert ms.Run.load(tmp_path / "run.zarr").beta == 7.0
-    assert progress_of(tmp_path / "run.zarr.part") == 1
     assert ms.simulate(HEAD, ms.uniform(20, d=2), **options(tmp_path), overwrite=True).beta == 20.0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.json", "run.zarr"]
 

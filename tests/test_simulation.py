@@ -12,12 +12,12 @@ HEAD = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
 CLOUD = ms.uniform(30, d=2, seed=0)
 
 
-@pytest.mark.parametrize("method", ["euler", "heun", "rk4", "dopri5"])
-def test_every_method_reaches_the_same_place(method):
-    exact = ms.simulate(HEAD, CLOUD, beta=5.0, until=1.0, tol=1e-11).final.points
-    options = {} if method == "dopri5" else {"step": 1e-3}
-    found = ms.simulate(HEAD, CLOUD, beta=5.0, until=1.0, method=method, **options).final.points
-    assert torch.allclose(found, exact, atol={"euler": 2e-3, "heun": 1e-6, "rk4": 1e-10, "dopri5": 1e-5}[method])
+def test_every_method_reaches_the_same_place():
+    exact = ms.simulate(HEAD, CLOUD, beta=5.0, until=1.0, t_eval=2, tol=1e-11).final.points
+    for method, error in (("euler", 2e-3), ("heun", 1e-6), ("rk4", 1e-10), ("dopri5", 1e-5)):
+        options = {} if method == "dopri5" else {"step": 1e-3}
+        found = ms.simulate(HEAD, CLOUD, beta=5.0, until=1.0, t_eval=2, method=method, **options).final.points
+        assert torch.allclose(found, exact, atol=error), method
 
 
 def test_smaller_tolerance_gives_smaller_error():
@@ -84,8 +84,8 @@ def test_at_rest_the_step_is_as_long_as_the_method_is_stable():
     head = ms.Head.from_interaction(np.eye(2), np.diag([1.0, 0.2]))
     cloud = ms.Cloud([[1.0, 1e-3], [-1.0, 1e-3]])
     for tol in (1e-4, 1e-9):
-        run = ms.simulate(head, cloud, beta=50.0, until=4e3, t_eval=2, tol=tol)
-        assert run.configuration["steps"] < 1.15 * 4e3 / (3.3 / 0.8) + 60
+        run = ms.simulate(head, cloud, beta=50.0, until=1e3, t_eval=2, tol=tol)
+        assert run.configuration["steps"] < 1.15 * 1e3 / (3.3 / 0.8) + 30
         assert float((run.final.points[:, 1]).abs().max()) < 10 * tol
 
 

@@ -17,7 +17,7 @@ HEAD = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
 
 
 def make_run(**options):
-    arguments = {"beta": 20.0, "until": 1.0, "t_eval": 5, **options}
+    arguments = {"beta": 20.0, "until": 1.0, "t_eval": 3, **options}
     return ms.simulate(HEAD, ms.graded(50, HEAD, seed=2), **arguments)
 
 
@@ -28,7 +28,7 @@ def same(a, b):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("beta", [20.0, math.inf])
 def test_a_loaded_run_is_the_saved_one_bit_for_bit(tmp_path, dtype, beta):
-    run = ms.simulate(HEAD, ms.graded(50, HEAD).to(dtype), beta=beta, until=1.0, t_eval=5)
+    run = ms.simulate(HEAD, ms.graded(50, HEAD).to(dtype), beta=beta, until=1.0, t_eval=3)
     back = ms.Run.load(run.save(tmp_path / "run.zarr"))
     for name in ("times", "frames", "field_errors"):
         assert same(getattr(run, name), getattr(back, name))
@@ -62,7 +62,7 @@ def test_json_beside_it_tells_people_what_it_is(tmp_path):
 def test_a_plain_folder_holds_both_files_and_nothing_else(tmp_path):
     make_run().save(tmp_path / "here")
     assert sorted(os.listdir(tmp_path / "here")) == ["run.json", "run.zarr"]
-    assert len(ms.Run.load(tmp_path / "here").times) == 5
+    assert len(ms.Run.load(tmp_path / "here").times) == 3
 
 
 def test_saving_again_replaces_the_older_run(tmp_path):

@@ -1,4 +1,4 @@
-"""docs/detection.md from the record of the benchmark: every number in it comes from there.
+"""Writes docs/detection.md. Every number in it comes from the record of the benchmark.
 
 `markdown(record)` is a function of the record alone.
 """
@@ -20,7 +20,7 @@ AMBITIONS = {
     **{"languages": 99.5, "code": 99.5, "random": 99.5, "tweets": 98.0, "reviews": 96.0},
     **{"typos 10 %": 93.0, "typos 20 %": 98.0, "word order": 80.0, "gradient swaps": 85.0, "mixtures": 78.0},
 }
-"""Length-matched AUROC a text, in percent, that was hoped for before anything was measured, by kind of shift."""
+"""By kind of shift: the target for the length-matched AUROC of texts, in percent, set before any measurement."""
 
 BATCH_AMBITION, MARGIN = 99.0, 3.0
 """Mean AUROC of batches of 8; points that a setting may be below the best single detector on any one shift."""
@@ -70,21 +70,22 @@ def _mean(group: Group, method: str, key: str) -> float:
 
 
 def _introduction(record: dict[str, Any]) -> Iterator[str]:
-    yield "# Detection: what the monitor finds, and what it does not"
+    yield "# Detection: what the monitor detects and misses"
     yield ""
     yield from _words(
-        "Written by `python benchmarks/detection/run.py --write-docs` from "
-        "`benchmarks/results/detection.json`; every number comes from there. What the shifts are, and "
-        "where the texts come from, is in [benchmarks/detection](../benchmarks/detection/README.md)."
+        "`python benchmarks/detection/run.py --write-docs` writes this page. Every number comes from "
+        "`benchmarks/results/detection.json`. [benchmarks/detection](../benchmarks/detection/README.md) "
+        "describes the shifts and the sources of the texts."
     )
     yield from _words(
-        f"Encoder: `{record['model']}`. Numbers are percentages, means over {record['seeds']} deals of the "
-        "clean documents into adjust, calibrate and test parts; detectors are fitted once. "
-        "**Length-matched**: clean texts are weighted to the lengths of the shifted ones, so that length "
-        "alone finds nothing. **Frozen** shifts were fixed before any score on them was computed and were "
-        "then run once; **development** shifts are what the settings were chosen on; **seen** ones were "
-        "held out at first, but looked at afterwards, and are no clean test. The domains `commons` and "
-        "`manual` are fresh, `editorials` and `news` are not."
+        f"The encoder is `{record['model']}`. Numbers are percentages. Each number is the mean over "
+        f"{record['seeds']} random splits of the clean documents into adjust, calibrate and test parts; the "
+        "detectors are fitted once. **Length-matched**: clean texts are weighted so that their lengths are "
+        "distributed like those of the shifted texts. A detector of length alone then finds nothing. "
+        "**Frozen** shifts were fixed before any score on them was computed, and were run once. The settings "
+        "were chosen on the **development** shifts. **Seen** shifts were held out at first, but their results "
+        "were looked at later, so they are not a clean test. The domains `commons` and `manual` were not used "
+        "during development; `editorials` and `news` were."
     )
     head = ("domain", "fitted on", "adjust", "calibrate", "test", "documents in the last three")
     rows = [
@@ -95,17 +96,17 @@ def _introduction(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _summary(record: dict[str, Any]) -> Iterator[str]:
-    yield "## Ambitions, met and missed"
+    yield "## Targets, met and missed"
     yield ""
     yield from _words(
-        "What was hoped for before anything was measured, and what came out on frozen shifts: the mean "
-        "over the shifts of a kind, length-matched, one text at a time."
+        "The targets were set before any measurement. The results are means over the frozen shifts of a kind: "
+        "length-matched AUROC of single texts."
     )
     for setting in SETTINGS:
         yield f"**{setting}**"
         yield ""
         rows = [_kind_row(record, setting, kind) for kind in dict.fromkeys(FROZEN.values())]
-        head = ("kind", "ambition", *record["domains"])
+        head = ("kind", "target", *record["domains"])
         yield from _table(head, [*rows, *_overall_rows(record, setting)])
     yield from _losses_table(record)
     yield from _overview(record)
@@ -166,9 +167,9 @@ def _overview(record: dict[str, Any]) -> Iterator[str]:
     yield "## Every method on average"
     yield ""
     yield from _words(
-        "Mean over the frozen shifts of a domain: length-matched AUROC of texts / of batches of 8. Distances in "
-        "principal subspaces come out far below 50: shifted tokens have less of the clean tokens' principal "
-        "directions, not more."
+        "Mean over the frozen shifts of a domain: length-matched AUROC of texts / of batches of 8 texts. Distances "
+        "in principal subspaces are far below 50, because shifted tokens have smaller components in the principal "
+        "directions of the clean tokens."
     )
     rows = []
     for name in (method for methods in TABLES.values() for method in methods):
@@ -187,11 +188,12 @@ def _best(found: dict[str, Any]) -> tuple[float, str]:
 
 
 def _streams(record: dict[str, Any]) -> Iterator[str]:
-    yield "## False alarms, and delays"
+    yield "## False alarms and delays"
     yield ""
     yield from _words(
-        "Clean texts of other documents than the calibration texts: percentage with a p-value of at most "
-        "0.01, marginal and calibration-conditional, mean over deals. Both should be at most about 1."
+        "The percentage of clean texts with a p-value of at most 0.01, marginal and calibration-conditional, as "
+        "the mean over the random splits. No document has both test texts and calibration texts. Both percentages "
+        "should be at most about 1."
     )
     rows = [
         (domain, setting, f"{found['clean'][setting]['marginal']:.2f}", f"{found['clean'][setting]['conditional']:.2f}")
@@ -200,10 +202,10 @@ def _streams(record: dict[str, Any]) -> Iterator[str]:
     ]
     yield from _table(("domain", "setting", "marginal", "conditional"), rows)
     yield from _words(
-        f"Clean streams: in how many an alarm was raised. `alarm`, KS and MMD promise at most {ALPHA:g} of "
-        "them; `change alarm` promises an average of 10 000 texts between alarms. Windows of KS and MMD "
-        f"hold {WINDOW} texts. All promises are for independent texts; texts of one document are not, and "
-        "a deal of few documents is not either."
+        "The number of clean streams with an alarm. `alarm`, KS and MMD guarantee a probability of at most "
+        f"{ALPHA:g} per stream. `change alarm` guarantees an average of 10 000 texts between alarms. Windows of KS "
+        f"and MMD hold {WINDOW} texts. All guarantees are for independent texts. Texts of one document are not "
+        "independent, and neither are the parts of a split of few documents."
     )
     rows = []
     for domain, found in record["domains"].items():
@@ -214,9 +216,9 @@ def _streams(record: dict[str, Any]) -> Iterator[str]:
             rows.append((domain, setting, str(streams["texts"]), *cells))
     yield from _table(("domain", "setting", "texts", *METHODS), rows)
     yield from _words(
-        f"Streams of {BEFORE} clean and then {AFTER} shifted texts (fewer clean ones where the test part "
-        "is smaller): the median number of shifted texts until the alarm, and in brackets the streams "
-        "that raised it too early / never."
+        f"Streams of {BEFORE} clean texts and then {AFTER} shifted texts; there are fewer clean texts where the "
+        "test part is smaller. The number is the median number of shifted texts until the alarm. In brackets: the "
+        "number of streams with an alarm before the shift / without an alarm."
     )
     for domain, found in record["domains"].items():
         yield f"**{domain}**"
@@ -238,8 +240,9 @@ def _twin(record: dict[str, Any]) -> Iterator[str]:
     yield "## The same encoder with random weights"
     yield ""
     yield from _words(
-        "How much of a detector is what the encoder has learned: AUROC, length-matched, of the trained "
-        "encoder → of one of the same shape with random weights. Attacks are those on the trained one."
+        "This table shows how much of the detection depends on what the encoder has learned: length-matched AUROC "
+        "of the trained encoder → of an encoder of the same shape with random weights. The attacks were made "
+        "against the trained encoder."
     )
     for domain, group in record["twin"].items():
         if domain not in record["domains"]:
@@ -275,10 +278,10 @@ def _whole(record: dict[str, Any]) -> Iterator[str]:
 def _settings(results: Group) -> Iterator[str]:
     """The settings with their intervals, and what a user would see of a shift."""
     yield from _words(
-        "Length-matched AUROC of the settings with the 95 % bootstrap interval and the standard deviation "
-        "over deals; the best single detector and by how much `full` is above it; texts with a "
-        "calibration-conditional p-value of at most 0.01 by `full`, and the depth at which that most "
-        "often begins; texts, and the percentage with clean ones of their length."
+        "Columns: length-matched AUROC of the settings, with the 95 % bootstrap interval and the standard "
+        "deviation over the random splits. The best single detector, and by how much `full` is better. The "
+        "percentage of texts with a calibration-conditional p-value of at most 0.01 by `full`, and the most frequent "
+        "first depth of those texts. The number of texts, and the percentage with clean texts of their length."
     )
     head = ("shift", "kind", *SETTINGS, "best single", "full above it", "p ≤ 0.01", "begins at", "texts", "covered")
     rows = []

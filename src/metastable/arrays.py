@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ Array = Any
 
 SERIAL_ELEMENTS = 2**15
 """torch computes most elementwise operations and reductions of up to this many elements in the calling thread."""
+SERIAL_FUNCTION = 2**11
+"""torch computes exponentials and logarithms of up to this many elements in the calling thread."""
 SERIAL_MULTIPLICATIONS = 2**18
 """OpenBLAS, which numpy uses, forms a matrix product of up to this many multiplications in the calling thread."""
 
@@ -31,7 +34,9 @@ def tensor(a: Array, name: str, finite: bool = True) -> Tensor:
         raise BadInput(f"{name} is complex; heads and tokens are real")
     t = t if t.is_floating_point() and t.dtype in (torch.float32, torch.float64) else t.to(torch.float64)
     if finite and not bool(torch.isfinite(t).all()):
-        raise BadInput(f"{name} holds a number that is not finite ({_first_bad(t)}); check how it was made")
+        place = (~torch.isfinite(t)).nonzero()[0].tolist()
+        found = f"{float(t[tuple(place)])} at {place}"
+        raise BadInput(f"{name} holds a number that is not finite ({found}); check how it was made")
     return t
 
 
@@ -91,42 +96,47 @@ def exp_(a: Tensor) -> Tensor:
     return a
 
 
-def _first_bad(t: Tensor) -> str:
-    index = (~torch.isfinite(t)).nonzero()[0].tolist()
-    return f"{float(t[tuple(index)])} at {index}"
+def serial(a: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """`function`, such as torch.log, of every element of a vector; small vectors on the CPU in the calling thread.
+
+    The result is the same, bit for bit. torch's own logarithm and exponential start threads above 2048 elements.
+    """
+    if a.numel() > SERIAL_ELEMENTS or a.device.type != "cpu":
+        return function(a)
+    return torch.cat([function(part) for part in a.split(SERIAL_FUNCTION)])
 
 
 def shape_of(t: Tensor) -> str:
     return "×".join(str(n) for n in t.shape)
 
 
-def real(value: Any, name: str, rule: str, least: float = 0.0) -> float:
-    """A number ≥ `least` (inf allowed, NaN not), from any kind of real scalar; `rule` ends the message."""
+def real(
+    value: Any, name: str, rule: str, least: float = 0.0, allowed: Callable[[float], bool] = lambda number: True
+) -> float:
+    """A number ≥ `least` that is `allowed`, from any kind of real scalar. NaN is refused. `rule` ends the message."""
     plain = value.item() if isinstance(value, Tensor) and value.ndim == 0 else value
     try:
         found = float(plain) if isinstance(plain, numbers.Real) and not isinstance(plain, bool) else math.nan
     except OverflowError:
         found = math.nan
-    if not found >= least:
+    if not (found >= least and allowed(found)):
         raise BadInput(f"{name} is {plain!r}; {rule}")
     return found
 
 
 def positive(value: Any, name: str) -> float:
     """A finite number above 0."""
-    rule = "it must be a finite number above 0"
-    found = real(value, name, rule)
-    if not 0 < found < math.inf:
-        raise BadInput(f"{name} is {value!r}; {rule}")
-    return found
+    return real(value, name, "it must be a finite number above 0", allowed=lambda number: 0 < number < math.inf)
 
 
 def finite(value: Any, name: str) -> float:
     """A finite number."""
-    found = real(value, name, "it must be a finite number", least=-math.inf)
-    if math.isinf(found):
-        raise BadInput(f"{name} is {value!r}; it must be a finite number")
-    return found
+    return real(value, name, "it must be a finite number", least=-math.inf, allowed=math.isfinite)
+
+
+def inverse_temperature(beta: Any) -> float:
+    """β as a float in [0, ∞]."""
+    return real(beta, "beta", "the inverse temperature must be 0 or more (inf is hardmax)")
 
 
 def whole(value: Any, name: str, least: int, rule: str) -> int:
@@ -136,3 +146,8 @@ def whole(value: Any, name: str, least: int, rule: str) -> int:
     if int(value) >= 2**63:
         raise BadInput(f"{name} is {value!r}; it must be below 2⁶³")
     return int(value)
+
+
+def seeded(seed: Any) -> torch.Generator:
+    """A random generator of its own, so that the host's generators stay as they are."""
+    return torch.Generator().manual_seed(whole(seed, "seed", 0, "it must be a whole number, 0 or more"))

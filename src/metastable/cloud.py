@@ -16,7 +16,7 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
-from metastable.arrays import Array, matrix, moved, real, tensor, vector, whole
+from metastable.arrays import Array, matrix, moved, real, seeded, serial, tensor, vector, whole
 from metastable.errors import BadInput
 from metastable.head import Head
 
@@ -58,7 +58,7 @@ class Cloud:
 
     @property
     def weights(self) -> Tensor:
-        return self.log_weights.exp()
+        return serial(self.log_weights, torch.exp)
 
     @property
     def dim(self) -> int:
@@ -106,7 +106,7 @@ class Cloud:
 
 def sample_indices(size: int, n: int, seed: int) -> Tensor:
     """`n` of range(size) without replacement, in increasing order, the same for the same seed."""
-    return torch.randperm(size, generator=_generator(seed))[:n].sort().values
+    return torch.randperm(size, generator=seeded(seed))[:n].sort().values
 
 
 def _log_weights(n: int, weights: Array | None, log_weights: Array | None) -> Tensor:
@@ -120,19 +120,18 @@ def _log_weights(n: int, weights: Array | None, log_weights: Array | None) -> Te
             raise BadInput(f"weight {int(w.argmin())} is {float(w.min())}; weights must be 0 or more")
         if not bool((w > 0).any()):
             raise BadInput("all weights are 0; at least one must be positive")
-        logs = w.log()
+        logs = serial(w, torch.log)
     else:
         logs = tensor(log_weights, "log_weights", finite=False).to(torch.float64)
         if logs.shape != (n,) or bool(torch.isnan(logs).any()) or not math.isfinite(float(logs.max())):
             raise BadInput(f"log_weights must be {n} numbers below infinity, at least one of them finite")
-    return logs - torch.logsumexp(logs, 0)
+    # The steps of torch.logsumexp.
+    top = logs.max()
+    return logs - (serial(logs - top, torch.exp).sum().log() + top)
 
 
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(whole(seed, "seed", 0, "it must be a whole number, 0 or more"))
-
-
-def _count(n: int) -> int:
+def token_count(n: int) -> int:
+    """The number of tokens of a cloud."""
     return whole(n, "n", 1, "a cloud needs a whole number of tokens, 1 or more")
 
 
@@ -150,14 +149,14 @@ def _unit(x: Tensor) -> Tensor:
 
 def uniform(n: int, d: int, seed: int = 0) -> Cloud:
     """`n` independent tokens from the uniform law on S^(d-1)."""
-    n, d = _count(n), _dimension(d)
-    points = _gaussian(n, d, _generator(seed))
+    n, d = token_count(n), _dimension(d)
+    points = _gaussian(n, d, seeded(seed))
     return Cloud(points, law={"law": "uniform", "n": n, "d": d, "seed": int(seed)})
 
 
 def equally_spaced(n: int) -> Cloud:
     """`n` equally spaced tokens on the circle (d = 2), at angles 2π(j + ½)/n."""
-    n = _count(n)
+    n = token_count(n)
     angles = (torch.arange(n, dtype=torch.float64) + 0.5) * (2 * math.pi / n)
     points = torch.stack([angles.cos(), angles.sin()], dim=1)
     return Cloud(points, law={"law": "equally_spaced", "n": n, "d": 2})
@@ -165,7 +164,7 @@ def equally_spaced(n: int) -> Cloud:
 
 def fibonacci(n: int) -> Cloud:
     """`n` tokens on the Fibonacci lattice of the 2-sphere (d = 3): near-uniform, no randomness."""
-    n = _count(n)
+    n = token_count(n)
     index = torch.arange(n, dtype=torch.float64)
     z = 1.0 - (2.0 * index + 1.0) / n
     r = (1.0 - z * z).sqrt()
@@ -175,8 +174,8 @@ def fibonacci(n: int) -> Cloud:
 
 def von_mises_fisher(n: int, mean: Array, kappa: float, seed: int = 0) -> Cloud:
     """`n` independent tokens with density ∝ e^{κ⟨mean, x⟩}; κ = 0 is the uniform law."""
-    n, direction = _count(n), _mean_direction(mean)
-    points = _vmf_points(n, direction, _concentration(kappa), _generator(seed))
+    n, direction = token_count(n), _mean_direction(mean)
+    points = _vmf_points(n, direction, concentration(kappa), seeded(seed))
     law = {"law": "von_mises_fisher", "n": n, "d": len(direction), "kappa": float(kappa), "seed": int(seed)}
     return Cloud(points, law={**law, "mean": direction.tolist()})
 
@@ -200,12 +199,12 @@ def mixture(
     shares = vector([1.0] * count if proportions is None else proportions, "proportions", count).to(torch.float64)
     if bool((shares < 0).any()) or float(shares.sum()) <= 0:
         raise BadInput(f"proportions are {shares.tolist()}; they must be 0 or more and not all 0")
-    n, generator = _count(n), _generator(seed)
+    n, generator = token_count(n), seeded(seed)
     labels = torch.multinomial(shares, n, replacement=True, generator=generator)
     points = torch.empty(n, centres.shape[1], dtype=torch.float64)
     for c in range(count):
         chosen = labels == c
-        points[chosen] = _vmf_points(int(chosen.sum()), centres[c], _concentration(spread[c]), generator)
+        points[chosen] = _vmf_points(int(chosen.sum()), centres[c], concentration(spread[c]), generator)
     law = {"law": "mixture", "n": n, "d": centres.shape[1], "means": centres.tolist(), "seed": int(seed)}
     return Cloud(points, law={**law, "kappas": [float(k) for k in spread], "proportions": shares.tolist()})
 
@@ -220,16 +219,15 @@ def graded(n: int, head: Head, smallest: float = 1e-8, seed: int = 0) -> Cloud:
     token with the exact mass of its stratum and directions a, b that fill their spheres evenly (see
     `_directions`; random from `seed` in three dimensions and more).
     """
-    n, th, d = _count(n), head.theory(), head.dim
+    n, th, d = token_count(n), head.theory(), head.dim
     m = th.dim
-    if not 0 < real(smallest, "smallest", "it must lie between 0 and 0.1") < 0.1:
-        raise BadInput(f"smallest is {smallest!r}; it must lie between 0 and 0.1")
+    real(smallest, "smallest", "it must lie between 0 and 0.1", allowed=lambda number: 0 < number < 0.1)
     if m == d:
         raise BadInput("graded needs directions that tokens leave, but every eigenvalue of M is dominant; use uniform")
     rows = th.co_basis.to(torch.float64).cpu()
     frame = torch.linalg.qr(rows, mode="complete").Q
     radii, masses = _graded_radii(n, m, d, smallest)
-    generator = _generator(seed)
+    generator = seeded(seed)
     a = _directions(n, m, generator, period=1)
     b = _directions(n, d - m, generator, period=2 if m == 1 else 1)
     r = torch.from_numpy(radii).unsqueeze(1)
@@ -284,12 +282,9 @@ def _mean_direction(mean: Array) -> Tensor:
     return v / v.norm()
 
 
-def _concentration(kappa: float) -> float:
-    rule = "a concentration must be between 0 and 1e15"
-    found = real(kappa, "kappa", rule)
-    if found > 1e15:
-        raise BadInput(f"kappa is {kappa!r}; {rule}")
-    return found
+def concentration(kappa: float) -> float:
+    """κ of a von Mises–Fisher law."""
+    return real(kappa, "kappa", "a concentration must be between 0 and 1e15", allowed=lambda number: number <= 1e15)
 
 
 def _vmf_points(n: int, mean: Tensor, kappa: float, generator: torch.Generator) -> Tensor:

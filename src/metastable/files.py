@@ -45,7 +45,7 @@ def writing(path: str | os.PathLike[str], remedy: str = "choose another place") 
         raise BadInput(f"cannot write {path}: {error.strerror or error}; {advice}") from error
 
 
-def write(path: Path, make: Callable[[Path], None]) -> None:
+def write(path: Path, make: Callable[[Path], object]) -> None:
     """Write a file completely or not at all: `make` writes it under the temporary name that it is given."""
     temporary = path.with_name(f".{path.stem}.{os.getpid()}-{threading.get_ident()}.tmp{path.suffix}")
     with writing(path):
@@ -60,12 +60,8 @@ def write(path: Path, make: Callable[[Path], None]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file in UTF-8 completely or not at all."""
-    write(path, lambda temporary: _write_utf8(temporary, text))
-
-
-def _write_utf8(path: Path, text: str) -> None:
     # newline="": the text is written as it is on every system.
-    path.write_text(text, encoding="utf-8", newline="")
+    write(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline=""))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -221,15 +217,18 @@ if hasattr(os, "register_at_fork"):
 class Lines:
     """A file that grows by whole lines. Writes go to the system at once, and threads may share it.
 
-    When the file is opened for writing, a torn last line is repaired: a line that is complete JSON gets its newline,
-    the beginning of a JSON object is removed, and anything else is refused, because this package did not write it.
+    When the file is opened for writing, a torn last line is repaired. In a file of JSON lines, a line that is complete
+    JSON gets its newline, the beginning of a JSON object is removed, and anything else is refused, because this package
+    did not write it.
 
     sync : whether every line is on the disk before `append` returns. Without it, a line survives the end of the
         process, but not the end of the machine.
+    header : the first line of a file of other lines than JSON; it is written to an empty file, and every torn line of
+        such a file is removed
     """
 
-    def __init__(self, path: str | os.PathLike[str], sync: bool = False) -> None:
-        self.path, self.sync = Path(path), sync
+    def __init__(self, path: str | os.PathLike[str], sync: bool = False, header: bytes = b"") -> None:
+        self.path, self.sync, self.header = Path(path), sync, header
         self._file: int | None = None
         self._mutex = Mutex()
 
@@ -238,12 +237,11 @@ class Lines:
         # A lone surrogate is not UTF-8, and a rejected text may hold one.
         self.append_bytes("".join(to_json(row, indent=None) + "\n" for row in rows).encode(errors="replace"))
 
-    def append_bytes(self, data: bytes) -> None:
-        """Append whole lines: all of them, or none and a BadInput."""
+    def append_bytes(self, data: bytes) -> int:
+        """Append whole lines: all of them, or none and a BadInput. Returns where in the file they begin."""
         with self._mutex, writing(self.path):
             if self._file is None:
-                self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-                self._repair(self._file)
+                self._file = self._opened()
             before = os.fstat(self._file).st_size
             try:
                 rest = memoryview(data)
@@ -255,6 +253,7 @@ class Lines:
                 with contextlib.suppress(OSError):  # a device cannot be truncated
                     os.ftruncate(self._file, before)
                 raise
+            return before
 
     def read(self) -> Iterator[bytes]:
         """The whole lines of the file, without their newlines; a torn last line is left out."""
@@ -277,18 +276,31 @@ class Lines:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _repair(self, file: int) -> None:
-        torn = _last_line(file)
-        if not torn:
-            return
+    def _opened(self) -> int:
+        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         try:
-            json.loads(torn)
-        except ValueError:
-            if len(torn) >= LONGEST_LINE or not torn.startswith(b'{"'[: len(torn)]):
-                raise BadInput(f"{str(self.path)!r} does not end in JSON lines; give another file") from None
-            os.ftruncate(file, os.fstat(file).st_size - len(torn))
-        else:
-            os.write(file, b"\n")
+            torn = _last_line(file)
+            if torn and not self.header and _is_json(torn):
+                os.write(file, b"\n")
+            elif torn and not self.header and (len(torn) >= LONGEST_LINE or not torn.startswith(b'{"'[: len(torn)])):
+                raise BadInput(f"{str(self.path)!r} does not end in JSON lines; give another file")
+            elif torn:
+                os.ftruncate(file, os.fstat(file).st_size - len(torn))
+            if self.header and os.fstat(file).st_size == 0:
+                os.write(file, self.header)
+                _sync(self.path.parent)
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _last_line(file: int) -> bytes:
@@ -325,6 +337,7 @@ class Journal:
     status : the status of each record, by number
     damaged : lines that are no records
     foreign : whether the journal belongs to another computation; it is then empty and nothing can be appended
+    begun : whether there is no file, or the file is a journal or the beginning of one
     """
 
     FORMAT = "metastable-journal-1"
@@ -332,23 +345,9 @@ class Journal:
 
     def __init__(self, path: Path, identity: str) -> None:
         self.path, self.identity = path, identity
-        self.status: dict[int, int] = {}
-        self.damaged = 0
-        self.foreign = False
-        self._where: dict[int, tuple[int, int]] = {}
-        self._ordered, self._last = True, -1
-        self._lines: Lines | None = None
-        if path.exists():
-            self._scan()
-
-    @property
-    def begun(self) -> bool:
-        """Whether there is no file, or the file is a journal or the beginning of one."""
-        if not self.path.exists():
-            return True
-        with open(self.path, "rb") as handle:
-            start = handle.read(len(self.FORMAT))
-        return bool(self.status) or self.FORMAT.encode().startswith(start)
+        self._header = f"{self.FORMAT} {identity}\n".encode()
+        self._lines = Lines(path, sync=True, header=self._header)
+        self._scan()
 
     def append(self, records: Iterable[Entry], replace_failed: bool = False) -> int:
         """Keep results; returns how many were new. They are on the disk when this returns.
@@ -363,13 +362,12 @@ class Journal:
             if known is None or (replace_failed and known):
                 fresh[record.number] = record.status, self._line(record)
         if fresh:
-            lines = self._opened()
-            start = self.path.stat().st_size
-            lines.append_bytes(b"".join(line for _, line in fresh.values()))
+            if self.foreign or not self.begun:
+                raise BadInput(f"{self.path} belongs to another computation; choose another folder or delete it")
+            start = self._lines.append_bytes(b"".join(line for _, line in fresh.values()))
             for number, (status, line) in fresh.items():
                 self.status[number], self._where[number] = status, (start, len(line) - 1)
                 start += len(line)
-            self._ordered = False
         return len(fresh)
 
     def records(self) -> Iterator[Entry]:
@@ -385,7 +383,7 @@ class Journal:
 
     def put_in_order(self) -> None:
         """Sort the records by number and drop damaged lines: the same results give the same bytes."""
-        if not self._ordered or self.damaged:
+        if self.status:
             self.rewrite(self.records())
 
     def rewrite(self, records: Iterable[Entry]) -> None:
@@ -393,7 +391,7 @@ class Journal:
 
         def make(path: Path) -> None:
             with open(path, "wb") as handle:
-                handle.write(self._header())
+                handle.write(self._header)
                 handle.writelines(self._line(record) for record in records)
 
         write(self.path, make)
@@ -401,18 +399,13 @@ class Journal:
         self._scan()
 
     def close(self) -> None:
-        if self._lines is not None:
-            self._lines.close()
-        self._lines = None
+        self._lines.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _header(self) -> bytes:
-        return f"{self.FORMAT} {self.identity}\n".encode()
 
     def _line(self, record: Entry) -> bytes:
         body = b"%d %d %s" % (record.number, record.status, base64.b64encode(record.payload))
@@ -429,55 +422,34 @@ class Journal:
         return Entry(int(number), int(status), base64.b64decode(payload))
 
     def _scan(self) -> None:
-        self.status, self._where, self.damaged = {}, {}, 0
-        self._ordered, self._last = True, -1
-        start, other_header = 0, False
-        with open(self.path, "rb") as handle:
-            for line in handle:
-                whole = line.endswith(b"\n")
-                if start == 0 and whole and line != self._header() and line.startswith(self.FORMAT.encode()):
-                    other_header = True
-                elif whole and not (start == 0 and line == self._header()):
-                    self._take(line[:-1], start)
-                self._ordered &= whole
-                start += len(line)
+        """Find the records in the file."""
+        self.status: dict[int, int] = {}
+        self._where: dict[int, tuple[int, int]] = {}
+        self.damaged = start = 0
+        first, mark = b"", self.FORMAT.encode()
+        if self.path.exists():
+            with open(self.path, "rb") as handle:
+                for line in handle:
+                    first = first or line
+                    if line.endswith(b"\n") and (start or not line.startswith(mark)):
+                        self._take(line[:-1], start)
+                    start += len(line)
+        other = first.startswith(mark) and first.endswith(b"\n") and first != self._header
         # Records of this computation below the header of another one: the header is damaged.
-        self.foreign = other_header and not self.status
-        self.damaged += other_header and not self.foreign
+        self.foreign = other and not self.status
+        self.damaged += other and not self.foreign
+        self.begun = bool(self.status) or mark.startswith(first[: len(mark)])
 
     def _take(self, line: bytes, start: int) -> None:
-        pieces = [(0, line)]
-        if self._parse(line) is None:
-            self.damaged += 1
-            # The line may still hold records: a damaged newline joins two of them.
-            pieces = [(found.start(), found.group()) for found in self._RECORD.finditer(line)]
-        for place, piece in pieces:
-            record = self._parse(piece)
+        """Note the records in a line: one, or several if a newline between them is damaged."""
+        good = []
+        for found in self._RECORD.finditer(line):
+            record = self._parse(found.group())
             if record is not None:
-                self._ordered &= record.number > self._last
-                self._last = record.number
+                good.append(found.group())
                 self.status[record.number] = record.status
-                self._where[record.number] = start + place, len(piece)
-
-    def _opened(self) -> Lines:
-        """The file for appending: without a torn last line, and with the header."""
-        if self._lines is not None:
-            return self._lines
-        if self.foreign or not self.begun:
-            raise BadInput(f"{self.path} belongs to another computation; choose another folder or delete it")
-        with writing(self.path):
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                os.ftruncate(file, os.fstat(file).st_size - len(_last_line(file)))
-                empty = os.fstat(file).st_size == 0
-            finally:
-                os.close(file)
-            lines = Lines(self.path, sync=True)
-            if empty:
-                lines.append_bytes(self._header())
-                _sync(self.path.parent)
-        self._lines = lines
-        return lines
+                self._where[record.number] = start + found.start(), len(found.group())
+        self.damaged += good != [line]
 
 
 def _sync(path: Path) -> None:

@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metastable.arrays import Array, finite, matmul, matrix, moved, shape_of, vector, whole
+from metastable.arrays import Array, finite, matmul, matrix, moved, seeded, shape_of, vector
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
     from metastable.theory import Theory
+
+MATRICES = ("query", "key", "value", "output", "offset")
 
 
 class Head:
@@ -68,7 +70,9 @@ class Head:
             )
         self.offset = None if offset is None else vector(offset, "offset", d)
         self._theory: Theory | None = None
-        self._share_dtype()
+        dtype = torch.float64 if any(a.dtype == torch.float64 for a in self.matrices.values()) else torch.float32
+        for name, part in self.matrices.items():
+            setattr(self, name, part.to(dtype=dtype, device=self.query.device))
 
     @classmethod
     def from_interaction(cls, interaction: Array, value: Array) -> Head:
@@ -102,16 +106,14 @@ class Head:
                 raise BadInput(f"interaction has {len(b)} number; angle needs d ≥ 2")
             G = _plane_rotation(len(b), finite(angle, "angle"))
             return cls.from_interaction(torch.diag(b), torch.from_numpy(G @ np.diag(v.numpy()) @ G.T).to(dtype))
-        generator = torch.Generator().manual_seed(whole(seed, "seed", 0, "it must be a whole number, 0 or more"))
+        generator = seeded(seed)
         R, S = (_rotation(len(b), generator).to(dtype) for _ in range(2))
         return cls.from_interaction(R @ torch.diag(b) @ R.T, S @ torch.diag(v) @ S.T)
 
-    def _share_dtype(self) -> None:
-        parts = [a for a in (self.query, self.key, self.value, self.output, self.offset) if a is not None]
-        dtype = torch.float64 if any(a.dtype == torch.float64 for a in parts) else torch.float32
-        for name in ("query", "key", "value", "output", "offset"):
-            part = getattr(self, name)
-            setattr(self, name, None if part is None else part.to(dtype=dtype, device=self.query.device))
+    @property
+    def matrices(self) -> dict[str, Tensor]:
+        """The matrices that make the head, by name: `Head(**head.matrices)` is the same head."""
+        return {name: part for name in MATRICES if (part := getattr(self, name)) is not None}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -159,11 +161,8 @@ class Head:
 
     def to(self, dtype: torch.dtype | None = None, device: Any = None) -> Head:
         """The same head in another dtype or on another device; this head itself if nothing changes."""
-        parts = (self.query, self.key, self.value, self.output, self.offset)
-        query, key, value, output, offset = (None if a is None else moved(a, dtype, device) for a in parts)
-        if all(new is old for new, old in zip((query, key, value, output, offset), parts, strict=True)):
-            return self
-        return Head(query, key, value, output=output, offset=offset)
+        found = {name: moved(part, dtype, device) for name, part in self.matrices.items()}
+        return self if all(part is getattr(self, name) for name, part in found.items()) else Head(**found)
 
     def theory(self) -> Theory:
         """What the theory predicts for this head: spectrum, limit map, rates, and which assumptions hold."""

@@ -36,14 +36,13 @@ import numpy as np
 import torch
 
 from metastable import cloud as laws
-from metastable.arrays import finite, positive, real, whole
+from metastable.arrays import finite, inverse_temperature, positive, seeded
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, choice, suggestion
-from metastable.head import Head
+from metastable.head import MATRICES, Head
 
 OPTIONS = ("tol", "t_eval", "method", "step", "engine", "merge")
-HEAD_MATRICES = ("query", "key", "value", "output", "offset")
-HEAD_KEYS = ("interaction", "value", "gap", "angle", "seed", *HEAD_MATRICES, "file")
+HEAD_KEYS = ("interaction", "value", "gap", "angle", "seed", *MATRICES, "file")
 # The keys of a head that `Problem.replace` changes; its `seed` is that of the cloud.
 HEAD_CHANGES = ("gap", "angle", "interaction", "value")
 LAWS: dict[str, Callable[..., Cloud]] = {
@@ -178,8 +177,7 @@ class Problem:
             raise BadInput("a cloud that is given as points has no table; save the points and give their file")
         head = self.head_spec
         if isinstance(head, Head):
-            parts = {name: getattr(head, name) for name in HEAD_MATRICES}
-            head = {name: part.tolist() for name, part in parts.items() if part is not None}
+            head = {name: part.tolist() for name, part in head.matrices.items()}
         return {**self.arguments, "head": dict(head), "cloud": dict(self.cloud_spec)}
 
     def to_toml(self) -> str:
@@ -215,22 +213,23 @@ def read_toml(path: str | Path, further: Iterable[str] = ()) -> dict[str, Any]:
     return tables
 
 
+CHECKS: dict[str, Callable[[Any], object]] = {
+    "beta": inverse_temperature,
+    "n": laws.token_count,
+    "seed": seeded,
+    "kappa": laws.concentration,
+    "law": lambda value: choice(value, "law", LAWS),
+}
+
+
 def check_value(name: str, value: Any) -> None:
     """Raise BadInput for a value that no simulation can have under this name."""
-    if name == "beta":
-        real(value, "beta", "the inverse temperature must be 0 or more (inf is hardmax)")
+    if name in CHECKS:
+        CHECKS[name](value)
     elif name in ("until", "tol", "step", "merge"):
         positive(value, name)
-    elif name == "n":
-        whole(value, "n", 1, "a cloud needs a whole number of tokens, 1 or more")
-    elif name == "seed":
-        whole(value, "seed", 0, "it must be a whole number, 0 or more")
-    elif name == "kappa":
-        real(value, "kappa", "a concentration must be 0 or more")
     elif name in ("angle", "gap"):
         finite(value, name)
-    elif name == "law":
-        choice(value, "law", LAWS)
 
 
 def build_head(table: Mapping[str, Any]) -> Head:
@@ -246,22 +245,20 @@ def build_head(table: Mapping[str, Any]) -> Head:
         return _head_from_file(table["file"])
     if "query" in table or "key" in table:
         _require(table, ("query", "key", "value"), "[head]")
-        _allow(table, HEAD_MATRICES, "[head] with query and key")
+        _allow(table, MATRICES, "[head] with query and key")
         return Head(**table)
     given = _without_gap(table)
     _require(given, ("interaction", "value"), "[head]")
-    if "angle" in given:
-        _allow(given, ("interaction", "value", "angle"), "[head] with angle")
-        b, v = (_spectrum(given[name], name, "angle") for name in ("interaction", "value"))
-        return Head.from_spectra(b, v, angle=finite(given["angle"], "angle"))
-    _allow(given, ("interaction", "value", "seed"), "[head] with interaction")
-    spectra = [_is_flat(given[name], name) for name in ("interaction", "value")]
+    interaction, value = given.pop("interaction"), given.pop("value")
+    spectra = [_is_flat(interaction, "interaction"), _is_flat(value, "value")]
     if all(spectra):
-        return Head.from_spectra(given["interaction"], given["value"], seed=given.get("seed", 0))
+        turned = "angle" if "angle" in given else "seed"
+        _allow(given, (turned,), f"[head] with {turned}")
+        return Head.from_spectra(interaction, value, **given)
     if any(spectra):
         raise BadInput("[head] interaction and value must both be lists (spectra) or both be matrices")
-    _allow(given, ("interaction", "value"), "[head] with matrices")
-    return Head.from_interaction(given["interaction"], given["value"])
+    _allow(given, (), "[head] with matrices")
+    return Head.from_interaction(interaction, value)
 
 
 def build_cloud(table: Mapping[str, Any], head: Head) -> Cloud:
@@ -314,7 +311,7 @@ def _head_lines(problem: Problem) -> list[str]:
     if bool((head.query == torch.eye(head.dim)).all()) and head.output is None and head.offset is None:
         matrices, call = {"B": head.key, "V": head.value}, "ms.Head.from_interaction(B, V)"
     else:
-        matrices = {name: part for name in HEAD_MATRICES if (part := getattr(head, name)) is not None}
+        matrices = head.matrices
         call = f"ms.Head({', '.join(f'{name}={name}' for name in matrices)})"
     return [*(f"{name} = {_rows(part.tolist())}" for name, part in matrices.items()), f"head = {call}"]
 
@@ -358,14 +355,15 @@ def _without_gap(table: Mapping[str, Any]) -> dict[str, Any]:
         if "interaction" in given:
             raise BadInput("[head] has both gap and interaction; gap makes the interaction 1, 1 − gap, …: give one")
         _require(given, ("value",), "[head]")
-        count = len(_spectrum(given["value"], "value", "gap"))
-        given["interaction"] = [1.0] + [1.0 - finite(given.pop("gap"), "gap")] * (count - 1)
+        if not _is_flat(given["value"], "value"):
+            raise BadInput("[head] value is a matrix; gap needs a list of numbers there, a spectrum")
+        given["interaction"] = [1.0] + [1.0 - finite(given.pop("gap"), "gap")] * (len(given["value"]) - 1)
     return given
 
 
 def _head_from_file(path: str) -> Head:
     arrays = _load_arrays(path)
-    refuse_unknown(arrays, (*HEAD_MATRICES, "interaction"), path)
+    refuse_unknown(arrays, (*MATRICES, "interaction"), path)
     if "interaction" in arrays:
         _require(arrays, ("value",), path)
         return Head.from_interaction(arrays["interaction"], arrays["value"])
@@ -405,13 +403,3 @@ def _is_flat(value: Any, name: str) -> bool:
     if not isinstance(value, (list, tuple)) or not value:
         raise BadInput(f"[head] {name} is {value!r}; give a list of numbers or a matrix")
     return not isinstance(value[0], (list, tuple))
-
-
-def _spectrum(value: Any, name: str, because: str) -> list[float]:
-    if not isinstance(value, (list, tuple)) or len(value) < 2 or not all(map(_is_number, value)):
-        raise BadInput(f"[head] {name} is {value!r}; {because} needs a list of d ≥ 2 numbers there, a spectrum")
-    return [float(number) for number in value]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

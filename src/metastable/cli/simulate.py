@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -24,11 +23,11 @@ DEFAULT_CLOUD = {"law": "uniform", "n": 1000}
 
 
 def simulate(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file; flags override what it says.")] = None,
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; flags override its values.")] = None,
     beta: Annotated[float | None, typer.Option(help="Inverse temperature, 0 or more; inf is hardmax.")] = None,
     until: Annotated[float | None, typer.Option(help="The time at which to stop.")] = None,
-    interaction: Annotated[str | None, typer.Option(help="Spectrum of B, as 1.5,1.0,0.6.")] = None,
-    value: Annotated[str | None, typer.Option(help="Spectrum of V, as 1.2,0.9,0.5.")] = None,
+    interaction: Annotated[str | None, typer.Option(help="Eigenvalues of B, for example 1.5,1.0,0.6.")] = None,
+    value: Annotated[str | None, typer.Option(help="Eigenvalues of V, for example 1.2,0.9,0.5.")] = None,
     head: Annotated[
         str | None,
         typer.Option(help="A .npz file with query, key and value; or MODEL:layer:head of a trained encoder."),
@@ -46,14 +45,14 @@ def simulate(
     n: Annotated[int | None, typer.Option(help="Number of tokens.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the starting law.")] = None,
     tol: Annotated[
-        float | None, typer.Option(help="Error a step of the adaptive method: 1e-6, above 100 000 tokens 1e-4.")
+        float | None, typer.Option(help="Largest error per step of dopri5; default 1e-6, above 100 000 tokens 1e-4.")
     ] = None,
     method: Annotated[str | None, typer.Option(help="auto, dopri5, rk4, heun or euler.")] = None,
     step: Annotated[float | None, typer.Option(help="Step of the fixed-step methods.")] = None,
     t_eval: Annotated[int | None, typer.Option(help="Number of equally spaced times to save.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto, dense, flash or tree.")] = None,
     merge: Annotated[
-        float | None, typer.Option(help="Tokens closer than this become one; the error is followed and reported.")
+        float | None, typer.Option(help="Merge tokens closer than this; the error is bounded and reported.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for run.zarr, run.json and report.html.")] = Path("metastable-run"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another run in that folder.")] = False,
@@ -64,20 +63,21 @@ def simulate(
 
     The run is saved while it is computed: the same command after an interruption resumes it.
     """
-    flags = {"beta": beta, "until": until, "tol": tol, "method": method, "step": step, "t_eval": t_eval}
-    flags |= {"engine": engine, "merge": merge}
-    cloud_flags = {"law": law, "n": n, "seed": seed}
+    flags = _given(beta=beta, until=until, tol=tol, method=method, step=step, t_eval=t_eval, engine=engine, merge=merge)
+    law_flags = _given(law=law, n=n, seed=seed)
     with one_line_errors(debug):
+        from metastable import files
         from metastable.run import storage
         from metastable.run.simulation import simulate as solve
 
         trained = head is not None and not head.endswith(".npz")
         if trained:
-            problem = _trained_head(config, str(head), texts, {**flags, **cloud_flags})
+            problem = _trained_head(config, str(head), texts, {**flags, **law_flags})
         else:
-            problem = _written_head(
-                config, flags, {"interaction": interaction, "value": value, "file": head}, cloud_flags
-            )
+            spectra = {
+                name: _spectrum(name, text) for name, text in _given(interaction=interaction, value=value).items()
+            }
+            problem = _written_head(config, flags, {**spectra, **_given(file=head)}, law_flags)
         if out.exists() and not out.is_dir():
             raise BadInput(f"--out {out} is a file; give a folder")
         target = storage.run_path(out)
@@ -92,24 +92,24 @@ def simulate(
         report = run.report(out / "report.html")
         found |= {"loaded": loaded, "run": str(target), "report": str(report)}
         if as_json:
-            print(json.dumps(found, indent=1, allow_nan=False, ensure_ascii=False))
+            print(files.to_json(found))
         else:
             print("\n".join(_lines(found)))
 
 
-def _written_head(
-    config: Path | None, flags: dict[str, Any], head_flags: dict[str, Any], cloud_flags: dict[str, Any]
-) -> Problem:
+def _given(**flags: Any) -> dict[str, Any]:
+    """The flags that are on the command line."""
+    return {name: value for name, value in flags.items() if value is not None}
+
+
+def _written_head(config: Path | None, flags: dict[str, Any], head: dict[str, Any], law: dict[str, Any]) -> Problem:
     """The simulation of the TOML file, if any, with the flags written over it."""
     from metastable.problem import Problem, read_toml
 
     tables = read_toml(config) if config else {}
-    tables |= {key: value for key, value in flags.items() if value is not None}
-    given = {key: _spectrum(key, value) for key, value in head_flags.items() if value is not None}
-    tables["head"] = given if "file" in given else {**(tables.get("head") or DEFAULT_HEAD), **given}
-    law = {key: value for key, value in cloud_flags.items() if value is not None}
-    tables["cloud"] = {**(tables.get("cloud") or DEFAULT_CLOUD), **law}
-    return Problem.from_tables(tables)
+    head = head if "file" in head else {**(tables.get("head") or DEFAULT_HEAD), **head}
+    cloud = {**(tables.get("cloud") or DEFAULT_CLOUD), **law}
+    return Problem.from_tables({**tables, **flags, "head": head, "cloud": cloud})
 
 
 def _trained_head(config: Path | None, address: str, texts: str | None, flags: dict[str, Any]) -> Problem:
@@ -119,18 +119,15 @@ def _trained_head(config: Path | None, address: str, texts: str | None, flags: d
 
     if config is not None:
         raise BadInput(f"--head {address} is a head of a trained encoder and takes flags only; leave out {config}")
-    given = {key: value for key, value in flags.items() if value is not None}
-    chosen = {key: given.pop(key) for key in ("beta", "until", "law", "n", "seed") if key in given}
-    return trained_head.prepare(address, None if texts is None else list(read_texts(texts)), **chosen).replace(**given)
+    chosen = {key: flags.pop(key) for key in ("beta", "until", "law", "n", "seed") if key in flags}
+    return trained_head.prepare(address, None if texts is None else list(read_texts(texts)), **chosen).replace(**flags)
 
 
-def _spectrum(key: str, value: Any) -> Any:
-    if key == "file":
-        return str(value)
+def _spectrum(name: str, text: str) -> list[float]:
     try:
-        return [float(part) for part in value.split(",")]
+        return [float(part) for part in text.split(",")]
     except ValueError:
-        raise BadInput(f"--{key} is {value!r}; give numbers with commas, as 1.5,1.0,0.6") from None
+        raise BadInput(f"--{name} is {text!r}; give numbers with commas, as 1.5,1.0,0.6") from None
 
 
 def findings(run: Run) -> dict[str, Any]:
@@ -140,7 +137,7 @@ def findings(run: Run) -> dict[str, Any]:
         "schema": SCHEMA,
         "tokens": len(run.cloud),
         "dimension": run.cloud.dim,
-        "beta": _finite(run.beta),
+        "beta": run.beta,
         "horizon": run.horizon,
         "law": run.cloud.law["law"],
         "steps": run.configuration.get("steps"),
@@ -150,9 +147,9 @@ def findings(run: Run) -> dict[str, Any]:
         "assumptions": theory.verdict.status,
         "unmet": theory.verdict.unmet,
         "no_limit": theory.no_limit,
-        "gap": _finite(theory.gap),
-        "token_rate": _finite(theory.rate),
-        "law_rate": _finite(theory.law_rate()),
+        "gap": theory.gap,
+        "token_rate": theory.rate,
+        "law_rate": theory.law_rate(),
     }
     if theory.no_limit:
         return found
@@ -184,16 +181,11 @@ def _merging(run: Run) -> dict[str, Any] | None:
     return {
         "distance": error.attrs["delta"],
         "live": int(error["live"][-1]),
-        "largest_error": _finite(float(error["largest"][-1])),
-        "final_error": _finite(float(error[-1])),
+        "largest_error": float(error["largest"][-1]),
+        "final_error": float(error[-1]),
         "unknown_from": error.attrs["vacuous_after"],
         "sentence": run.merge_sentence(),
     }
-
-
-def _finite(value: float) -> float | str:
-    """JSON has no infinity."""
-    return value if math.isfinite(value) else str(value)
 
 
 def _lines(found: dict[str, Any]) -> list[str]:

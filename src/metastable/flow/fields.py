@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from metastable.arrays import Array, real
+from metastable.arrays import Array, inverse_temperature
 from metastable.attention import Prepared, argmax_mean, choose, softmax_mean
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
@@ -34,11 +34,6 @@ def zero_temperature(head: Head, x: Tensor) -> Tensor:
     return tangent(x, head.values(torch.where(norm > 0, u / norm, torch.zeros_like(u))))
 
 
-def check_beta(beta: float) -> float:
-    """β as a float in [0, ∞]; raises BadInput otherwise."""
-    return real(beta, "beta", "the inverse temperature must be 0 or more (inf is hardmax)")
-
-
 def velocity(
     head: Head, cloud: Cloud, beta: float, at: Array | None = None, engine: str = "auto", tol: float = 1e-6
 ) -> Tensor:
@@ -54,7 +49,7 @@ def velocity(
     >>> ms.velocity(head, cloud, beta=0.0)[0].tolist()
     [0.0, 0.5]
     """
-    beta = check_beta(beta)
+    beta = inverse_temperature(beta)
     if head.dim != cloud.dim:
         raise BadInput(f"the head has d = {head.dim} and the cloud d = {cloud.dim}; they must agree")
     choose(engine, cloud.log_weights, cloud.dim, 1, tol)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -26,37 +27,35 @@ from metastable import files
 from metastable.errors import BadInput
 
 
-class Checkpoint:
-    """The checkpoint folder of the run that will be saved at `target` (*.zarr), locked against other processes.
+@contextlib.contextmanager
+def open_checkpoint(target: Path, identity: dict[str, Any], replace: bool = False) -> Iterator[Checkpoint]:
+    """The checkpoint of the run that will be saved at `target` (*.zarr), locked against other processes.
 
     With `replace` a folder that holds another run is emptied; without, it is refused.
     """
-
-    def __init__(self, target: Path, identity: dict[str, Any], replace: bool = False) -> None:
-        self.folder = folder_of(target)
-        self.identity = json.loads(files.to_json(identity))
-        self._lock = contextlib.ExitStack()
-        self._lock.enter_context(files.locked(self.folder))
-        try:
-            self._open(replace)
-        except BadInput:
-            self._lock.close()
-            raise
-
-    def _open(self, replace: bool) -> None:
-        for leftover in self.folder.glob(".*.tmp*"):
+    folder = folder_of(target)
+    known, mine = folder / "identity.json", _plain(identity)
+    with files.locked(folder):
+        for leftover in folder.glob(".*.tmp*"):
             leftover.unlink()
-        known = self.folder / "identity.json"
         if known.exists():
             found = files.read_json(known, "the checkpoint")
-            if replace and found != self.identity:
-                for old in self.folder.iterdir():
+            if not replace:
+                refuse_another(folder, found, mine)
+            elif found != mine:
+                for old in folder.iterdir():
                     if old.name != "lock":
                         old.unlink()
-            else:
-                refuse_another(self.folder, found, self.identity)
         if not known.exists():
-            files.write_json(known, self.identity)
+            files.write_json(known, mine)
+        yield Checkpoint(folder)
+
+
+class Checkpoint:
+    """The files of a checkpoint folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def save_frame(self, index: int, frame: np.ndarray) -> None:
         files.write(self._frame(index), lambda path: np.save(path, frame))
@@ -81,12 +80,6 @@ class Checkpoint:
     def _frame(self, index: int) -> Path:
         return self.folder / f"frame-{index:05d}.npy"
 
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._lock.close()
-
     def remove(self) -> None:
         shutil.rmtree(self.folder)
 
@@ -98,8 +91,14 @@ def folder_of(target: Path) -> Path:
 def discard(target: Path, identity: dict[str, Any]) -> None:
     """Remove the checkpoint of a run that is finished, if one was left behind."""
     known = folder_of(target) / "identity.json"
-    if known.exists() and files.read_json(known, "the checkpoint") == json.loads(files.to_json(identity)):
+    if known.exists() and files.read_json(known, "the checkpoint") == _plain(identity):
         shutil.rmtree(folder_of(target))
+
+
+def _plain(identity: dict[str, Any]) -> dict[str, Any]:
+    """The identity as it is read from a file."""
+    found: dict[str, Any] = json.loads(files.to_json(identity))
+    return found
 
 
 def refuse_another(where: Path, found: dict[str, Any], mine: dict[str, Any]) -> None:

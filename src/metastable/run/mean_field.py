@@ -94,8 +94,8 @@ class MeanFieldRun(BaseRun):
     Attributes
     ----------
     cloud : the quadrature of the starting law by the starting cells; its `law` says which law
-    frames : (T, N, d) quadrature points of the cells at the saved times. They are no tokens: row n of one frame has
-        nothing to do with row n of another
+    frames : (T, N, d) quadrature points of the cells at the saved times. They are not tokens: row n of one frame and
+        row n of another are not related
     log_weights : (T, N), −inf where a frame has fewer than N points
     coarse : the same run with cells twice as long. Its difference from this run is the error that is printed
     converged : whether the change of the distance was at most `tol` (see `mean_field`)
@@ -167,7 +167,7 @@ class CellKind(NamedTuple):
     """How the cells of one dimension are refined.
 
     coarsest : length of the longest cells of the first level, in β^{−1/2}
-    levels : the cells are halved at most this often less one
+    levels : the equation is solved with at most this many sizes of cells, each half of the one before
     merged : neighbours are merged when they are shorter than this share of the longest cells
     """
 
@@ -227,73 +227,47 @@ def mean_field(
 
 
 def refined(
-    head: Head,
-    law: Any,
-    beta: float,
-    until: float,
-    tol: float = 1e-3,
-    *,
-    t_eval: int | Sequence[float] | None = None,
-    progress: bool | None = None,
+    head: Head, law: Any, beta: float, until: float, tol: float, t_eval: Any = None, progress: bool | None = None
 ) -> MeanFieldRun:
     """The run of `mean_field`, without its warning: `run.converged` says whether `tol` was reached."""
-    beta, until, tol = _checked(head, beta, until, tol)
-    density, record = log_density(law, head.dim)
-    times = saved_times(t_eval if t_eval is not None else 201, until)
-    head, stopwatch = head.to(torch.float64, "cpu"), Stopwatch()
-    run: MeanFieldRun | None = None
-    for level in range(KINDS[head.dim].levels):
-        run = _level(KINDS[head.dim].coarsest / 2**level, head, density, record, beta, times, tol, run, progress)
-        run.configuration.update(stopwatch.read())
-        if run.converged:
-            return run
-    assert run is not None
-    return run
-
-
-def _level(
-    h: float,
-    head: Head,
-    density: LogDensity,
-    law: dict[str, Any],
-    beta: float,
-    times: tuple[float, ...],
-    tol: float,
-    coarser: MeanFieldRun | None,
-    progress: bool | None,
-) -> MeanFieldRun:
-    """The run with cells up to hβ^{−1/2}, and its change from the coarser one."""
-    longest = h * beta**-0.5
-    kind = KINDS[head.dim]
-    sizes = CellSizes(longest, kind.merged * longest, STEP * longest)
-    with Progress(times[-1], progress) as bar:
-        frames, work = follow(head, start(head, density, longest), beta, times, sizes, bar)
-    fine = Frames.of(frames)
-    configuration = {"beta": beta, "method": "cells", "tol": tol, "times": list(times), "cell": h, **work}
-    run = MeanFieldRun(
-        head=head,
-        cloud=fine.cloud(0, law),
-        beta=beta,
-        times=torch.tensor(times, dtype=torch.float64),
-        frames=fine.points,
-        log_weights=fine.log_weights,
-        coarse=fine if coarser is None else coarser.fine,
-        configuration={**configuration, "engine": "cells"},
-    )
-    run.configuration["discretisation"] = math.inf if coarser is None else _change(run)
-    return run
-
-
-def _checked(head: Head, beta: float, until: float, tol: float) -> tuple[float, float, float]:
     if head.dim not in KINDS:
         stops = f"cells stop at d = {max(KINDS)}, further on use ms.simulate with ms.graded(n, head)"
         raise BadInput(f"the head has d = {head.dim}; {stops}")
-    beta = real(beta, "beta", "it must be a finite number above 0")
-    if math.isinf(beta):
+    if math.isinf(real(beta, "beta", "it must be a finite number above 0")):
         raise BadInput("beta is inf; the zero-temperature flow is exact already: use ms.zero_temperature_flow")
+    beta = positive(beta, "beta")
     if not 0 < (tol := real(tol, "tol", "it must lie between 0 and 1")) < 1:
         raise BadInput(f"tol is {tol!r}; it must lie between 0 and 1: it is the wanted error of a distance")
-    return positive(beta, "beta"), positive(until, "until"), tol
+    until = positive(until, "until")
+    density, record = log_density(law, head.dim)
+    times = saved_times(t_eval if t_eval is not None else 201, until)
+    head, stopwatch, kind = head.to(torch.float64, "cpu"), Stopwatch(), KINDS[head.dim]
+    coarser: Frames | None = None
+    for level in range(kind.levels):
+        # Cells are at most hβ^{−1/2} long.
+        h = kind.coarsest / 2**level
+        longest = h * beta**-0.5
+        sizes = CellSizes(longest, kind.merged * longest, STEP * longest)
+        with Progress(times[-1], progress) as bar:
+            frames, work = follow(head, start(head, density, longest), beta, times, sizes, bar)
+        fine = Frames.of(frames)
+        configuration = {"beta": beta, "method": "cells", "tol": tol, "times": list(times), "cell": h, **work}
+        run = MeanFieldRun(
+            head=head,
+            cloud=fine.cloud(0, record),
+            beta=beta,
+            times=torch.tensor(times, dtype=torch.float64),
+            frames=fine.points,
+            log_weights=fine.log_weights,
+            coarse=fine if coarser is None else coarser,
+            configuration={**configuration, "engine": "cells"},
+        )
+        run.configuration["discretisation"] = math.inf if coarser is None else _change(run)
+        run.configuration.update(stopwatch.read())
+        if run.converged:
+            break
+        coarser = fine
+    return run
 
 
 def _change(run: MeanFieldRun) -> float:

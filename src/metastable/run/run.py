@@ -1,10 +1,10 @@
-"""Runs: what a simulation returns, and the distances, phases, figures and reports that it makes of itself."""
+"""Runs: the results of simulations, with their distances, phases, figures and reports."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -107,19 +107,9 @@ class BaseRun:
             push-forward of μ_t itself to V's dominant eigenspace; or any Cloud.
         """
         if isinstance(target, str) and (p, target, cost) == (2, "limit", "chordal"):
-            return self._limit_distance.copy()
+            # Phases, summary and report all ask for this one.
+            return self._once("distance", lambda: self._distance(2, "limit", "chordal")).copy()
         return self._distance(p, target, cost)
-
-    @property
-    def _limit_distance(self) -> xr.DataArray:
-        """W₂ to the limit law, which phases, summary and report all ask for.
-
-        Not a cached_property: in Python 3.11 that holds one lock for all runs while it computes.
-        """
-        if "limit distance" not in self._kept:
-            self._kept["limit distance"] = self._distance(2, "limit", "chordal")
-        found: xr.DataArray = self._kept["limit distance"]
-        return found
 
     def _distance(self, p: float, target: str | Cloud, cost: str) -> xr.DataArray:
         return self._distance_curve(f"W{p:g}", self._distances(self._clouds(), p, target, cost))
@@ -150,22 +140,30 @@ class BaseRun:
 
     def phases(self, factor: float = 1.5) -> phases.Phases:
         """Concentration, plateaus and terminal onset, read off the W₂ curve to the limit law."""
-        return phases.detect(self.times.cpu().numpy(), self._limit_distance.values, factor=factor)
+        return phases.detect(self.times.cpu().numpy(), self.distance().values, factor=factor)
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """The result of `make`, which is computed at the first call with this key.
+
+        Not a cached_property: in Python 3.11 that holds one lock for all runs while it computes.
+        """
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
 
     @cached_property
     def _kept(self) -> dict[Any, Any]:
-        """Results that are expensive and asked for more than once."""
         return {}
 
     def observables(self, sample: int = 1000, seed: int = 0) -> xr.Dataset:
         """Log-energy, mean cosine, effective rank and cluster count at every saved time (see `observables`)."""
-        key = ("observables", sample, seed)
-        if key not in self._kept:
+
+        def observed() -> xr.Dataset:
             rows = [observe(self.head, cloud, self.beta, sample, seed) for cloud in self._clouds()]
             columns = {name: self._curve(name, [row[name] for row in rows]) for name in rows[0]}
-            attrs = {"beta": self.beta, "sample": min(sample, len(self.cloud)), "seed": seed}
-            self._kept[key] = xr.Dataset(columns, attrs=attrs)
-        return self._kept[key].copy(deep=True)
+            return xr.Dataset(columns, {}, {"beta": self.beta, "sample": min(sample, len(self.cloud)), "seed": seed})
+
+        return self._once(("observables", sample, seed), observed).copy(deep=True)
 
     def to_xarray(self) -> xr.Dataset:
         """The run as a labelled Dataset, with the W₂ distance to the limit law where there is one."""
@@ -173,12 +171,9 @@ class BaseRun:
         data = data.assign_coords({name: np.arange(data.sizes[name]) for name in data["frames"].dims[1:]})
         if self.theory().no_limit:
             return data
-        found = self._limit_distance
-        return data.assign(
-            distance=found.drop_vars(["lower", "upper"]),
-            distance_lower=found["lower"].drop_vars(["lower", "upper"]),
-            distance_upper=found["upper"].drop_vars(["lower", "upper"]),
-        )
+        found = self.distance()
+        curves = {"distance": found, "distance_lower": found["lower"], "distance_upper": found["upper"]}
+        return data.assign({name: curve.drop_vars(["lower", "upper"]) for name, curve in curves.items()})
 
     def save(self, path: str | Path) -> Path:
         """Write `path` (a folder, *.zarr) and the same name with .json beside it, both completely or not at all."""
@@ -205,7 +200,7 @@ class BaseRun:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Run(BaseRun):
-    """Frames of a token cloud under a head, with everything needed to repeat and to judge them.
+    """Frames of a token cloud under a head, with everything that is needed to repeat and to assess the simulation.
 
     The weights of the tokens are those of `cloud` in every frame.
 
@@ -294,15 +289,14 @@ class Run(BaseRun):
         return f"{became} and changed the law by at most {most} in W2, {now} at the end, time stepping aside"
 
     def noise_floor(self, p: float = 2, cost: str = "chordal", seed: int = 0) -> transport.NoiseFloor:
-        """W_p between two independent samples of ν as large as the cloud: what another sample would change.
+        """W_p between two independent samples of ν, each as large as the cloud: the effect of sampling alone.
 
         The distance of a cloud to the limit of its own tokens carries the same masses on both sides and can be
         smaller than this.
         """
-        key = ("noise floor", p, cost, seed)
-        if key not in self._kept:
-            self._kept[key] = transport.noise_floor(self.limit, p=p, cost=cost, seed=seed)
-        floor: transport.NoiseFloor = self._kept[key]
+        floor: transport.NoiseFloor = self._once(
+            ("noise floor", p, cost, seed), lambda: transport.noise_floor(self.limit, p=p, cost=cost, seed=seed)
+        )
         return floor
 
     def report(self, path: str | Path) -> Path:

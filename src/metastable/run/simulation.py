@@ -16,31 +16,31 @@ import torch
 from torch import Tensor
 
 from metastable import files
-from metastable.arrays import positive, whole
+from metastable.arrays import inverse_temperature, positive, serial, whole
 from metastable.attention import choose
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, SimulationStopped, choice
-from metastable.flow.fields import TokenField, check_beta, zero_temperature
+from metastable.flow.fields import TokenField, zero_temperature
 from metastable.flow.merging import Merging
 from metastable.flow.solve import Motion
 from metastable.flow.steppers import FIXED, first_step
 from metastable.head import Head
 from metastable.progress import Watcher, watching
 from metastable.run import storage
-from metastable.run.checkpoint import Checkpoint, discard, refuse_another
+from metastable.run.checkpoint import Checkpoint, discard, open_checkpoint, refuse_another
 from metastable.run.run import Run
 
 METHODS = ("auto", "dopri5", *FIXED)
 FRAME_BYTES = 256 * 2**20
 """Frames take at most this many bytes, unless `t_eval` asks for more."""
 CHECKPOINT_SECONDS = 20.0
-"""Between two saved times the state is written this often."""
+"""Between two saved times the state is written whenever this many seconds have passed."""
 MANY = 100_000
 """Tokens above which the default tolerance is 1e-4."""
 
 
 class Stopwatch:
-    """Seconds of the clock and of the processor since it was made, as a run's configuration has them."""
+    """Wall time and processor time since it was made, in seconds, under their names in a run's configuration."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter(), time.process_time()
@@ -73,9 +73,9 @@ def simulate(
     beta : inverse temperature, 0 ≤ β ≤ inf; inf is hardmax
     method : "dopri5" adapts its steps to `tol`; "euler", "heun" and "rk4" take steps of at most `step`.
         "auto" is dopri5, and for β = inf, where the field jumps, heun
-    tol : largest estimated error a step (RMS over tokens of the error's length), for dopri5; 1e-6 unless given, and
-        1e-4 for more than 100 000 tokens, which still is a small part of what another sample of them would change
-    step : for the fixed-step methods, 0.01 unless given
+    tol : largest estimated error per step (RMS over tokens of the length of the error), for dopri5. The default is
+        1e-6, and 1e-4 for more than 100 000 tokens: two samples of that size differ by much more
+    step : longest step of the fixed-step methods, 0.01 by default
     t_eval : how many equally spaced times to save, or the times themselves; 0 and `until` are always saved.
         By default 101, fewer when the frames would exceed 256 MiB
     engine : "auto", "dense", "flash" or "tree" (certified to `tol`, d ≤ 3), see `attend`
@@ -92,79 +92,19 @@ def simulate(
     BadInput : an argument cannot be used
     SimulationStopped : a number is no longer finite, or no step is small enough for `tol`
     """
-    plan = _plan(head, cloud, beta, until, method, tol, step, t_eval, engine, merge)
-    head = head.to(cloud.dtype, cloud.points.device)
+    solver = _Solver(head, cloud, beta, until, method, tol, step, t_eval, engine, merge)
     if checkpoint is None:
-        return _Solver(head, cloud, plan).run(watching(plan.times[-1], progress))
+        return solver.run(watching(solver.times[-1], progress))
     target = storage.run_path(checkpoint)
-    identity = {**plan.configuration(), "digest": storage.digest(head, cloud)}
+    identity = {**solver.configuration(), "digest": storage.digest(solver.head, cloud)}
     finished = _finished(target, identity, overwrite) if files.recover(target) else None
     if finished is not None:
         return finished
-    with Checkpoint(target, identity, replace=overwrite) as kept:
-        run = _Solver(head, cloud, plan, kept).run(watching(plan.times[-1], progress))
+    with open_checkpoint(target, identity, replace=overwrite) as kept:
+        run = solver.run(watching(solver.times[-1], progress), kept)
         run.save(target)
         kept.remove()
     return run
-
-
-@dataclass(frozen=True)
-class _Plan:
-    beta: float
-    times: tuple[float, ...]
-    method: str
-    tol: float
-    step: float
-    engine: str
-    asked: str
-    merge: float | None
-
-    def configuration(self) -> dict[str, Any]:
-        chosen = {} if self.method == "dopri5" else {"step": self.step}
-        if self.method == "dopri5" or self.engine == "tree":
-            chosen["tol"] = self.tol
-        beta = "inf" if math.isinf(self.beta) else self.beta
-        return {
-            "beta": beta,
-            "method": self.method,
-            **chosen,
-            "engine": self.engine,
-            "merge": self.merge,
-            "times": list(self.times),
-        }
-
-
-def _plan(
-    head: Head,
-    cloud: Cloud,
-    beta: float,
-    until: float,
-    method: str,
-    tol: float | None,
-    step: float | None,
-    t_eval: int | Sequence[float] | None,
-    engine: str,
-    merge: float | None,
-) -> _Plan:
-    if head.dim != cloud.dim:
-        raise BadInput(f"the head has d = {head.dim} and the cloud d = {cloud.dim}; they must agree")
-    beta = check_beta(beta)
-    until = positive(until, "until")
-    tol = positive(_tolerance(len(cloud)) if tol is None else tol, "tol")
-    if choice(method, "method", METHODS) == "auto":
-        method = "heun" if math.isinf(beta) else "dopri5"
-    if method == "dopri5" and step is not None:
-        raise BadInput("step= is for the methods euler, heun and rk4; dopri5 chooses its steps from tol=")
-    chosen = choose(engine, cloud.log_weights, cloud.dim, len(cloud), tol)
-    h = 0.01 if step is None else positive(step, "step")
-    delta = None if merge is None else _merging_distance(merge, beta)
-    if t_eval is None:
-        t_eval = max(11, min(101, FRAME_BYTES // (cloud.points.numel() * cloud.points.element_size())))
-    return _Plan(beta, saved_times(t_eval, until), method, tol, h, chosen, engine, delta)
-
-
-def _tolerance(tokens: int) -> float:
-    return 1e-6 if tokens <= MANY else 1e-4
 
 
 def _merging_distance(merge: float, beta: float) -> float:
@@ -177,7 +117,7 @@ def _merging_distance(merge: float, beta: float) -> float:
 
 
 def saved_times(t_eval: int | Sequence[float], until: float) -> tuple[float, ...]:
-    """So many equally spaced times from 0 to `until`, or the given times with these two."""
+    """A number of equally spaced times from 0 to `until`, or the given times together with 0 and `until`."""
     if isinstance(t_eval, numbers.Integral):
         count = whole(t_eval, "t_eval", 2, "at least 2 times are saved, 0 and until")
         return tuple(float(t) for t in np.linspace(0.0, until, count))
@@ -209,7 +149,7 @@ def _finished(target: Path, identity: dict[str, Any], overwrite: bool) -> Run | 
 
 @dataclass
 class _State(Motion):
-    """All that the next step depends on, and what is noted along the way."""
+    """The state of the integrator, and what the run records: frames saved, field errors, merges."""
 
     saved: int = 0
     errors: list[tuple[float, float]] = field(default_factory=list)
@@ -217,19 +157,61 @@ class _State(Motion):
 
 
 class _Solver:
-    def __init__(self, head: Head, cloud: Cloud, plan: _Plan, kept: Checkpoint | None = None) -> None:
-        self.head, self.cloud, self.plan, self.kept = head, cloud, plan, kept
+    """The arguments of `simulate`, checked and completed, and the solution of the problem that they describe."""
+
+    def __init__(
+        self,
+        head: Head,
+        cloud: Cloud,
+        beta: float,
+        until: float,
+        method: str,
+        tol: float | None,
+        step: float | None,
+        t_eval: int | Sequence[float] | None,
+        engine: str,
+        merge: float | None,
+    ) -> None:
+        if head.dim != cloud.dim:
+            raise BadInput(f"the head has d = {head.dim} and the cloud d = {cloud.dim}; they must agree")
+        self.beta = inverse_temperature(beta)
+        until = positive(until, "until")
+        self.tol = positive((1e-6 if len(cloud) <= MANY else 1e-4) if tol is None else tol, "tol")
+        self.method = choice(method, "method", METHODS)
+        if self.method == "auto":
+            self.method = "heun" if math.isinf(self.beta) else "dopri5"
+        if self.method == "dopri5" and step is not None:
+            raise BadInput("step= is for the methods euler, heun and rk4; dopri5 chooses its steps from tol=")
+        # After a merge "auto" may stand for another engine.
+        self.asked, self.engine = engine, choose(engine, cloud.log_weights, cloud.dim, len(cloud), self.tol)
+        self.step = 0.01 if step is None else positive(step, "step")
+        self.merge = None if merge is None else _merging_distance(merge, self.beta)
+        if t_eval is None:
+            t_eval = max(11, min(101, FRAME_BYTES // (cloud.points.numel() * cloud.points.element_size())))
+        self.times = saved_times(t_eval, until)
+        self.head, self.cloud = head.to(cloud.dtype, cloud.points.device), cloud
         self.frames: list[Tensor] = []
         self.checksums: list[int] = []
         self.evaluations = 0
-        self.stage: Callable[[], None] | None = None
-        self.merging = None if plan.merge is None else Merging(head, cloud, plan.beta, plan.merge)
-        self._prepare(plan.engine)
+
+    def configuration(self) -> dict[str, Any]:
+        """What the numbers of the run depend on, besides the head and the cloud."""
+        chosen = {} if self.method == "dopri5" else {"step": self.step}
+        if self.method == "dopri5" or self.engine == "tree":
+            chosen["tol"] = self.tol
+        return {
+            "beta": "inf" if math.isinf(self.beta) else self.beta,
+            "method": self.method,
+            **chosen,
+            "engine": self.engine,
+            "merge": self.merge,
+            "times": list(self.times),
+        }
 
     def _prepare(self, engine: str) -> None:
         """Make the field of the live tokens."""
         logs = self.cloud.log_weights if self.merging is None else self.merging.log_weights
-        self.moving = TokenField(self.head, logs, self.plan.beta, engine, self.plan.tol)
+        self.moving = TokenField(self.head, logs, self.beta, engine, self.tol)
 
     def field(self, x: Tensor) -> Tensor:
         if self.stage is not None:
@@ -237,15 +219,18 @@ class _Solver:
         self.evaluations += 1
         return self.moving(x)
 
-    def run(self, watcher: Watcher) -> Run:
+    def run(self, watcher: Watcher, kept: Checkpoint | None = None) -> Run:
         stopwatch = Stopwatch()
-        self.stage = getattr(watcher, "stage", None)
+        self.kept = kept
+        self.stage: Callable[[], None] | None = getattr(watcher, "stage", None)
+        self.merging = None if self.merge is None else Merging(self.head, self.cloud, self.beta, self.merge)
+        self._prepare(self.engine)
         state = self._resume() or self._begin()
         with watcher:
-            for t, frame in zip(self.plan.times, self.frames, strict=False):
+            for t, frame in zip(self.times, self.frames, strict=False):
                 watcher.frame(t, frame)
-            while state.saved < len(self.plan.times):
-                self._advance(state, self.plan.times[state.saved], watcher)
+            while state.saved < len(self.times):
+                self._advance(state, self.times[state.saved], watcher)
                 self._save_frame(state)
                 watcher.frame(state.t, self.frames[-1])
         stats = {"steps": state.steps, "rejected": state.rejected, "evaluations": self.evaluations}
@@ -254,20 +239,20 @@ class _Solver:
         return Run(
             head=self.head,
             cloud=self.cloud,
-            beta=self.plan.beta,
-            times=torch.tensor(self.plan.times, dtype=torch.float64),
+            beta=self.beta,
+            times=torch.tensor(self.times, dtype=torch.float64),
             frames=torch.stack(self.frames),
             field_errors=torch.tensor(state.errors, dtype=torch.float64),
             merged=torch.tensor(state.merged, dtype=torch.float64) if self.merging else None,
             jumps=torch.tensor(self.merging.jumps, dtype=torch.float64).reshape(-1, 2) if self.merging else None,
-            configuration={**self.plan.configuration(), **stats, **stopwatch.read()},
+            configuration={**self.configuration(), **stats, **stopwatch.read()},
         )
 
     def _begin(self) -> _State:
         x = self.cloud.points
         k = self.field(x)
         self._check_finite(k, 0.0)
-        h = first_step(k, self.plan.tol) if self.plan.method == "dopri5" else self.plan.step
+        h = first_step(k, self.tol) if self.method == "dopri5" else self.step
         state = _State(t=0.0, x=x, k=k, h=h)
         self._note_error(state)
         self._save_frame(state)
@@ -286,15 +271,14 @@ class _Solver:
                 last = time.perf_counter()
 
     def _step(self, state: _State, target: float) -> None:
-        plan = self.plan
-        if plan.method == "dopri5":
+        if self.method == "dopri5":
             counts = None if self.merging is None else self.merging.counts
-            trial = state.attempt(self.field, target, plan.times[-1], plan.tol, counts)
+            trial = state.attempt(self.field, target, self.times[-1], self.tol, counts)
             self._check_finite(trial.k, trial.t)
-            if not state.judge(trial, plan.tol):
+            if not state.judge(trial, self.tol):
                 return
         else:
-            trial = state.equal_step(self.field, plan.method, plan.times[state.saved - 1], target, plan.step)
+            trial = state.equal_step(self.field, self.method, self.times[state.saved - 1], target, self.step)
             self._check_finite(trial.k, trial.t)
             state.take(trial)
         if self.merging:
@@ -305,18 +289,18 @@ class _Solver:
         merging.follow(state.x, state.t)
         merged = merging.attempt(state.x, state.t)
         if merged is not None:
-            self._prepare(self.plan.asked)
+            self._prepare(self.asked)
             state.x, state.k = merged, self.field(merged)
 
     def _note_error(self, state: _State) -> None:
         gap = (state.k - zero_temperature(self.head, state.x)).double().square().sum(dim=1)
-        weights = self.moving.mean.log_weights.double().exp()
+        weights = serial(self.moving.mean.log_weights.double(), torch.exp)
         state.errors.append((state.t, math.sqrt(float((weights * gap).sum()))))
 
     def _check_finite(self, k: Tensor, t: float) -> None:
         if not math.isfinite(float(k.sum())):
             raise SimulationStopped(
-                f"a velocity is no longer finite at t = {t:.6g} (beta = {self.plan.beta:g}, {self.cloud.dtype}); "
+                f"a velocity is no longer finite at t = {t:.6g} (beta = {self.beta:g}, {self.cloud.dtype}); "
                 "check the head's matrices or use float64"
             )
 
@@ -358,5 +342,5 @@ class _Solver:
         merged = [tuple(row) for row in stored["merged"].tolist()] if self.merging else []
         if self.merging:
             self.merging.unpack(stored, x, t)
-            self._prepare(self.plan.asked if self.merging.jumps else self.plan.engine)
+            self._prepare(self.asked if self.merging.jumps else self.engine)
         return _State(t, x, k, h, steps, rejected, saved, errors, merged)

@@ -19,12 +19,11 @@ import numpy as np
 import torch
 import xarray as xr
 import zarr
-from torch import Tensor
 
 from metastable import files
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
-from metastable.head import Head
+from metastable.head import MATRICES, Head
 
 if TYPE_CHECKING:
     from metastable.run.mean_field import MeanFieldRun
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 SCHEMA = "metastable.run/1"
 MEAN_FIELD = "metastable.mean_field/1"
 MERGED = ("live", "merge_error", "largest_merge_error")
-PARTS = ("query", "key", "value", "output", "offset")
 
 
 def run_path(path: str | Path) -> Path:
@@ -48,18 +46,19 @@ def versions() -> dict[str, str]:
 
 
 def head_to_json(head: Head) -> dict[str, Any]:
-    return {name: None if (part := getattr(head, name)) is None else part.tolist() for name in PARTS}
+    return {name: None if (part := getattr(head, name)) is None else part.tolist() for name in MATRICES}
 
 
 def head_from_json(record: dict[str, Any], dtype: torch.dtype) -> Head:
-    return Head(**{name: None if record[name] is None else torch.tensor(record[name], dtype=dtype) for name in PARTS})
+    return Head(
+        **{name: None if record[name] is None else torch.tensor(record[name], dtype=dtype) for name in MATRICES}
+    )
 
 
 def digest(head: Head, cloud: Cloud) -> str:
     """A fingerprint of the head and of the starting cloud, bit for bit."""
-    parts: list[Tensor] = [getattr(head, n) for n in PARTS if getattr(head, n) is not None]
     state = hashlib.sha256()
-    for part in (*parts, cloud.points, cloud.log_weights):
+    for part in (*head.matrices.values(), cloud.points, cloud.log_weights):
         state.update(str((tuple(part.shape), str(part.dtype))).encode())
         state.update(np.ascontiguousarray(part.cpu().numpy()).view(np.uint8).reshape(-1).data)
     return state.hexdigest()
