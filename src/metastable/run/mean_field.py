@@ -17,7 +17,7 @@ from metastable.arrays import positive, real
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
 from metastable.flow.meanfield.flow import CellSizes, follow, start
-from metastable.flow.meanfield.laws import LogDensity, log_density
+from metastable.flow.meanfield.laws import log_density
 from metastable.head import Head
 from metastable.progress import Progress
 from metastable.run import storage
