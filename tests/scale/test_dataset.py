@@ -3,11 +3,13 @@
 import json
 import math
 import shutil
+import warnings
 
 import numpy as np
 import pytest
 import xarray as xr
 
+from metastable.errors import BadInput
 from metastable.files import Journal
 from metastable.scale import dataset
 from metastable.scale.dataset import Places
@@ -79,9 +81,19 @@ def test_everything_is_described(tmp_path, results):
     assert set(json.loads(data.attrs["versions"])) >= {"metastable", "torch"}
 
 
-def test_it_is_opened_lazily(tmp_path, results):
-    data = dataset.load(made(tmp_path / "sweep", results))
-    assert not data["distance"].variable._in_memory
+def test_it_is_opened_lazily_and_leaves_the_warning_filters_of_the_host(tmp_path, results):
+    places = made(tmp_path / "sweep", results)
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        data = dataset.load(places)
+        assert warnings.filters == []
+        assert not data["distance"].variable._in_memory
+        assert data.identical(xr.open_zarr(places.dataset, chunks=None, consolidated=False))
+
+
+def test_a_folder_without_a_sweep_is_said_in_one_line(tmp_path):
+    with pytest.raises(BadInput, match="there is no sweep at"):
+        dataset.load(Places(tmp_path))
 
 
 def test_every_order_gives_the_same_bytes(tmp_path, results):

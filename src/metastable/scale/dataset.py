@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
+from xarray.backends import ZarrStore
 
 from metastable import files
 from metastable.errors import BadInput
@@ -205,9 +206,14 @@ def faults(plan: Plan, places: Places) -> list[str]:
 def load(places: Places) -> xr.Dataset:
     """The dataset, opened lazily: values are read when they are used."""
     try:
-        return xr.open_zarr(places.dataset, chunks=None, consolidated=False)
+        # Not by xr.open_zarr, which adds to the host's warning filters.
+        variables, attributes = ZarrStore.open_group(places.dataset, mode="r", consolidated=False).load()
     except (OSError, ValueError, KeyError) as error:
         raise BadInput(f"there is no sweep at {places.dataset}; make it with sweep") from error
+    for variable in variables.values():
+        if "_FillValue" in variable.attrs:
+            variable.encoding["_FillValue"] = variable.attrs.pop("_FillValue")
+    return xr.Dataset(variables, attrs=attributes)
 
 
 def _checksums(folder: Path) -> dict[str, str]:
