@@ -1,9 +1,10 @@
-"""Arrays and numbers that users pass in: checks with clear messages, and products in the calling thread."""
+"""Arrays and numbers that users pass in: checks with clear messages, and work in the calling thread."""
 
 from __future__ import annotations
 
 import math
 import numbers
+import threading
 from typing import Any
 
 import numpy as np
@@ -136,3 +137,16 @@ def whole(value: Any, name: str, least: int, rule: str) -> int:
     if int(value) >= 2**63:
         raise BadInput(f"{name} is {value!r}; it must be below 2⁶³")
     return int(value)
+
+
+def set_own_threads(count: int, others: int) -> None:
+    """Let torch use `count` threads in this thread. Threads that start later use `others`.
+
+    The number is a setting of each thread. A thread takes the number that was set last in the process when it first
+    needs one. So this thread asks for its number before it sets it, and another thread is the last to set one.
+    """
+    torch.get_num_threads()
+    torch.set_num_threads(count)
+    last = threading.Thread(target=torch.set_num_threads, args=(others,))
+    last.start()
+    last.join()

@@ -58,10 +58,10 @@ class Backend:
         self.runs.forget(tab)
         self.audits.forget(tab)
 
-    def close(self, timeout: float | None = None) -> None:
-        """Stop all work and wait for each of its threads, at most `timeout` seconds."""
-        self.runs.close(timeout)
-        self.audits.close(timeout)
+    def close(self) -> None:
+        """Stop all work and wait for its threads."""
+        self.runs.close()
+        self.audits.close()
 
 
 def register(app: dash.Dash, backend: Backend) -> None:

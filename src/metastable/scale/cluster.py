@@ -10,9 +10,11 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -184,12 +186,19 @@ def one_thread() -> int:
     return before
 
 
-def check_versions(expected: dict[str, str]) -> None:
+def installed(package: str) -> str | None:
+    """The version of a package; None if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_versions(expected: Mapping[str, str | None]) -> None:
     """Raise BadInput if this worker has other versions than the process that sends the tasks."""
-    found = store.versions()
     for name, version in expected.items():
-        if found.get(name) != version:
+        if (found := installed(name)) != version:
             raise BadInput(
-                f"a worker has {name} {found.get(name)} and this process {version}; install the same versions, "
-                "because results could differ in their last digits"
+                f"a worker on {socket.gethostname()} has {name} {found} and this process {version}; install the same "
+                "versions, because results could differ in their last digits"
             )

@@ -18,12 +18,13 @@ from metastable.files import Entry, Journal
 from metastable.head import Head
 from metastable.problem import read_toml
 from metastable.progress import _Bar
+from metastable.run import storage as store
 from metastable.run.checkpoint import refuse_another
 from metastable.scale import dataset
 from metastable.scale.cluster import connected
 from metastable.scale.dataset import Places
 from metastable.scale.plan import Plan, make
-from metastable.scale.points import FAILED, compute, packed
+from metastable.scale.points import FAILED, compute
 from metastable.scale.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -161,7 +162,8 @@ def compute_points(
     tasks = Tasks(
         client,
         compute,
-        packed(plan),
+        plan,
+        versions=store.versions(),
         died=lambda index: Entry(index, FAILED, DIED.encode()),
         kept=lambda: f"{finished} of {plan.size} points are saved: start again to continue",
         task_seconds=TASK_SECONDS,
