@@ -114,9 +114,13 @@ def accepted(data: dict[str, Any], backend: Backend) -> dict[str, Any]:
     try:
         return {**job, **_started(data, backend)}
     except Exception as error:
-        # The page must not wait for a run that cannot start.
-        logger.exception("the fields could not be read")
-        return {**job, "status": "failed", "message": one_line(error)}
+        return {**job, **_failure(error)}
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    """The answer for work that failed: the page must not wait for it."""
+    logger.exception("an answer to the page could not be made")
+    return {"status": "failed", "fraction": 0.0, "message": one_line(error)}
 
 
 def _started(data: dict[str, Any], backend: Backend) -> dict[str, Any]:
@@ -182,9 +186,7 @@ def drawn(tick: dict[str, Any], backend: Backend) -> tuple[dict[str, Any], Any]:
         made_for: dict[str, Any] = {"data-key": key}
         return answer, html.Div(words.of_runs(runs, distances, names(state), captions), className="words", **made_for)
     except Exception as error:
-        # The page must not wait for a figure that cannot be drawn.
-        logger.exception("the figures of a run could not be drawn")
-        return {**answer, "status": "failed", "fraction": 0.0, "message": one_line(error)}, no_update
+        return {**answer, **_failure(error)}, no_update
 
 
 def _figure(figure: Any, asked: dict[str, Any], key: str = "", name: str = "") -> dict[str, Any]:
@@ -225,9 +227,7 @@ def audited(asked: dict[str, Any], backend: Backend) -> dict[str, Any]:
             "figure": _figure(figure, asked),
         }
     except Exception as error:
-        # The page must not wait for a table that cannot be shown.
-        logger.exception("the table of an audit could not be shown")
-        return {**answer, "status": "failed", "fraction": 0.0, "message": one_line(error)}
+        return {**answer, **_failure(error)}
 
 
 def opened(asked: dict[str, Any], backend: Backend) -> tuple[Any, Any, Any]:

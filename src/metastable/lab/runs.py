@@ -198,7 +198,6 @@ class _Job:
         self.key, self.cancelled, self.error, self.version = key, False, "", 0
         self.began = self.seen = time.monotonic()
         self.ended: float | None = None
-        self.states = list(states)
         self.parts = [_Part(runs, self, state) for state in states]
         self.working = len(self.parts)
 
@@ -238,7 +237,8 @@ class _Part(AbstractContextManager):
         check(self.state)
         if self.state.trained:
             self._report(f"loading {self.state.address[0]}")
-        problem = self.problem = problem_of(self.state, self.runs.encoders, common_frames(self.job.states))
+        frames = common_frames([part.state for part in self.job.parts])
+        problem = self.problem = problem_of(self.state, self.runs.encoders, frames)
         engine = _engine(problem)
         self._report(COMPILING if engine == "tree" and not compiled() else "starting")
         large = len(problem.cloud) >= MANY_TOKENS

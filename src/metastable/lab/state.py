@@ -61,9 +61,10 @@ class Field(NamedTuple):
     hint: str = ""
 
 
-def _number(kind: Callable[[str], Any], low: float, high: float) -> Field:
-    hint = f"enter {'a whole number' if kind is int else 'a number'} from {low} to {high}"
-    return Field(lambda text: _within(kind(text), low, high), hint.replace("-", "\u2212"))
+def _number(kind: Callable[[str], Any], low: float, high: float, limits: str = "") -> Field:
+    limits = limits or f"from {low} to {high}".replace("-", "\u2212")
+    hint = f"enter {'a whole number' if kind is int else 'a number'} {limits}"
+    return Field(lambda text: _within(kind(text), low, high), hint)
 
 
 def _choice(names: Iterable[str]) -> Field:
@@ -84,10 +85,6 @@ def _real(text: str) -> float:
 def _beta(text: str) -> float:
     value = _real(text)
     return value if value == math.inf else _within(value, 0.0, 1e6)
-
-
-def _until(text: str) -> float:
-    return float(_within(_real(text), math.ulp(0.0), 1000))
 
 
 def _eigenvalues(text: str) -> tuple[float, ...]:
@@ -131,7 +128,7 @@ class State:
     n: Annotated[int, _number(int, 1, MOST_TOKENS)] = 1000
     seed: Annotated[int, _number(int, 0, LARGEST_SEED)] = 0
     beta: Annotated[float, Field(_beta, "enter a number from 0 to 1000000, or inf")] = 100.0
-    until: Annotated[float, Field(_until, "enter a number above 0, at most 1000")] = 15.0
+    until: Annotated[float, _number(_real, math.ulp(0.0), 1000, "above 0, at most 1000")] = 15.0
     compare: Annotated[str, _choice(COMPARISONS)] = ""
     other: Annotated[str, Field(str)] = ""
     view: Annotated[str, _choice(("laboratory", "audit"))] = "laboratory"

@@ -55,14 +55,13 @@ def connected(
         raise BadInput("this needs Dask: pip install 'metastable[scale]'")
     if scheduler is not None and (workers is not None or memory is not None):
         raise BadInput("workers and memory are for a cluster on this machine; leave them out with a scheduler")
-    with contextlib.ExitStack() as stack:
-        address = stack.enter_context(_local_cluster(workers, memory)) if scheduler is None else scheduler
-        client = stack.enter_context(_client(address))
+    cluster = _local_cluster(workers, memory) if scheduler is None else contextlib.nullcontext(scheduler)
+    with cluster as address, _client(address) as client:
         _prepare(client, "of this machine" if scheduler is None else f"at {scheduler}")
         needs = "" if find_spec("bokeh") else " (its charts need bokeh)"
         print(f"metastable: dashboard: {client.dashboard_link}{needs}", file=sys.stderr)
-        stack.enter_context(client.as_current())
-        yield client
+        with client.as_current():
+            yield client
 
 
 @contextlib.contextmanager

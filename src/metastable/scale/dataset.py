@@ -47,6 +47,7 @@ AXES: dict[str, tuple[str, str]] = {
     "angle": ("angle between the leading eigenvectors of B and V", "degrees"),
     "kappa": ("concentration of the von Mises-Fisher law", "1"),
     "smallest": ("least distance of graded tokens from the set that they leave", "1"),
+    "time": ("time of the flow", "time of the flow"),
 }
 VARIABLES: dict[str, tuple[str, str]] = {
     "distance": ("W2 distance of the tokens to the limit law", "chordal distance"),
@@ -140,17 +141,13 @@ def _labels(values: list[Any]) -> np.ndarray:
 
 
 def _attributes(plan: Plan) -> dict[str, str]:
-    described = dict(plan.description)
-    versions = described.pop("versions")
-    return {
-        "schema": str(described.pop("schema")),
-        "configuration": json.dumps(described),
-        "versions": json.dumps(versions),
-    }
+    configuration = dict(plan.description)
+    schema, versions = configuration.pop("schema"), configuration.pop("versions")
+    return {"schema": schema, "configuration": json.dumps(configuration), "versions": json.dumps(versions)}
 
 
 def _described(data: xr.Dataset) -> xr.Dataset:
-    words = {**VARIABLES, **AXES, "time": ("time of the flow", "time of the flow")}
+    words = {**VARIABLES, **AXES}
     for name, variable in data.variables.items():
         if name in words:
             variable.attrs["description"], variable.attrs["units"] = words[str(name)]
