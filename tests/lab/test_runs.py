@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -438,10 +438,11 @@ def test_errors_are_short():
 
 def test_no_more_runs_than_places_have_a_turn_and_all_come_to_an_end():
     changed = threading.Condition()
-    turns, busy, most, order = Turns(changed, 3), [], [], []
+    turns, asked, busy, most, order = Turns(changed, 3), set(), [], [], []
 
     def work(name):
         def wanted():
+            asked.add(name)
             return True
 
         with turns.turn(wanted):
@@ -456,13 +457,20 @@ def test_no_more_runs_than_places_have_a_turn_and_all_come_to_an_end():
                 turns.pass_on(wanted)
 
     threads = [threading.Thread(target=work, args=(name,)) for name in range(6)]
-    for thread in threads:
-        thread.start()
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(turns.turn(lambda: True))
+        for thread in threads:
+            thread.start()
+        # All of them wait before the first one begins.
+        until(lambda: len(asked) == 6)
+        assert order == []
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
     assert max(most) == 3
     assert len(order) == 180
+    assert set(order[:90]) == set(range(6))
     # Nobody is left behind: while all are at work, each comes again before long.
     middle = order[40:120]
     for name in range(6):

@@ -28,8 +28,6 @@ from metastable.lab.queue import one_line
 from metastable.lab.runs import Runs
 from metastable.lab.state import State, problems
 
-IDLE = 100.0
-"""A tab that sent nothing for this many seconds counts as closed. Browsers let a hidden tab send once a minute."""
 FRAMES = 51
 """The largest number of frames in an animation: every second saved time of a run."""
 ENDED = ("done", "failed", "stopped")
@@ -48,9 +46,9 @@ class Backend:
     trusted : names of models that may be loaded: bundled ones, and those that a user of the page asked for
     """
 
-    def __init__(self, trusted: set[str] | None = None, idle: float = IDLE) -> None:
+    def __init__(self, trusted: set[str] | None = None) -> None:
         encoders = EncoderCache()
-        self.runs, self.audits = Runs(idle, encoders), Audits(encoders)
+        self.runs, self.audits = Runs(encoders=encoders), Audits(encoders)
         self.trusted = trusted or set()
 
     def forget(self, tab: str) -> None:

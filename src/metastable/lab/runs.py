@@ -30,6 +30,8 @@ from metastable.problem import Problem
 from metastable.run.run import Run
 from metastable.run.simulation import simulate
 
+IDLE = 100.0
+"""A tab that sent nothing for this many seconds counts as closed. Browsers let a hidden tab send once a minute."""
 MOST_JOBS = 4
 """The number of jobs that run at the same time; further jobs wait."""
 MOST_TABS = 12
@@ -45,7 +47,7 @@ class Runs:
     idle : a tab that sent nothing for this many seconds is stopped and forgotten
     """
 
-    def __init__(self, idle: float = 20.0, encoders: EncoderCache | None = None) -> None:
+    def __init__(self, idle: float = IDLE, encoders: EncoderCache | None = None) -> None:
         self.idle, self.encoders = idle, encoders or EncoderCache()
         self.changed = threading.Condition()
         self.cores, self.host_threads = threads(), torch.get_num_threads()

@@ -225,9 +225,9 @@ def _tell(plan: Plan, journal: Journal, todo: list[int]) -> None:
 def _publish(plan: Plan, journal: Journal, places: Places, computed: bool) -> None:
     """Make the dataset from the journal, unless it is complete already."""
     if not computed:
-        wrong = dataset.faults(plan, places)
+        wrong = dataset.fault(plan, places)
         if not wrong and not journal.damaged:
             return
         if wrong:
-            print(f"metastable: the dataset is made again from the journal: {wrong[0]}", file=sys.stderr)
+            print(f"metastable: the dataset is made again from the journal: {wrong}", file=sys.stderr)
     dataset.write(plan, journal, places)
