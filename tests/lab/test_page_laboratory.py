@@ -144,6 +144,15 @@ def test_moving_beta_changes_the_curve_to_the_right_numbers_and_its_right_end_is
     tab.wait("() => Number(document.getElementById('slide-beta').value) < 500")
 
 
+def test_the_sphere_stays_as_it_was_turned(tab):
+    tab.turn_sphere()
+    turned = tab.eye()
+    tab.put("seed", 1)
+    tab.wait("() => document.getElementById('box-curve').dataset.stale")
+    tab.done()
+    assert tab.eye() == turned
+
+
 def test_a_new_dimension_keeps_what_eigenvalues_there_are(tab):
     tab.put("d", "2")
     tab.wait("() => document.getElementById('field-interaction').value === '1.5, 1' && lab.wanted === null")
@@ -189,12 +198,6 @@ def test_two_temperatures(tab):
     assert (state.compare, state.other) == ("beta", "7")
     assert_together(tab)
     assert "β = 7: " in tab.text("theory")
-    # A new figure is seen from where the user turned the former one.
-    turned = tab.eye()
-    tab.put("seed", 1)
-    tab.wait("() => document.getElementById('box-curve').dataset.stale")
-    tab.done()
-    assert tab.eye() == turned
     tab.page.select_option("#field-compare", "")
     tab.wait("() => !lab.spheres[1]")
     tab.done()
