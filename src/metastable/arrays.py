@@ -1,9 +1,10 @@
-"""Arrays and numbers that users pass in: checks with clear messages, and products in the calling thread."""
+"""Arrays and numbers that users pass in: checks with clear messages, and work in the calling thread."""
 
 from __future__ import annotations
 
 import math
 import numbers
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -151,3 +152,16 @@ def whole(value: Any, name: str, least: int, rule: str) -> int:
 def seeded(seed: Any) -> torch.Generator:
     """A random generator of its own, so that the host's generators stay as they are."""
     return torch.Generator().manual_seed(whole(seed, "seed", 0, "it must be a whole number, 0 or more"))
+
+
+def set_own_threads(count: int, others: int) -> None:
+    """Let torch use `count` threads in this thread. Threads that start later use `others`.
+
+    The number is a setting of each thread. A thread takes the number that was set last in the process when it first
+    needs one. So this thread asks for its number before it sets it, and another thread is the last to set one.
+    """
+    torch.get_num_threads()
+    torch.set_num_threads(count)
+    last = threading.Thread(target=torch.set_num_threads, args=(others,))
+    last.start()
+    last.join()

@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from metastable.encoder.weights import (
     UNUSUAL,
     SmallTheory,
     layer_table,
+    on_one_core,
     unusual,
     weigh,
 )
@@ -354,3 +356,14 @@ def test_values_that_mean_none_and_columns_without_spread_take_no_part():
     table["alignment"] = math.nan
     assert not set(unusual(table)["column"]) & {"rate", "offset", "gap", "alignment"}
     assert list(unusual(table.iloc[:3]).columns) == ["layer", "head", "column", "value", "median", "score", "expected"]
+
+
+def test_small_problems_are_computed_on_one_core_and_other_threads_keep_their_number():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert on_one_core(torch.get_num_threads)() == 1
+        with ThreadPoolExecutor(1) as pool:
+            assert torch.get_num_threads() == pool.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(before)

@@ -192,7 +192,8 @@ def lab():
 @pytest.fixture(scope="package")
 def context(browser):
     """All tabs without settings of their own share its cache."""
-    context = browser.new_context(viewport={"width": 1280, "height": 720})
+    permissions = ["clipboard-read", "clipboard-write"]
+    context = browser.new_context(viewport={"width": 1280, "height": 720}, permissions=permissions)
     yield context
     context.close()
 
@@ -219,14 +220,15 @@ def opened(browser, context, lab):
 
 @pytest.fixture(scope="package")
 def _shared_tab(context, lab):
-    tab = Tab(context, lab, SMALL)
+    tab = Tab(context, lab, SMALL).done()
+    tab.opening = [*tab.requests]
     yield tab
     tab.page.close()
 
 
 @pytest.fixture
 def tab(_shared_tab, lab):
-    """One page for many tests, with the small run at the start of each."""
+    """One page for many tests, with the small run at the start of each. `opening`: its requests when it was opened."""
     tab = _shared_tab
     tab.page.bring_to_front()
     tab.page.set_viewport_size({"width": 1280, "height": 720})

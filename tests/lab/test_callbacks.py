@@ -96,13 +96,15 @@ def test_controls_that_are_wrong_end_the_run_of_before(backend):
     assert backend.runs.progress("a", state.key).status == "stopped"
 
 
-def test_two_runs_of_one_slider_are_saved_at_the_same_times(backend):
-    state = replace(SMALL, compare="n", other="2001", until=0.01)
+def test_two_runs_of_one_slider_are_saved_at_the_same_times(backend, monkeypatch):
+    monkeypatch.setattr("metastable.lab.state.MANY_TOKENS", 50)
+    state = replace(SMALL, compare="n", other="60", until=0.01)
     accepted(filled(state), backend)
     finished(state, backend)
     first, second = backend.runs.results("a", state.key)[0]
     assert len(first.cloud) != len(second.cloud)
     assert first.times.tolist() == second.times.tolist()
+    assert len(first.times) == 51
 
 
 def test_two_temperatures_have_two_names():

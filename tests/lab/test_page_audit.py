@@ -7,6 +7,7 @@ import pytest
 import metastable as ms
 from metastable.figures.look import number
 from metastable.lab.state import State
+from tests.lab.test_page_state import STALE
 
 pytestmark = pytest.mark.browser
 
@@ -49,35 +50,6 @@ def opens(tab, layer, head):
     tab.wait(
         "words => (document.getElementById('head-title') || {}).textContent === words", f"Layer {layer}, head {head}"
     )
-
-
-def test_a_model_that_only_a_link_names_is_not_read_because_another_was_asked_for(opened, tmp_path):
-    query = f"trained={tmp_path}:0:0&law=uniform&n=60&until=1&view=audit"
-    tab = bundled(opened(query))
-    tab.page.click("#view-laboratory")
-    tab.wait("() => lab.status === 'asking'")
-    assert str(tmp_path) in tab.page.locator("#status").inner_text()
-
-
-def test_a_head_that_is_not_there_is_told_and_a_chosen_column_is_in_the_link(opened):
-    tab = opened(f"view=audit&model={MODEL}&head=99,99")
-    tab.wait(AUDITED)
-    tab.wait("() => document.getElementById('told').textContent.includes('no head 99 in layer 99')")
-    assert tab.evaluate("document.documentElement.dataset.head") == "no"
-    tab.page.select_option("#field-column", "gap")
-    tab.wait("() => location.search.includes('column=gap')")
-
-
-def test_an_audit_that_others_took_the_place_of_is_made_again(opened, lab):
-    tab = opened(f"view=audit&model={MODEL}")
-    tab.wait(AUDITED)
-    lab.audits.forget(tab.name())
-    tab.page.select_option("#field-column", "gap")
-    tab.wait("() => document.getElementById('caption-heat-map').textContent.startsWith('gap:')")
-    lab.audits.forget(tab.name())
-    tab.page.select_option("#field-at-layer", "3")
-    opens(tab, 3, 0)
-    assert tab.evaluate("document.documentElement.dataset.head") == "yes"
 
 
 def test_from_the_table_to_a_head_and_on_to_the_laboratory(opened, audit):
@@ -154,12 +126,38 @@ def test_the_link_opens_the_same_head_of_a_model_that_is_installed(opened):
     assert other.page.input_value("#field-at-layer") == "2"
 
 
-def test_a_model_that_is_none_is_told_beside_its_field(opened):
-    other = opened("view=audit&model=/no/such/model")
-    other.wait("() => lab.answered === lab.serial && lab.serial > 0")
-    assert other.lab.audits.progress(other.name(), "/no/such/model").status == "unknown", "a link loads no model"
-    other.page.click("#audit-run")
-    other.wait("() => document.getElementById('problem-model').textContent")
-    assert "/no/such/model" in other.problem("model")
-    assert other.page.locator("#field-model").get_attribute("aria-invalid") == "true"
-    assert other.page.locator("#audit-table").is_hidden()
+def test_a_head_that_is_not_there_is_told_and_an_audit_that_others_took_the_place_of_is_made_again(opened, lab):
+    tab = opened(f"view=audit&model={MODEL}&head=99,99")
+    tab.wait(AUDITED)
+    tab.wait("() => document.getElementById('told').textContent.includes('no head 99 in layer 99')")
+    assert tab.evaluate("document.documentElement.dataset.head") == "no"
+    lab.audits.forget(tab.name())
+    tab.page.select_option("#field-column", "gap")
+    tab.wait("() => document.getElementById('caption-heat-map').textContent.startsWith('gap:')")
+    tab.wait("() => location.search.includes('column=gap')")
+    lab.audits.forget(tab.name())
+    tab.page.select_option("#field-at-layer", "3")
+    opens(tab, 3, 0)
+    assert tab.evaluate("document.documentElement.dataset.head") == "yes"
+
+
+def test_a_link_does_not_make_the_lab_read_a_model(opened, tmp_path):
+    """The link names two models that are none; the lab reads each of them when the user asks for it."""
+    tab = opened(f"view=audit&model=/no/such/model&trained={tmp_path}:0:0&law=uniform&n=60&until=1")
+    tab.wait("() => lab.answered === lab.serial && lab.serial > 0")
+    assert tab.lab.audits.progress(tab.name(), "/no/such/model").status == "unknown"
+    tab.page.click("#audit-run")
+    tab.wait("() => document.getElementById('problem-model').textContent")
+    assert "/no/such/model" in tab.problem("model")
+    assert tab.page.locator("#field-model").get_attribute("aria-invalid") == "true"
+    assert tab.page.locator("#audit-table").is_hidden()
+    bundled(tab)
+    tab.page.click("#view-laboratory")
+    tab.wait("() => lab.status === 'asking'")
+    assert str(tmp_path) in tab.text("status")
+    key = State.from_query(tab.query()).key
+    assert tab.lab.runs.progress(tab.name(), key).status == "unknown"
+    tab.page.click("#run")
+    tab.wait("() => lab.status === 'failed'")
+    assert str(tmp_path) in tab.text("status")
+    assert tab.evaluate(STALE)

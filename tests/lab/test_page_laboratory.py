@@ -29,9 +29,21 @@ def shown(tab):
     return simulated(State.from_query(tab.query()).runs()[0])
 
 
-def test_it_opens_with_nothing_to_complain_of_and_asks_nobody_else(opened):
-    tab = opened(SMALL).done()
-    assert [url for url in tab.requests if not url.startswith((tab.lab.url, "data:", "blob:"))] == []
+def test_the_figures_and_words_of_a_run(tab):
+    """One test of many steps: none of them changes the run."""
+    it_asked_nobody_else_and_shows_everything(tab)
+    run = shown(tab)
+    the_curve_has_the_numbers_of_simulate(tab, run)
+    the_words_are_those_of_the_theory(tab, run)
+    scrubbing_moves_tokens_and_cursor(tab, run)
+    the_keyboard_steps_and_plays(tab)
+    the_button_plays_and_space_after_a_click_pauses(tab)
+    typing_in_a_field_plays_nothing(tab)
+
+
+def it_asked_nobody_else_and_shows_everything(tab):
+    assert tab.opening
+    assert [url for url in tab.opening if not url.startswith((tab.lab.url, "data:", "blob:"))] == []
     assert tab.page.title() == "metastable lab"
     assert tab.page.locator("#theory .headline").count() == 1
     for name in ("sphere-1", "curve"):
@@ -41,15 +53,15 @@ def test_it_opens_with_nothing_to_complain_of_and_asks_nobody_else(opened):
     assert tab.page.locator("#box-sphere-2").is_hidden()
 
 
-def test_the_curve_has_the_numbers_of_simulate(tab):
+def the_curve_has_the_numbers_of_simulate(tab, run):
     times, distances = tab.curve()
-    expected = shown(tab).distance()
+    expected = run.distance()
     np.testing.assert_allclose(times, expected["time"].values, rtol=1e-12)
     np.testing.assert_allclose(distances, expected.values, rtol=1e-9)
 
 
-def test_the_words_are_those_of_the_theory(tab):
-    theory = shown(tab).theory()
+def the_words_are_those_of_the_theory(tab, run):
+    theory = run.theory()
     text = tab.page.locator("#theory").inner_text()
     assert f"{theory.gap:.3g}" in text
     assert f"{theory.rate:.3g}" in text
@@ -57,36 +69,10 @@ def test_the_words_are_those_of_the_theory(tab):
         assert check.name in text
 
 
-def test_moving_beta_changes_the_curve_to_the_right_numbers(tab):
-    before = tab.curve()[1][-1]
-    rail = tab.page.locator("#slide-beta").bounding_box()
-    tab.page.mouse.click(rail["x"] + 0.72 * rail["width"], rail["y"] + rail["height"] / 2)
-    tab.wait("() => document.getElementById('box-curve').dataset.stale")
-    tab.done()
-    beta = float(tab.page.input_value("#field-beta"))
-    assert 1e3 < beta < 1e5
-    assert State.from_query(tab.query()).beta == beta
-    after = tab.curve()[1][-1]
-    assert abs(after - before) > 1e-6
-    assert after == pytest.approx(float(shown(tab).distance()[-1]), rel=1e-9)
-
-
-def test_the_right_end_of_the_slider_is_hardmax(tab):
-    rail = tab.page.locator("#slide-beta").bounding_box()
-    tab.page.mouse.click(rail["x"] + rail["width"] - 2, rail["y"] + rail["height"] / 2)
-    tab.wait("() => document.getElementById('field-beta').value === 'inf'")
-    tab.done()
-    assert math.isinf(State.from_query(tab.query()).beta)
-    assert tab.curve()[1][-1] == pytest.approx(float(shown(tab).distance()[-1]), rel=1e-9)
-    tab.put("beta", "100")
-    tab.wait("() => Number(document.getElementById('slide-beta').value) < 500")
-
-
-def test_scrubbing_moves_tokens_and_cursor(tab):
+def scrubbing_moves_tokens_and_cursor(tab, run):
     rail = tab.page.locator("#time").bounding_box()
     tab.page.mouse.click(rail["x"] + 0.5 * rail["width"], rail["y"] + rail["height"] / 2)
     tab.wait("() => lab.spheres[0].shown > 20 && !lab.painting")
-    run = shown(tab)
     assert tab.time() == pytest.approx(2.0, abs=0.2)
     assert tab.cursor() == tab.time()
     at = int(np.argmin(np.abs(run.times.numpy() - tab.time())))
@@ -94,7 +80,7 @@ def test_scrubbing_moves_tokens_and_cursor(tab):
     assert tab.page.locator("#now").inner_text() == f"t = {tab.time():.2f} of 4"
 
 
-def test_the_keyboard_steps_and_plays(tab):
+def the_keyboard_steps_and_plays(tab):
     page = tab.page
     page.locator("h1").click()
     page.keyboard.press("Home")
@@ -116,7 +102,7 @@ def test_the_keyboard_steps_and_plays(tab):
     assert tab.time() == stopped == tab.cursor()
 
 
-def test_the_button_plays_and_space_after_a_click_pauses(tab):
+def the_button_plays_and_space_after_a_click_pauses(tab):
     tab.page.keyboard.press("Home")
     tab.page.click("#play")
     tab.wait("() => lab.player && lab.spheres[0].shown > 1")
@@ -124,7 +110,7 @@ def test_the_button_plays_and_space_after_a_click_pauses(tab):
     tab.wait("() => !lab.player")
 
 
-def test_typing_in_a_field_plays_nothing(tab):
+def typing_in_a_field_plays_nothing(tab):
     before = tab.time()
     tab.page.locator("#field-interaction").focus()
     tab.page.keyboard.press("End")
@@ -135,6 +121,27 @@ def test_typing_in_a_field_plays_nothing(tab):
     assert tab.time() == before
     tab.put("interaction", "1.5, 1, 0.6")
     tab.done()
+
+
+def test_moving_beta_changes_the_curve_to_the_right_numbers_and_its_right_end_is_hardmax(tab):
+    before = tab.curve()[1][-1]
+    rail = tab.page.locator("#slide-beta").bounding_box()
+    tab.page.mouse.click(rail["x"] + 0.72 * rail["width"], rail["y"] + rail["height"] / 2)
+    tab.wait("() => document.getElementById('box-curve').dataset.stale")
+    tab.done()
+    beta = float(tab.page.input_value("#field-beta"))
+    assert 1e3 < beta < 1e5
+    assert State.from_query(tab.query()).beta == beta
+    after = tab.curve()[1][-1]
+    assert abs(after - before) > 1e-6
+    assert after == pytest.approx(float(shown(tab).distance()[-1]), rel=1e-9)
+    tab.page.mouse.click(rail["x"] + rail["width"] - 2, rail["y"] + rail["height"] / 2)
+    tab.wait("() => document.getElementById('field-beta').value === 'inf'")
+    tab.done()
+    assert math.isinf(State.from_query(tab.query()).beta)
+    assert tab.curve()[1][-1] == pytest.approx(float(shown(tab).distance()[-1]), rel=1e-9)
+    tab.put("beta", "100")
+    tab.wait("() => Number(document.getElementById('slide-beta').value) < 500")
 
 
 def test_the_sphere_stays_as_it_was_turned(tab):

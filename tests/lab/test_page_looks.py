@@ -55,8 +55,13 @@ def assert_fits(tab):
     assert cut == []
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 720), (1920, 1080)])
-def test_sphere_curve_and_time_are_seen_without_scrolling(tab, width, height):
+def test_the_page_fits_every_window(tab):
+    for width, height in ((1280, 720), (1920, 1080)):
+        sphere_curve_and_time_are_seen_without_scrolling(tab, width, height)
+    a_phone_has_one_column_and_no_horizontal_scrolling(tab)
+
+
+def sphere_curve_and_time_are_seen_without_scrolling(tab, width, height):
     resized(tab, width, height)
     assert_fits(tab)
     boxes = {name: tab.page.locator(f"#{name}").bounding_box() for name in ("box-sphere-1", "box-curve", "time-bar")}
@@ -67,7 +72,7 @@ def test_sphere_curve_and_time_are_seen_without_scrolling(tab, width, height):
     assert boxes["box-curve"]["x"] >= boxes["box-sphere-1"]["x"] + boxes["box-sphere-1"]["width"]
 
 
-def test_a_phone_has_one_column_and_no_horizontal_scrolling(tab):
+def a_phone_has_one_column_and_no_horizontal_scrolling(tab):
     resized(tab, 390, 844)
     assert_fits(tab)
     names = ("box-sphere-1", "box-curve", "controls", "box-theory")
@@ -80,7 +85,13 @@ def test_a_phone_has_one_column_and_no_horizontal_scrolling(tab):
     assert_fits(tab)
 
 
-def test_everything_that_can_be_set_has_a_label(tab):
+def test_everything_can_be_read_and_set_by_everybody(tab):
+    everything_that_can_be_set_has_a_label(tab)
+    what_has_the_focus_is_to_be_seen(tab)
+    light_and_dark_can_be_read_and_the_switch_changes_the_figures(tab)
+
+
+def everything_that_can_be_set_has_a_label(tab):
     nameless = tab.evaluate(
         """() => [...document.querySelectorAll('#lab input, #lab select, #lab textarea')]
             .filter(e => !e.labels.length && !e.getAttribute('aria-label')).map(e => e.id)"""
@@ -89,7 +100,7 @@ def test_everything_that_can_be_set_has_a_label(tab):
     assert tab.evaluate("document.documentElement.lang") == "en"
 
 
-def test_what_has_the_focus_is_to_be_seen(tab):
+def what_has_the_focus_is_to_be_seen(tab):
     for name in ("play", "field-n", "field-law", "time", "slide-beta"):
         tab.page.locator("h1").click()
         tab.page.locator(f"#{name}").focus()
@@ -99,7 +110,7 @@ def test_what_has_the_focus_is_to_be_seen(tab):
         assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
-def test_light_and_dark_can_be_read_and_the_switch_changes_the_figures(tab):
+def light_and_dark_can_be_read_and_the_switch_changes_the_figures(tab):
     assert tab.evaluate("document.documentElement.dataset.theme") == "light"
     assert tab.evaluate(CONTRAST) == []
     ground = "document.querySelector('#curve .js-plotly-plot').layout.paper_bgcolor"
@@ -113,9 +124,10 @@ def test_light_and_dark_can_be_read_and_the_switch_changes_the_figures(tab):
 
 
 def test_who_prefers_dark_gets_dark_and_a_link_that_says_light_is_light(opened):
-    dark = opened(SMALL, color_scheme="dark").done()
-    assert dark.evaluate("document.documentElement.dataset.theme") == "dark"
-    assert "theme" not in dark.query()
-    light = opened(f"{SMALL}&theme=light", color_scheme="dark").done()
-    assert light.evaluate("document.documentElement.dataset.theme") == "light"
-    assert light.query().endswith("theme=light")
+    tab = opened(SMALL, color_scheme="dark").done()
+    assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert "theme" not in tab.query()
+    tab.page.goto(f"{tab.lab.url}?{SMALL}&theme=light")
+    tab.done()
+    assert tab.evaluate("document.documentElement.dataset.theme") == "light"
+    assert tab.query().endswith("theme=light")

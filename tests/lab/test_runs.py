@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ import metastable as ms
 from metastable import figures
 from metastable.figures.distance import distance_curves
 from metastable.lab import runs as running
-from metastable.lab.queue import UNKNOWN, CoreQueue, Stopped, Ticket, one_line
+from metastable.lab.queue import UNKNOWN, Stopped, Turns, one_line
 from metastable.lab.runs import COMPILING, MOST_JOBS, Runs
 from metastable.lab.state import State, problem_of
 from tests.encoder import models
@@ -106,15 +106,15 @@ def test_a_job_is_simulate_bit_for_bit_and_measure_number_for_number(state):
 
 def test_the_number_of_threads_changes_no_bit_and_stays_as_it_was_elsewhere():
     wide = State(d=9, interaction=(1.5,) + (1.0,) * 8, value=(1.0,) * 9, n=4000, until=0.02)
-    before, large = torch.get_num_threads(), problem_of(wide)
-    with lab() as runs:
-        runs.start("tab", 1, [SMALL])
-        (run,) = done(runs, "tab", 1)
-        assert torch.get_num_threads() == before
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(torch.get_num_threads).result() == before
-    found = []
+    before, large, found = torch.get_num_threads(), problem_of(wide), []
     try:
+        torch.set_num_threads(3)
+        with lab() as runs:
+            runs.start("tab", 1, [SMALL])
+            (run,) = done(runs, "tab", 1)
+            # While the lab is open, neither this thread nor a new one sees the single thread of that run.
+            with ThreadPoolExecutor(1) as pool:
+                assert torch.get_num_threads() == pool.submit(torch.get_num_threads).result() == 3
         for threads in (1, 3):
             torch.set_num_threads(threads)
             assert same(run, simulated(SMALL))
@@ -203,21 +203,21 @@ def test_a_key_that_is_not_current_gets_nothing():
 
 def test_a_new_job_ends_the_old_one_within_a_step(monkeypatch):
     asked = []
-    whole = CoreQueue.pass_on
+    whole = Turns.pass_on
 
-    def counted(self, ticket):
-        asked.append(ticket)
-        whole(self, ticket)
+    def counted(self, wanted):
+        asked.append(wanted)
+        whole(self, wanted)
 
-    monkeypatch.setattr(CoreQueue, "pass_on", counted)
+    monkeypatch.setattr(Turns, "pass_on", counted)
     with lab() as runs:
         runs.start("tab", 1, [LONG])
         until(lambda: partial(runs, "tab", 1))
-        ticket = asked[0]
+        former = asked[0]
         runs.start("tab", 2, [SMALL])
-        before = asked.count(ticket)
+        before = asked.count(former)
         done(runs, "tab", 2)
-        assert asked.count(ticket) <= before + 1
+        assert asked.count(former) <= before + 1
 
 
 def test_a_stopped_run_shows_what_there_was_and_can_be_run_again():
@@ -340,7 +340,7 @@ def test_at_most_so_many_jobs_run_and_the_next_waits_and_says_so():
 
 
 def test_a_tab_that_nobody_asks_for_is_stopped_and_forgotten():
-    with lab(idle=5.0) as runs:
+    with lab(idle=2.0) as runs:
         for tab, state in {"finished": SMALL, "gone": LONG, "touched": LONG}.items():
             runs.start(tab, "key", [state])
 
@@ -436,35 +436,41 @@ def test_errors_are_short():
     assert len(one_line(RuntimeError("long " * 1000))) <= 300
 
 
-def test_turns_never_hold_more_cores_than_there_are_and_all_come_to_an_end():
+def test_no_more_runs_than_places_have_a_turn_and_all_come_to_an_end():
     changed = threading.Condition()
-    queue, busy, most, order = CoreQueue(changed, 3), [0, 0], [0, 0], []
+    turns, asked, busy, most, order = Turns(changed, 3), set(), [], [], []
 
-    def step(cores, name):
-        lane = int(cores > 1)
-        with changed:
-            busy[lane] += cores
-            most[lane] = max(most[lane], busy[lane])
-            order.append(name)
-        time.sleep(0.001)
-        with changed:
-            busy[lane] -= cores
+    def work(name):
+        def wanted():
+            asked.add(name)
+            return True
 
-    def work(cores, name):
-        ticket = Ticket(cores, lambda: True)
-        with queue.turn(ticket):
+        with turns.turn(wanted):
             for _ in range(30):
-                step(cores, name)
-                queue.pass_on(ticket)
+                with changed:
+                    busy.append(name)
+                    most.append(len(busy))
+                    order.append(name)
+                time.sleep(0.001)
+                with changed:
+                    busy.remove(name)
+                turns.pass_on(wanted)
 
-    threads = [threading.Thread(target=work, args=(cores, i)) for i, cores in enumerate((1, 1, 3, 2, 1, 3))]
-    for thread in threads:
-        thread.start()
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(6)]
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(turns.turn(lambda: True))
+        for thread in threads:
+            thread.start()
+        # All of them wait before the first one begins.
+        until(lambda: len(asked) == 6)
+        assert order == []
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
-    assert most == [3, 3]
+    assert max(most) == 3
     assert len(order) == 180
+    assert set(order[:90]) == set(range(6))
     # Nobody is left behind: while all are at work, each comes again before long.
     middle = order[40:120]
     for name in range(6):
@@ -473,42 +479,30 @@ def test_turns_never_hold_more_cores_than_there_are_and_all_come_to_an_end():
 
 
 def test_a_small_run_goes_on_beside_a_step_of_a_large_one():
-    queue, small, found = CoreQueue(threading.Condition(), 2), Ticket(1, lambda: True), []
-
-    def steps():
-        with queue.turn(small):
-            for _ in range(3):
-                queue.pass_on(small)
-                found.append("a step")
-
-    with queue.turn(Ticket(2, lambda: True)):
-        thread = threading.Thread(target=steps)
-        thread.start()
-        thread.join(60)
-        assert found == ["a step"] * 3
+    with lab() as runs, runs.many_threads.turn(lambda: True):
+        runs.start("tab", 1, [SMALL])
+        done(runs, "tab", 1)
 
 
 def test_a_turn_that_is_no_longer_wanted_is_not_waited_for():
     changed = threading.Condition()
-    queue, wanted, found = CoreQueue(changed, 1), {"it": True}, []
+    turns, wanted, asked, found = Turns(changed, 1), [True], [], []
 
     def waits():
         try:
-            with queue.turn(Ticket(1, lambda: asked.append(1) or wanted["it"])):
+            with turns.turn(lambda: asked.append(1) or wanted[0]):
                 found.append("a turn")
         except Stopped:
             found.append("stopped")
 
-    asked, holder = [], Ticket(1, lambda: True)
-    with queue.turn(holder):
+    with turns.turn(lambda: True):
         thread = threading.Thread(target=waits)
         thread.start()
         until(lambda: asked)
         with changed:
-            wanted["it"] = False
+            wanted[0] = False
             changed.notify_all()
         thread.join(60)
         assert found == ["stopped"]
-        assert holder.held
-    with queue.turn(Ticket(1, lambda: True)):
+    with turns.turn(lambda: True):
         pass

@@ -17,7 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from metastable.cli.app import app as command_line
 from metastable.errors import BadInput
 from metastable.lab.app import LARGEST_REQUEST, answers_to, create, listen, warm_up
 from metastable.lab.callbacks import Backend
@@ -123,13 +125,12 @@ def test_a_busy_port_is_one_line(app):
         port = taken.getsockname()[1]
         with pytest.raises(BadInput, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
             listen(app, "127.0.0.1", port)
-        found = _command("--port", str(port), "--no-browser")
-        out, err = found.communicate(timeout=PATIENCE)
-    assert found.returncode == 2
-    assert out == ""
-    assert err.count("\n") == 1
-    assert err.startswith(f"metastable: cannot listen on 127.0.0.1:{port}: ")
-    assert "--port" in err
+        found = CliRunner().invoke(command_line, ["lab", "--port", str(port), "--no-browser"])
+    assert found.exit_code == 2
+    assert found.stdout == ""
+    assert found.stderr.count("\n") == 1
+    assert found.stderr.startswith(f"metastable: cannot listen on 127.0.0.1:{port}: ")
+    assert "--port" in found.stderr
 
 
 @pytest.mark.parametrize(("port", "host"), [(70000, "127.0.0.1"), (0, "256.1.1.1"), (0, "no.such.host.invalid")])
@@ -138,7 +139,9 @@ def test_addresses_that_are_none(app, port, host):
         listen(app, host, port)
 
 
-@pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("0.0.0.0", True)])
+@pytest.mark.parametrize(
+    ("host", "warned"), [pytest.param("127.0.0.1", False, marks=pytest.mark.slow), ("0.0.0.0", True)]
+)
 def test_the_command_serves_until_it_is_interrupted(host, warned):
     process = _command("--port", "0", "--host", host, "--no-browser")
     line = process.stdout.readline()

@@ -115,8 +115,10 @@ def test_the_command_line_does_not_load_dask():
 def test_ctrl_c_ends_in_one_line_with_everything_kept(toml, tmp_path):
     """The signal goes to the whole group, workers and all, as from a terminal."""
     path, folder = toml(LONG.format(seeds=list(range(200)))), tmp_path / "out"
-    command = [sys.executable, "-m", "metastable", "sweep", str(path), "--out", str(folder), "--workers", "2"]
+    command = [sys.executable, "-m", "metastable", "sweep", str(path), "--out", str(folder), "--workers", "1"]
     options = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "start_new_session": True, "text": True}
+    # Shells let background jobs ignore SIGINT, and their children inherit it.
+    options["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as child:
         until_grown(child, folder / "journal", 2)
         os.killpg(child.pid, signal.SIGINT)

@@ -125,8 +125,8 @@ def _settings():
 def test_workers_with_other_versions_are_refused(scheduler, monkeypatch):
     versions = workers.store.versions()
     monkeypatch.setattr(workers.store, "versions", lambda: {**versions, "torch": "1.0"})
-    with pytest.raises(BadInput, match=r"a worker has torch .* and this process 1.0"), workers.connected(scheduler):
-        pass
+    with pytest.raises(BadInput, match=r"a worker on .* has torch .* and this process 1.0"):
+        workers.connected(scheduler).__enter__()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,8 @@ def tasks(cluster, function, common=None, **options):
     def died(item):
         raise BadInput(f"a worker died on item {item}")
 
-    return Tasks(cluster, function, common, **{"died": died, "kept": lambda: "start again", **options})
+    usual = {"versions": {}, "died": died, "kept": lambda: "start again"}
+    return Tasks(cluster, function, common, **{**usual, **options})
 
 
 def slow_at_sevens(common, items):
@@ -210,6 +211,13 @@ def failing(common, items):
 
 def missing(common, items):
     raise FileNotFoundError(2, "No such file", "model")
+
+
+def test_workers_with_other_versions_are_refused_also_when_they_come_later(cluster):
+    for versions in ({"numpy": "0.0.1"}, {"no-such-package": "1.0"}):
+        with pytest.raises(BadInput, match=r"a worker on .* has (numpy|no-such-package) .* and this process"):
+            list(tasks(cluster, failing, versions=versions).groups([(0, 0)]))
+    assert list(tasks(cluster, failing, versions={"no-such-package": None}).groups([(0, 0)])) == [[(0, 0)]]
 
 
 def test_an_error_of_a_worker_ends_the_tasks(cluster):

@@ -23,7 +23,7 @@ from tests.scale.corpus import save_small, sentences, write
 PAGE = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 COMMANDS = [line.partition("#")[0].strip() for kind, block in BLOCKS if not kind for line in block.splitlines()]
-SCRIPT = next(block for kind, block in BLOCKS if kind == "python" and "__main__" in block)
+SCRIPT = next(block for kind, block in BLOCKS if kind == "python" and "ms.sweep(" in block)
 BIN = Path(sys.executable).parent
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
 SWEEP = """

@@ -16,9 +16,8 @@ from metastable.encoder.audit import Audit as Audited
 from metastable.encoder.load import load
 from metastable.encoder.measure import measure
 from metastable.errors import BadInput
-from metastable.files import Journal
+from metastable.files import Journal, locked
 from metastable.scale import corpora
-from metastable.scale.cluster import connected
 from metastable.scale.corpora import Sums, packed
 from metastable.scale.tasks import Tasks
 from tests.scale.conftest import finished, kill_a_worker, until_grown, when_grown
@@ -39,20 +38,20 @@ def encoder(small):
 
 
 @pytest.fixture
-def windows_of_64(monkeypatch):
+def windows_of_16(monkeypatch):
     """Many pieces of few texts. Workers need not know: a piece is no longer than one of their windows."""
-    monkeypatch.setattr(encoder_texts, "WINDOW", 64)
+    monkeypatch.setattr(encoder_texts, "WINDOW", 16)
 
 
 @pytest.fixture
 def spread(tmp_path, scheduler, monkeypatch):
-    """A function that makes a file of texts and what measures them on the workers."""
+    """A function that writes a file of texts and returns what tallies them on the workers."""
     # The next test has the same encoder.
     monkeypatch.setattr(corpora, "forget", int)
 
     def make(texts, **changes):
         path = write(tmp_path / "texts.txt", texts)
-        return corpora.MeasureOnWorkers(str(path), tmp_path / "out" / "partial", **{"scheduler": scheduler, **changes})
+        return corpora.TallyOnWorkers(str(path), tmp_path / "out" / "partial", **{"scheduler": scheduler, **changes})
 
     return make
 
@@ -63,13 +62,13 @@ def test_minilm_on_workers_is_minilm_in_one_process(spread):
     encoder, seen = load(MINILM), []
     alone = measure(encoder, texts, 512).to_dict()
     assert alone["counts"]["texts"] == 1521
-    assert spread(texts)(encoder, texts, 512, progress=seen.append).to_dict() == alone
+    assert measure(encoder, texts, 512, progress=seen.append, tally=spread(texts)).to_dict() == alone
     assert len(seen) == 4
     assert seen[-1] == 1521
 
 
-def test_the_command_writes_what_one_process_writes(small, tmp_path, scheduler):
-    path = write(tmp_path / "texts.txt", sentences(700))
+def test_the_command_writes_what_one_process_writes(small, tmp_path, scheduler, windows_of_16):
+    path = write(tmp_path / "texts.txt", sentences(90))
     options = ["audit", str(small), "--texts", str(path), "--loop", "3", "--layer", "1", "--special", "include"]
     for name, more in (("one", []), ("many", ["--scheduler", scheduler])):
         result = CliRunner().invoke(app, [*options, "--out", str(tmp_path / name), *more])
@@ -82,11 +81,11 @@ def test_the_command_writes_what_one_process_writes(small, tmp_path, scheduler):
 
 
 @pytest.mark.slow
-def test_a_worker_killed_in_mid_corpus(encoder, spread, cluster, windows_of_64):
-    texts = sentences(960)
+def test_a_worker_killed_in_mid_corpus(encoder, spread, cluster, windows_of_16):
+    texts = sentences(240)
     measuring = spread(texts)
     with when_grown(measuring.kept / "journal", [2], lambda: kill_a_worker(cluster)) as killed:
-        found = measuring(encoder, texts)
+        found = measure(encoder, texts, tally=measuring)
     assert killed
     assert found.to_dict() == measure(encoder, texts).to_dict()
 
@@ -127,12 +126,12 @@ def stopped_after(count):
 
 def interrupted(measuring, encoder, texts, count):
     with pytest.raises(Stop):
-        measuring(encoder, texts, progress=stopped_after(count))
+        measure(encoder, texts, progress=stopped_after(count), tally=measuring)
 
 
-def test_many_records_become_one_and_nothing_is_measured_twice(encoder, spread, windows_of_64, monkeypatch, said):
+def test_many_records_become_one_and_nothing_is_measured_twice(encoder, spread, windows_of_16, monkeypatch, said):
     monkeypatch.setattr(corpora, "FOLD", 3)
-    texts = sentences(640)
+    texts = sentences(160)
     measuring = spread(texts)
     interrupted(measuring, encoder, texts, 5)
     with said() as heard:
@@ -140,20 +139,20 @@ def test_many_records_become_one_and_nothing_is_measured_twice(encoder, spread, 
     before = re.search(r"(\d+) texts were measured before and are saved: computing the others", heard.getvalue())
     pieces = []
     with said():
-        found = measuring(encoder, texts, progress=pieces.append)
+        found = measure(encoder, texts, progress=pieces.append, tally=measuring)
     assert len(pieces) == 3
-    assert 5 * 40 < int(before[1]) <= 5 * 64
+    assert 5 * 10 < int(before[1]) <= 5 * 16
     assert found.to_dict() == measure(encoder, texts).to_dict()
     # All is there: no worker is needed, and so no scheduler.
     again = replace(measuring, scheduler="tcp://127.0.0.1:9")
     with said():
-        assert again(encoder, texts).to_dict() == found.to_dict()
+        assert measure(encoder, texts, tally=again).to_dict() == found.to_dict()
     again.clear()
     assert not measuring.kept.exists()
 
 
-def test_a_damaged_record_is_measured_again(encoder, spread, windows_of_64, said):
-    texts = sentences(320)
+def test_a_damaged_record_is_measured_again(encoder, spread, windows_of_16, said):
+    texts = sentences(80)
     measuring = spread(texts)
     interrupted(measuring, encoder, texts, 4)
     journal = measuring.kept / "journal"
@@ -162,29 +161,29 @@ def test_a_damaged_record_is_measured_again(encoder, spread, windows_of_64, said
     journal.write_bytes(bytes(blob))
     pieces = []
     with said():
-        found = measuring(encoder, texts, progress=pieces.append)
+        found = measure(encoder, texts, progress=pieces.append, tally=measuring)
     assert len(pieces) == 2
     assert found.to_dict() == measure(encoder, texts).to_dict()
 
 
-def test_sums_of_other_texts_or_options_are_not_used(encoder, spread, windows_of_64, said):
-    texts = sentences(192)
+def test_sums_of_other_texts_or_options_are_not_used(encoder, spread, windows_of_16, said):
+    texts = sentences(48)
     measuring = spread(texts)
     interrupted(measuring, encoder, texts, 2)
-    others = sentences(192, seed=1)
+    others = sentences(48, seed=1)
     for given, changes in ((texts, {"batch_size": 16}), (others, {}), (others, {"special": "include"})):
         pieces = []
         with said() as heard:
-            found = spread(given)(encoder, given, progress=pieces.append, **changes)
+            found = measure(encoder, given, progress=pieces.append, tally=spread(given), **changes)
         assert "of other texts, settings or versions" in heard.getvalue()
         assert len(pieces) == 3
         assert found.to_dict() == measure(encoder, given, **changes).to_dict()
 
 
-def test_what_comes_through_a_pipe_is_not_kept(encoder, spread, windows_of_64):
-    texts = sentences(192)
+def test_what_comes_through_a_pipe_is_not_kept(encoder, spread, windows_of_16):
+    texts = sentences(48)
     measuring = replace(spread(texts), texts="-")
-    assert measuring(encoder, texts).to_dict() == measure(encoder, texts).to_dict()
+    assert measure(encoder, texts, tally=measuring).to_dict() == measure(encoder, texts).to_dict()
     assert not measuring.kept.parent.exists()
 
 
@@ -194,52 +193,60 @@ def test_bad_texts_are_the_error_of_one_process_and_leave_nothing(texts, encoder
         measure(encoder, texts)
     measuring = spread(["A file."])
     with pytest.raises(BadInput, match=f"^{re.escape(str(alone.value))}$"):
-        measuring(encoder, texts)
+        measure(encoder, texts, tally=measuring)
     if texts[0] == "Fine.":
         assert not measuring.kept.parent.exists()
 
 
-def test_the_second_of_two_processes_refuses(encoder, spread, windows_of_64):
-    texts = sentences(64)
+def test_the_second_of_two_processes_refuses(encoder, spread, windows_of_16):
+    texts = sentences(16)
     measuring = spread(texts)
     with (
-        Sums(measuring.kept, "0" * 64, measure(encoder, texts)),
+        locked(measuring.kept),
         pytest.raises(BadInput, match=rf"another process \(pid {os.getpid()}\) is at work"),
     ):
-        measuring(encoder, texts)
+        measure(encoder, texts, tally=measuring)
 
 
-def test_workers_must_find_the_same_model(encoder, small, tmp_path, scheduler):
+def test_workers_must_find_the_same_model(encoder, cluster):
     source = corpora.Source.of(encoder, False)
     assert source.found().fingerprint == encoder.fingerprint
     assert os.path.isabs(source.name)
     cases = {
         "cannot load the model, which every worker must find: '/nowhere' does not exist": {"name": "/nowhere"},
-        "the hash of its weights": {"fingerprint": "0" * 64},
-        "the hash of its tokenizer": {"tokenizer": "0" * 64},
-        "has transformers .* and this process 1.0": {"versions": (("transformers", "1.0"),)},
+        "the hash of its weights": {"hashes": (("weights", "0" * 64), *source.hashes[1:])},
+        "the hash of its tokenizer": {"hashes": (*source.hashes[:2], ("tokenizer", "0" * 64))},
     }
-    with connected(scheduler) as client:
-        for words, changes in cases.items():
-            task = corpora.MeasureTask(replace(source, **changes), 32, "exclude")
-            with pytest.raises(BadInput, match=words) as caught:
-                list(Tasks(client, corpora.measure_windows, task, died=str, kept=str).groups([(0, [(0, "A text.")])]))
-            assert "\n" not in str(caught.value)
-            assert "a worker on " in str(caught.value)
+    for words, changes in cases.items():
+        task = corpora.MeasureTask(replace(source, **changes), 32, "exclude")
+        pieces = [[(0, "A text.")]]
+        with pytest.raises(BadInput, match=words) as caught:
+            list(Tasks(cluster, corpora.process, task, versions={}, died=str, kept=str).groups(enumerate(pieces)))
+        assert "\n" not in str(caught.value)
+        assert "a worker on " in str(caught.value)
 
 
-def test_packed_sums_come_back_exactly(encoder, tmp_path):
+def test_workers_must_have_the_same_transformers(encoder, spread, monkeypatch):
+    versions = corpora.versions()
+    assert versions["transformers"]
+    monkeypatch.setattr(corpora, "versions", lambda: {**versions, "transformers": "1.0"})
+    texts = ["A text."]
+    with pytest.raises(BadInput, match=r"a worker on .* has transformers .* and this process 1.0"):
+        measure(encoder, texts, tally=spread(texts))
+
+
+def test_packed_sums_come_back_exactly(encoder):
     texts = sentences(30)
     found = measure(encoder, texts)
-    kept = Sums(tmp_path, None, corpora.Meter(encoder).empty())
+    kept = Sums(corpora.Meter(encoder).empty(), None)
     kept.add(0, packed(found))
     assert kept.measured.to_dict() == found.to_dict()
     kept.add(1, packed(found))
     assert kept.measured.counts.texts == 2 * found.counts.texts
 
 
-def test_a_full_disk_is_one_line_and_the_rest_is_kept(encoder, spread, windows_of_64, said, monkeypatch):
-    texts = sentences(320)
+def test_a_full_disk_is_one_line_and_the_rest_is_kept(encoder, spread, windows_of_16, said, monkeypatch):
+    texts = sentences(80)
     measuring = spread(texts)
     append, left = Journal.append, [3]
 
@@ -252,10 +259,10 @@ def test_a_full_disk_is_one_line_and_the_rest_is_kept(encoder, spread, windows_o
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "append", full)
         with pytest.raises(BadInput, match="No space left on device"):
-            measuring(encoder, texts)
+            measure(encoder, texts, tally=measuring)
     pieces = []
     with said():
-        found = measuring(encoder, texts, progress=pieces.append)
+        found = measure(encoder, texts, progress=pieces.append, tally=measuring)
     assert len(pieces) == 3
     assert found.to_dict() == measure(encoder, texts).to_dict()
 

@@ -3,11 +3,13 @@
 import json
 import math
 import shutil
+import warnings
 
 import numpy as np
 import pytest
 import xarray as xr
 
+from metastable.errors import BadInput
 from metastable.files import Journal
 from metastable.scale import dataset
 from metastable.scale.dataset import Places
@@ -79,9 +81,19 @@ def test_everything_is_described(tmp_path, results):
     assert set(json.loads(data.attrs["versions"])) >= {"metastable", "torch"}
 
 
-def test_it_is_opened_lazily(tmp_path, results):
-    data = dataset.load(made(tmp_path / "sweep", results))
-    assert not data["distance"].variable._in_memory
+def test_it_is_opened_lazily_and_leaves_the_warning_filters_of_the_host(tmp_path, results):
+    places = made(tmp_path / "sweep", results)
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        data = dataset.load(places)
+        assert warnings.filters == []
+        assert not data["distance"].variable._in_memory
+        assert data.identical(xr.open_zarr(places.dataset, chunks=None, consolidated=False))
+
+
+def test_a_folder_without_a_sweep_is_said_in_one_line(tmp_path):
+    with pytest.raises(BadInput, match="there is no sweep at"):
+        dataset.load(Places(tmp_path))
 
 
 def test_every_order_gives_the_same_bytes(tmp_path, results):
@@ -96,7 +108,7 @@ def test_every_order_gives_the_same_bytes(tmp_path, results):
 def test_any_harm_to_the_files_is_found_and_mended_from_the_journal(tmp_path, results, harm):
     places = made(tmp_path / "sweep", results)
     good, chunk = files(places.folder), places.dataset / "distance/c/0/0/0/0"
-    assert dataset.faults(PLAN, places) == []
+    assert dataset.fault(PLAN, places) == ""
     if harm == "flip":
         blob = bytearray(chunk.read_bytes())
         blob[len(blob) // 2] ^= 4
@@ -116,10 +128,10 @@ def test_any_harm_to_the_files_is_found_and_mended_from_the_journal(tmp_path, re
     else:
         with open(places.journal, "ab") as handle:
             handle.write(b"x")
-    assert len(dataset.faults(PLAN, places)) == 1
+    assert dataset.fault(PLAN, places)
     with Journal(places.journal, PLAN.identity) as journal:
         dataset.write(PLAN, journal, places)
-    assert dataset.faults(PLAN, places) == []
+    assert dataset.fault(PLAN, places) == ""
     assert files(places.folder) == good
 
 
@@ -130,7 +142,7 @@ def test_a_name_that_ends_in_zarr_is_the_dataset(tmp_path, results):
         journal.append(results)
         dataset.write(PLAN, journal, places)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.zarr", "mine.zarr.kept"]
-    assert dataset.faults(PLAN, places) == []
+    assert dataset.fault(PLAN, places) == ""
 
 
 def test_large_arrays_are_cut_into_blocks(tmp_path):

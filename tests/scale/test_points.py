@@ -84,15 +84,8 @@ def test_points_fail_with_a_reason_in_one_line():
 
 def test_a_group_gives_the_records_of_its_points_whatever_came_before():
     plan = make({"beta": [5.0, 50.0], "seed": [0, 1]}, SPECTRA, {"n": 10}, {"until": 1.0, "t_eval": 3})
-    together = points.compute(points.packed(plan), (3, 0, 2))
+    together = points.compute(plan, (3, 0, 2))
     assert together == [points.record(plan, i) for i in (3, 0, 2)]
-
-
-def test_workers_with_other_versions_are_refused_also_when_they_come_later(monkeypatch):
-    spec = points.packed(make({"beta": [1.0]}, SPECTRA, {"n": 10}, {"until": 1.0}))
-    monkeypatch.setattr("metastable.run.storage.versions", lambda: {"numpy": "0.0.1"})
-    with pytest.raises(ms.BadInput, match="a worker has"):
-        points.compute(spec, [0])
 
 
 def test_a_mean_field_point_is_that_of_the_solver():

@@ -73,7 +73,7 @@ def audit(
         from metastable import files
         from metastable.encoder import audit as room
         from metastable.encoder.expression import parse
-        from metastable.encoder.measure import measure
+        from metastable.encoder.measure import Meter
         from metastable.progress import Texts
 
         files.folder_for(out, "audit.json")
@@ -87,11 +87,11 @@ def audit(
                 raise BadInput("--workers and --scheduler are for measuring on texts; give --texts FILE too")
             from metastable.scale import corpora
 
-            spread = corpora.MeasureOnWorkers(texts, out / "partial", scheduler, workers, allow_pickle)
+            spread = corpora.TallyOnWorkers(texts, out / "partial", scheduler, workers, allow_pickle)
         with Texts() as bar:
             found = room.audit(
                 model, texts, reference=reference, loops=loop, layer=layer, special=special, batch_size=batch_size,
-                allow_pickle=allow_pickle, seed=seed, fail_on=fail_on, progress=bar, measuring=spread or measure,
+                allow_pickle=allow_pickle, seed=seed, fail_on=fail_on, progress=bar, tally=spread or Meter.tally,
             )  # fmt: skip
         places = None if fail_on is None else _places(found.findings(fail_on))
         written = {name: str(path) for name, path in found.save(out).items()}

@@ -20,7 +20,7 @@ from metastable.encoder.anatomy import ERASED, Anatomy, Norm
 from metastable.encoder.expression import parse
 from metastable.encoder.load import Encoder, load, twin
 from metastable.encoder.loop import Loop, loop
-from metastable.encoder.measure import DEPTHS, HEADS, LAYER, Measurements, measure
+from metastable.encoder.measure import DEPTHS, HEADS, LAYER, Measurements, Meter, Tally, measure
 from metastable.encoder.texts import blank, read_texts
 from metastable.encoder.verdict import AuditVerdict, judge
 from metastable.encoder.weights import Weights, layer_table, weigh
@@ -32,7 +32,6 @@ TWIN_TEXTS = 48
 """The number of texts, the first ones, that the random twin is measured on."""
 LOOP_TEXTS = 64
 """The number of texts, the first ones, that a loop is measured on."""
-Measuring = Callable[[Encoder, Iterable[str], int, str, Callable[[int], None] | None], Measurements]
 PLAIN = ("name", "family", "fingerprint", "shape", "tied", "made")
 """Fields of an audit that are JSON already."""
 
@@ -189,7 +188,7 @@ def audit(
     beside_random: bool = True,
     fail_on: str | None = None,
     progress: Callable[[int], None] | None = None,
-    measuring: Measuring = measure,
+    tally: Tally = Meter.tally,
 ) -> Audit:
     """Audit an encoder: a folder, a hub id or a model of transformers.
 
@@ -202,7 +201,7 @@ def audit(
     seed, beside_random : the seed of the twin with random weights, and whether there is a twin
     fail_on : an expression (see `Audit.findings`); one that does not fit the tables is refused before texts are read
     progress : called after each batch with the number of texts done
-    measuring : the function that measures the texts, in this process or on workers
+    tally : computes the sums over the texts, in this process or on workers
     """
     beside = Audit.load(reference) if isinstance(reference, (str, Path)) else reference
     encoder = load(model, allow_pickle=allow_pickle, tokenizer=tokenizer)
@@ -216,7 +215,7 @@ def audit(
     if texts is not None:
         encoder.reads_text()
         given = read_texts(texts) if isinstance(texts, (str, Path)) else texts
-        measured = measuring(encoder, _keeping(given, kept), batch_size, special, progress)
+        measured = measure(encoder, _keeping(given, kept), batch_size, special, progress, tally)
         if not measured.depths["mean_cosine"].count()[0]:
             raise BadInput("no text has two ordinary tokens, so there are no pairs to compare; give longer texts")
     elif loops:

@@ -213,19 +213,24 @@ def _stacked(parts: list[dict[str, Any]]) -> dict[str, Floats]:
     return {name: np.stack([part[name].double().cpu().numpy() for part in parts], axis=1) for name in parts[0]}
 
 
+Tally = Callable[[Meter, Iterable[str], int, Callable[[int], None] | None], Measurements]
+
+
 def measure(
     encoder: Encoder,
     texts: Iterable[str],
     batch_size: int = 32,
     special: str = "exclude",
     progress: Callable[[int], None] | None = None,
+    tally: Tally = Meter.tally,
 ) -> Measurements:
     """Measure an encoder on texts, in memory that does not grow with their number.
 
     Texts longer than the model's limit are cut and counted. In layers whose scores depend on positions the limit is
     also at most √(2²⁴/heads) tokens. `progress` is called after each batch with the number of texts done.
+    `tally` computes the sums over the texts, in this process or on workers.
     """
-    measured = Meter(encoder, special).tally(texts, batch_size, progress)
+    measured = tally(Meter(encoder, special), texts, batch_size, progress)
     measured.counts.check()
     return measured
 

@@ -20,6 +20,7 @@ import torch
 from scipy.stats import norm as normal
 from torch import Tensor
 
+from metastable.arrays import set_own_threads
 from metastable.encoder.anatomy import Anatomy
 from metastable.encoder.columns import CHECKS, COLUMNS, LAYER_COLUMNS, LOGARITHMIC
 from metastable.encoder.fold import FoldedHead, fold
@@ -52,17 +53,13 @@ class Weights:
 def on_one_core(function: Callable[P, T]) -> Callable[P, T]:
     """The function, computed by a thread of its own that uses one core.
 
-    The k×k problems of heads are too small to share: on a busy machine two threads take ten times as long as one. The
-    number of threads is a setting of each thread, and torch also keeps it for threads that start later. The second call
-    of set_num_threads restores that one, so the threads of the host keep their setting.
+    The k×k problems of heads are too small to share: on a busy machine two threads take ten times as long as one.
     """
 
     @wraps(function)
     def alone(*args: P.args, **named: P.kwargs) -> T:
-        before = torch.get_num_threads()
         with ThreadPoolExecutor(max_workers=1) as pool:
-            pool.submit(torch.set_num_threads, 1).result()
-            torch.set_num_threads(before)
+            pool.submit(set_own_threads, 1, torch.get_num_threads()).result()
             return pool.submit(function, *args, **named).result()
 
     return alone

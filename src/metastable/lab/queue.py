@@ -1,16 +1,14 @@
-"""The queue for the processor cores, which several runs share, and the progress of a job.
+"""Turns on the processor cores, which several runs share, and the progress of a job.
 
 Two runs that use every core at the same time slow each other down many times over, because OpenMP threads that wait
-for one another keep their core busy. Runs therefore take turns: a run holds as many cores as it has threads, and
-gives them to the run that has waited longest after each of its steps. Runs of one thread have a queue of their own:
-they need not wait for a step of a large run, which may take seconds, and the operating system shares the cores between
-the two queues.
+for one another keep their core busy. Runs therefore take turns, one step at a time: one run of many threads, and as
+many runs of one thread as there are cores. The two kinds do not wait for each other, because a step of a large run may
+take seconds; the operating system shares the cores between them.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,64 +53,41 @@ class Stopped(Exception):
     """Raised inside a run that is no longer wanted."""
 
 
-@dataclass(eq=False)
-class Ticket:
-    """A run in the queue: the number of cores that it needs, and whether it is still wanted."""
+class Turns:
+    """Places for runs. After each step a run gives its place to the one that has waited longest.
 
-    cores: int
-    wanted: Callable[[], bool]
-    held: bool = False
+    A run is known by its function `wanted`, which says whether it is still wanted. Notify `changed`, which guards the
+    places, when that changes.
+    """
 
-
-class CoreQueue:
-    """A queue for `cores` cores. `changed` guards it; notify `changed` when a run is no longer wanted."""
-
-    def __init__(self, changed: threading.Condition, cores: int) -> None:
-        self.cores, self._changed = cores, changed
-        self._free = {"one thread": cores, "many threads": cores}
-        self._waiting: dict[str, deque[Ticket]] = {kind: deque() for kind in self._free}
+    def __init__(self, changed: threading.Condition, places: int) -> None:
+        self.places, self._changed = places, changed
+        self._runs: list[Callable[[], bool]] = []  # the first ones have a place, the others wait in this order
 
     @contextmanager
-    def turn(self, ticket: Ticket) -> Iterator[None]:
-        """Wait for the cores, hold them inside the block, and return them."""
+    def turn(self, wanted: Callable[[], bool]) -> Iterator[None]:
+        """Wait for a place, hold it inside the block, and return it. Raise `Stopped` if the run is not wanted."""
         with self._changed:
-            self._wait(ticket)
+            self._runs.append(wanted)
         try:
+            self._wait(wanted)
             yield
         finally:
             with self._changed:
-                self._release(ticket)
+                self._runs.remove(wanted)
+                self._changed.notify_all()
 
-    def pass_on(self, ticket: Ticket) -> None:
+    def pass_on(self, wanted: Callable[[], bool]) -> None:
         """Let waiting runs have their turn first. Raise `Stopped` if this run is no longer wanted."""
         with self._changed:
-            if not ticket.wanted():
+            if len(self._runs) > self.places:
+                self._runs.remove(wanted)
+                self._runs.append(wanted)
+                self._changed.notify_all()
+        self._wait(wanted)
+
+    def _wait(self, wanted: Callable[[], bool]) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not wanted() or self._runs.index(wanted) < self.places)
+            if not wanted():
                 raise Stopped
-            if self._waiting[_kind(ticket)]:
-                self._release(ticket)
-                self._wait(ticket)
-
-    def _wait(self, ticket: Ticket) -> None:
-        kind = _kind(ticket)
-        waiting = self._waiting[kind]
-        waiting.append(ticket)
-        try:
-            while ticket.wanted() and (waiting[0] is not ticket or self._free[kind] < ticket.cores):
-                self._changed.wait()
-        finally:
-            waiting.remove(ticket)
-            self._changed.notify_all()
-        if not ticket.wanted():
-            raise Stopped
-        self._free[kind] -= ticket.cores
-        ticket.held = True
-
-    def _release(self, ticket: Ticket) -> None:
-        if ticket.held:
-            self._free[_kind(ticket)] += ticket.cores
-            ticket.held = False
-            self._changed.notify_all()
-
-
-def _kind(ticket: Ticket) -> str:
-    return "many threads" if ticket.cores > 1 else "one thread"

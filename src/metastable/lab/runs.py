@@ -12,23 +12,26 @@ import math
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from metastable.arrays import set_own_threads
 from metastable.attention import TREE_TOLERANCE, choose
 from metastable.attention.tree import compiled, threads
 from metastable.cloud import Cloud
 from metastable.figures.distance import DistanceCurves, distance_curves
 from metastable.lab.encoders import EncoderCache
-from metastable.lab.queue import UNKNOWN, CoreQueue, JobProgress, Stopped, Ticket, one_line
+from metastable.lab.queue import UNKNOWN, JobProgress, Stopped, Turns, one_line
 from metastable.lab.state import State, check, common_frames, problem_of
 from metastable.problem import Problem
 from metastable.run.run import Run
 from metastable.run.simulation import simulate
 
+IDLE = 100.0
+"""A tab that sent nothing for this many seconds counts as closed. Browsers let a hidden tab send once a minute."""
 MOST_JOBS = 4
 """The number of jobs that run at the same time; further jobs wait."""
 MOST_TABS = 12
@@ -44,10 +47,11 @@ class Runs:
     idle : a tab that sent nothing for this many seconds is stopped and forgotten
     """
 
-    def __init__(self, idle: float = 20.0, encoders: EncoderCache | None = None) -> None:
+    def __init__(self, idle: float = IDLE, encoders: EncoderCache | None = None) -> None:
         self.idle, self.encoders = idle, encoders or EncoderCache()
         self.changed = threading.Condition()
-        self.queue = CoreQueue(self.changed, threads())
+        self.cores, self.host_threads = threads(), torch.get_num_threads()
+        self.one_thread, self.many_threads = Turns(self.changed, self.cores), Turns(self.changed, 1)
         self._tabs: dict[Hashable, _Job] = {}
         self._active: list[_Job] = []  # in the order of their starts; the first MOST_JOBS run, the others wait
         self._workers: set[threading.Thread] = set()
@@ -113,17 +117,15 @@ class Runs:
         with self.changed:
             self._drop(tab)
 
-    def close(self, timeout: float | None = None) -> None:
-        """End every job and wait for each thread, at most `timeout` seconds."""
+    def close(self) -> None:
+        """End every job and wait for its threads."""
         with self.changed:
             self._closed = True
             for tab in list(self._tabs):
                 self._drop(tab)
             workers = list(self._workers)
         for worker in workers:
-            worker.join(timeout)
-        # Torch gives new threads the number of threads that was set last, here by a run. Restore the host's number.
-        torch.set_num_threads(torch.get_num_threads())
+            worker.join()
 
     def _current(self, tab: Hashable, key: Hashable) -> _Job | None:
         self._drop_idle()
@@ -198,7 +200,6 @@ class _Job:
         self.key, self.cancelled, self.error, self.version = key, False, "", 0
         self.began = self.seen = time.monotonic()
         self.ended: float | None = None
-        self.states = list(states)
         self.parts = [_Part(runs, self, state) for state in states]
         self.working = len(self.parts)
 
@@ -217,14 +218,14 @@ class _Job:
         return JobProgress(status, fraction, message, self.version, seconds)
 
 
-class _Part:
+class _Part(AbstractContextManager):
     """One run of a job, in its own thread. `simulate` reports its progress to it."""
 
     def __init__(self, runs: Runs, job: _Job, state: State) -> None:
         self.runs, self.job, self.state = runs, job, state
         self.t, self.doing = 0.0, "starting"
         self.frames: list[tuple[float, Tensor]] = []
-        self.ticket = Ticket(1, lambda: not (job.cancelled or runs.idles(job)))
+        self.turns = runs.one_thread
         self.problem: Problem | None = None
         self.run: Run | None = None
         self.distances: DistanceCurves | None = None
@@ -238,40 +239,42 @@ class _Part:
         check(self.state)
         if self.state.trained:
             self._report(f"loading {self.state.address[0]}")
-        problem = self.problem = problem_of(self.state, self.runs.encoders, common_frames(self.job.states))
+        frames = common_frames([part.state for part in self.job.parts])
+        problem = self.problem = problem_of(self.state, self.runs.encoders, frames)
         engine = _engine(problem)
         self._report(COMPILING if engine == "tree" and not compiled() else "starting")
-        queue, many = self.runs.queue, engine == "tree" or len(problem.cloud) >= MANY_TOKENS
-        self.ticket.cores = queue.cores if many else 1
-        with queue.turn(self.ticket):
-            # The tree engine has threads of its own.
-            torch.set_num_threads(1 if engine == "tree" else self.ticket.cores)
+        large = len(problem.cloud) >= MANY_TOKENS
+        if large or engine == "tree":
+            self.turns = self.runs.many_threads
+        # The tree engine has threads of its own.
+        set_own_threads(self.runs.cores if large and engine != "tree" else 1, self.runs.host_threads)
+        with self.turns.turn(self.wanted):
             run = simulate(problem.head, problem.cloud, **problem.arguments, progress=self)
         with self.runs.changed:
             self.run, self.frames = run, []
             self.runs.notify(self.job)
         # On one thread and outside the queue. A distance may hold a lock while it is computed, and a thread that waits
         # for a turn with a lock stops all others.
-        torch.set_num_threads(1)
+        set_own_threads(1, self.runs.host_threads)
         self.distances = distance_curves(replace(run, cloud=_StoppableCloud(run.cloud, self.stage)))
 
     def _report(self, doing: str) -> None:
         self.doing = doing
         self.runs.notify(self.job)
 
-    def __enter__(self) -> None:
-        pass
+    def __exit__(self, *exc: object) -> None:
+        """A watcher of `simulate` is a context manager."""
 
-    def __exit__(self, *exc: Any) -> None:
-        pass
+    def wanted(self) -> bool:
+        return not (self.job.cancelled or self.runs.idles(self.job))
 
     def stage(self) -> None:
-        if not self.ticket.wanted():
+        if not self.wanted():
             raise Stopped
 
     def at(self, t: float) -> None:
         self.t = t
-        self.runs.queue.pass_on(self.ticket)
+        self.turns.pass_on(self.wanted)
 
     def frame(self, t: float, x: Tensor) -> None:
         with self.runs.changed:

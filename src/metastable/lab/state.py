@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, NamedTuple, get_origin, get_type_hints
 from urllib.parse import parse_qsl, urlencode
 
 from metastable.errors import BadInput
@@ -40,7 +40,6 @@ COMPARISONS = {
 }
 """What two runs may differ in, with labels."""
 DIMENSIONS = (2, 32)
-EIGENVALUES_HINT = "enter numbers from −100 to 100, as 1.5, 1.0, 0.6"
 MOST_TOKENS = 20_000
 LARGEST_SEED = 2**53 - 1
 """The largest integer that JavaScript represents exactly."""
@@ -62,8 +61,10 @@ class Field(NamedTuple):
     hint: str = ""
 
 
-def _number(kind: Callable[[str], Any], low: float, high: float, hint: str) -> Field:
-    return Field(lambda text: _within(kind(text), low, high), f"enter {hint}")
+def _number(kind: Callable[[str], Any], low: float, high: float, limits: str = "") -> Field:
+    limits = limits or f"from {low} to {high}".replace("-", "\u2212")
+    hint = f"enter {'a whole number' if kind is int else 'a number'} {limits}"
+    return Field(lambda text: _within(kind(text), low, high), hint)
 
 
 def _choice(names: Iterable[str]) -> Field:
@@ -97,33 +98,12 @@ def _pair(text: str) -> tuple[int, int] | None:
     return layer, head
 
 
-FIELDS = {
-    "d": _number(int, *DIMENSIONS, "a whole number from {} to {}".format(*DIMENSIONS)),
-    "interaction": Field(_eigenvalues, EIGENVALUES_HINT),
-    "value": Field(_eigenvalues, EIGENVALUES_HINT),
-    "angle": _number(_real, -360, 360, "a number from −360 to 360"),
-    "matrices": Field(str, "paste B, an empty line, and V"),
-    "trained": Field(str, "enter MODEL:layer:head"),
-    "law": _choice(LAWS),
-    "n": _number(int, 1, MOST_TOKENS, f"a whole number from 1 to {MOST_TOKENS}"),
-    "seed": _number(int, 0, LARGEST_SEED, f"a whole number from 0 to {LARGEST_SEED}"),
-    "beta": Field(_beta, "enter a number from 0 to 1000000, or inf"),
-    "until": _number(_real, math.ulp(0.0), 1000, "a number above 0, at most 1000"),
-    "compare": _choice(COMPARISONS),
-    "other": Field(str),
-    "view": _choice(("laboratory", "audit")),
-    "model": Field(str),
-    "column": Field(str),
-    "head": Field(_pair, "enter a layer and a head, as 3,7"),
-    "time": _number(_real, 0, 1000, "a number from 0 to 1000"),
-    "theme": _choice(("light", "dark")),
-}
-"""All fields of the page and of a link."""
+EIGENVALUES = Field(_eigenvalues, "enter numbers from −100 to 100, as 1.5, 1.0, 0.6")
 
 
 @dataclass(frozen=True)
 class State:
-    """The state of the page. The fields up to `until` describe a simulation.
+    """The state of the page: its fields with their readers and defaults. Those up to `until` describe a simulation.
 
     d, interaction, value, angle : see `Head.from_spectra`
     matrices : B and V, see `parse_matrices`; replaces the four above
@@ -138,26 +118,26 @@ class State:
     unread : (name, text) of each field whose text cannot be read; the field itself has its default value
     """
 
-    d: int = 3
-    interaction: tuple[float, ...] = (1.5, 1.0, 0.6)
-    value: tuple[float, ...] = (1.2, 0.9, 0.5)
-    angle: float = 35.0
-    matrices: str = ""
-    trained: str = ""
-    law: str = "uniform"
-    n: int = 1000
-    seed: int = 0
-    beta: float = 100.0
-    until: float = 15.0
-    compare: str = ""
-    other: str = ""
-    view: str = "laboratory"
-    model: str = ""
-    column: str = ""
-    head: tuple[int, int] | None = None
-    time: float = 0.0
-    theme: str = "light"
-    unread: tuple[tuple[str, str], ...] = field(default=())
+    d: Annotated[int, _number(int, *DIMENSIONS)] = 3
+    interaction: Annotated[tuple[float, ...], EIGENVALUES] = (1.5, 1.0, 0.6)
+    value: Annotated[tuple[float, ...], EIGENVALUES] = (1.2, 0.9, 0.5)
+    angle: Annotated[float, _number(_real, -360, 360)] = 35.0
+    matrices: Annotated[str, Field(str, "paste B, an empty line, and V")] = ""
+    trained: Annotated[str, Field(str, "enter MODEL:layer:head")] = ""
+    law: Annotated[str, _choice(LAWS)] = "uniform"
+    n: Annotated[int, _number(int, 1, MOST_TOKENS)] = 1000
+    seed: Annotated[int, _number(int, 0, LARGEST_SEED)] = 0
+    beta: Annotated[float, Field(_beta, "enter a number from 0 to 1000000, or inf")] = 100.0
+    until: Annotated[float, _number(_real, math.ulp(0.0), 1000, "above 0, at most 1000")] = 15.0
+    compare: Annotated[str, _choice(COMPARISONS)] = ""
+    other: Annotated[str, Field(str)] = ""
+    view: Annotated[str, _choice(("laboratory", "audit"))] = "laboratory"
+    model: Annotated[str, Field(str)] = ""
+    column: Annotated[str, Field(str)] = ""
+    head: Annotated[tuple[int, int] | None, Field(_pair, "enter a layer and a head, as 3,7")] = None
+    time: Annotated[float, _number(_real, 0, 1000)] = 0.0
+    theme: Annotated[str, _choice(("light", "dark"))] = "light"
+    unread: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def from_texts(cls, texts: Mapping[str, str]) -> State:
@@ -243,6 +223,12 @@ class State:
         return " ".join(run.to_query() for run in self.runs())
 
 
+FIELDS: dict[str, Field] = {
+    name: kind.__metadata__[0]
+    for name, kind in get_type_hints(State, include_extras=True).items()
+    if get_origin(kind) is Annotated
+}
+"""All fields of the page and of a link."""
 VIEW_FIELDS = ("compare", "other", "view", "model", "column", "head", "time", "theme")
 """The fields that do not describe a simulation."""
 

@@ -10,9 +10,11 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -53,14 +55,13 @@ def connected(
         raise BadInput("this needs Dask: pip install 'metastable[scale]'")
     if scheduler is not None and (workers is not None or memory is not None):
         raise BadInput("workers and memory are for a cluster on this machine; leave them out with a scheduler")
-    with contextlib.ExitStack() as stack:
-        address = stack.enter_context(_local_cluster(workers, memory)) if scheduler is None else scheduler
-        client = stack.enter_context(_client(address))
+    cluster = _local_cluster(workers, memory) if scheduler is None else contextlib.nullcontext(scheduler)
+    with cluster as address, _client(address) as client:
         _prepare(client, "of this machine" if scheduler is None else f"at {scheduler}")
         needs = "" if find_spec("bokeh") else " (its charts need bokeh)"
         print(f"metastable: dashboard: {client.dashboard_link}{needs}", file=sys.stderr)
-        stack.enter_context(client.as_current())
-        yield client
+        with client.as_current():
+            yield client
 
 
 @contextlib.contextmanager
@@ -184,12 +185,19 @@ def one_thread() -> int:
     return before
 
 
-def check_versions(expected: dict[str, str]) -> None:
+def installed(package: str) -> str | None:
+    """The version of a package; None if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_versions(expected: Mapping[str, str | None]) -> None:
     """Raise BadInput if this worker has other versions than the process that sends the tasks."""
-    found = store.versions()
     for name, version in expected.items():
-        if found.get(name) != version:
+        if (found := installed(name)) != version:
             raise BadInput(
-                f"a worker has {name} {found.get(name)} and this process {version}; install the same versions, "
-                "because results could differ in their last digits"
+                f"a worker on {socket.gethostname()} has {name} {found} and this process {version}; install the same "
+                "versions, because results could differ in their last digits"
             )

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
+from xarray.backends import ZarrStore
 
 from metastable import files
 from metastable.errors import BadInput
@@ -34,7 +35,8 @@ from metastable.scale.points import COURSES, DONE
 # Largest number of values in a chunk: half a megabyte before compression.
 CHUNK = 65_536
 
-AXES: dict[str, tuple[str, str]] = {
+# Meaning and unit of each axis and variable.
+WORDS: dict[str, tuple[str, str]] = {
     "beta": ("inverse temperature; inf is hardmax", "1"),
     "until": ("time at which the simulation ends", "time of the flow"),
     "tol": ("largest estimated error a step", "chordal distance"),
@@ -46,8 +48,7 @@ AXES: dict[str, tuple[str, str]] = {
     "angle": ("angle between the leading eigenvectors of B and V", "degrees"),
     "kappa": ("concentration of the von Mises-Fisher law", "1"),
     "smallest": ("least distance of graded tokens from the set that they leave", "1"),
-}
-VARIABLES: dict[str, tuple[str, str]] = {
+    "time": ("time of the flow", "time of the flow"),
     "distance": ("W2 distance of the tokens to the limit law", "chordal distance"),
     "log_energy": ("logarithm of the interaction energy", "1"),
     "mean_cosine": ("mean cosine between two different tokens", "1"),
@@ -139,20 +140,15 @@ def _labels(values: list[Any]) -> np.ndarray:
 
 
 def _attributes(plan: Plan) -> dict[str, str]:
-    described = dict(plan.description)
-    versions = described.pop("versions")
-    return {
-        "schema": str(described.pop("schema")),
-        "configuration": json.dumps(described),
-        "versions": json.dumps(versions),
-    }
+    configuration = dict(plan.description)
+    schema, versions = configuration.pop("schema"), configuration.pop("versions")
+    return {"schema": schema, "configuration": json.dumps(configuration), "versions": json.dumps(versions)}
 
 
 def _described(data: xr.Dataset) -> xr.Dataset:
-    words = {**VARIABLES, **AXES, "time": ("time of the flow", "time of the flow")}
     for name, variable in data.variables.items():
-        if name in words:
-            variable.attrs["description"], variable.attrs["units"] = words[str(name)]
+        if name in WORDS:
+            variable.attrs["description"], variable.attrs["units"] = WORDS[str(name)]
     flags = {"status": ("done", "failed"), "course": tuple(c.replace(" ", "_") for c in COURSES)}
     for name, meanings in flags.items():
         if name in data:
@@ -183,31 +179,38 @@ def _chunks(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(sizes))
 
 
-def faults(plan: Plan, places: Places) -> list[str]:
+def fault(plan: Plan, places: Places) -> str:
     """What is wrong with the dataset on the disk; empty if its files are exactly those that were written."""
     try:
         record = json.loads(places.manifest.read_text(encoding="utf-8"))
         identity, journal, expected = record["identity"], record["journal"], dict(record["files"])
     except FileNotFoundError:
-        return ["it was not completed"]
+        return "it was not completed"
     except (OSError, ValueError, KeyError, TypeError):
-        return ["its manifest is damaged"]
+        return "its manifest is damaged"
     if identity != plan.identity or journal != _checksum(places.journal):
-        return ["it does not belong to the journal"]
+        return "it does not belong to the journal"
     if not places.dataset.is_dir():
-        return [f"{places.dataset.name} is missing"]
+        return f"{places.dataset.name} is missing"
     found = _checksums(places.dataset)
-    wrong = [f"{name} is missing" for name in expected if name not in found]
-    wrong += [f"{name} is damaged" for name in expected if name in found and found[name] != expected[name]]
-    return wrong + [f"{name} does not belong there" for name in found if name not in expected]
+    for name in (*expected, *found):
+        if found.get(name) != expected.get(name):
+            how = "does not belong there" if name not in expected else "is damaged" if name in found else "is missing"
+            return f"{name} {how}"
+    return ""
 
 
 def load(places: Places) -> xr.Dataset:
     """The dataset, opened lazily: values are read when they are used."""
     try:
-        return xr.open_zarr(places.dataset, chunks=None, consolidated=False)
+        # Not by xr.open_zarr, which adds to the host's warning filters.
+        variables, attributes = ZarrStore.open_group(places.dataset, mode="r", consolidated=False).load()
     except (OSError, ValueError, KeyError) as error:
         raise BadInput(f"there is no sweep at {places.dataset}; make it with sweep") from error
+    for variable in variables.values():
+        if "_FillValue" in variable.attrs:
+            variable.encoding["_FillValue"] = variable.attrs.pop("_FillValue")
+    return xr.Dataset(variables, attrs=attributes)
 
 
 def _checksums(folder: Path) -> dict[str, str]:

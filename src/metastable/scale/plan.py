@@ -168,7 +168,13 @@ def make(
     outputs: Mapping[str, Any] | Sequence[str] | None = None,
 ) -> Plan:
     """A plan from what a user gave, or BadInput. `head` and `cloud` are tables as in `problem`, or the things."""
-    listed = checked_axes(axes)
+    if not isinstance(axes, Mapping) or not axes:
+        raise BadInput(f'axes is {axes!r}; give at least one axis with its values, as {{"beta": [10, 100]}}')
+    refuse_unknown(axes, (*AXES, *REFUSED), "axes")
+    for name, why in REFUSED.items():
+        if name in axes:
+            raise BadInput(f"{name} cannot be an axis: {why}")
+    listed = {name: _axis_values(name, values) for name, values in axes.items()}
     head = head if isinstance(head, Head) else dict(plain(head or {}))
     cloud = cloud if isinstance(cloud, Cloud) else dict(plain(cloud))
     fixed = {key: plain(value) for key, value in run.items() if value is not None}
@@ -201,18 +207,8 @@ def make(
     return Plan(base, listed, fixed, **_chosen_outputs(outputs, fixed.get("t_eval", FRAMES), last))
 
 
-def checked_axes(axes: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The values of each axis as lists of numbers, words or lists; BadInput for values that cannot be labels."""
-    if not isinstance(axes, Mapping) or not axes:
-        raise BadInput(f'axes is {axes!r}; give at least one axis with its values, as {{"beta": [10, 100]}}')
-    refuse_unknown(axes, (*AXES, *REFUSED), "axes")
-    for name, why in REFUSED.items():
-        if name in axes:
-            raise BadInput(f"{name} cannot be an axis: {why}")
-    return {name: _axis_values(name, values) for name, values in axes.items()}
-
-
 def _axis_values(name: str, given: Any) -> list[Any]:
+    """The values of an axis: all numbers, all words or all lists; BadInput for values that cannot be labels."""
     values = plain(given)
     if not isinstance(values, list) or not values:
         raise BadInput(f"axis {name} is {given!r}; give a list of values")
@@ -311,7 +307,15 @@ def _chosen_outputs(outputs: Mapping[str, Any] | Sequence[str] | None, t_eval: A
     refuse_unknown(outputs, OUTPUTS, "outputs")
     given = plain(outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs, True))
     distance = given.get("distance", False)
-    times = saved_times(t_eval, last) if isinstance(distance, bool) else _output_times(distance, last)
+    if isinstance(distance, bool):
+        times = saved_times(t_eval, last)
+    else:
+        try:
+            times = tuple(sorted({float(t) for t in distance}))
+        except (TypeError, ValueError):
+            raise BadInput(f"outputs distance is {distance!r}; give true, or a list of times") from None
+        if not times or not all(0 <= t <= last for t in times):
+            raise BadInput(f"outputs distance is {distance!r}; the times must lie between 0 and {last:g}")
     found: dict[str, Any] = {"times": times, "distance": distance is not False}
     for what, names in (("phases", PHASES), ("observables", OBSERVABLES)):
         wanted = given.get(what, False)
@@ -324,13 +328,3 @@ def _chosen_outputs(outputs: Mapping[str, Any] | Sequence[str] | None, t_eval: A
     if not (found["distance"] or found["phases"] or found["observables"]):
         raise BadInput(f"the sweep has no outputs; choose some of {', '.join(OUTPUTS)}")
     return found
-
-
-def _output_times(given: Any, last: float) -> tuple[float, ...]:
-    try:
-        times = sorted({float(t) for t in given})
-    except (TypeError, ValueError):
-        raise BadInput(f"outputs distance is {given!r}; give true, or a list of times") from None
-    if not times or not all(0 <= t <= last for t in times):
-        raise BadInput(f"outputs distance is {given!r}; the times must lie between 0 and {last:g}")
-    return tuple(times)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 
 from metastable.errors import BadInput, SimulationStopped
 from metastable.files import Entry
 from metastable.problem import Problem
-from metastable.run import storage as store
 from metastable.run.mean_field import refined
 from metastable.run.observables import observe
 from metastable.run.run import BaseRun
 from metastable.run.simulation import saved_times, simulate
-from metastable.scale.cluster import check_versions
 from metastable.scale.plan import FRAMES, Plan
 
 COURSES = ("one time", "still", "falling", "settled")
@@ -26,24 +22,9 @@ DONE, FAILED = 0, 1
 SAMPLE, SAMPLE_SEED = 1000, 0
 
 
-def packed(plan: Plan) -> bytes:
-    """A plan as it is sent to workers, with the versions that they must have."""
-    return pickle.dumps((plan, store.versions()))
-
-
-def compute(spec: bytes, indices: Sequence[int]) -> list[Entry]:
-    """The records of some points of a packed plan."""
-    plan = _unpacked(spec)
+def compute(plan: Plan, indices: Sequence[int]) -> list[Entry]:
+    """The records of some points of a plan."""
     return [record(plan, index) for index in indices]
-
-
-@lru_cache(maxsize=2)
-def _unpacked(spec: bytes) -> Plan:
-    plan, versions = pickle.loads(spec)
-    assert isinstance(plan, Plan)
-    # Workers that joined during the sweep are checked here.
-    check_versions(versions)
-    return plan
 
 
 def record(plan: Plan, index: int) -> Entry:

@@ -48,7 +48,10 @@ def render(data: xr.Dataset) -> str:
         "sweep.html.j2",
         headline=_headline(data),
         shares=_shares(data),
-        figures=[{"where": _note(figure)} | figure_block(f"map-{i}", figure) for i, figure in enumerate(maps)],
+        figures=[
+            {"where": str(figure.layout.title.subtitle.text or ""), **figure_block(f"map-{i}", figure)}
+            for i, figure in enumerate(maps)
+        ],
         left=left,
         reading=READING,
         axes=[_axis(data, name) for name in map(str, data["status"].dims)],
@@ -66,10 +69,6 @@ def _theory(data: xr.Dataset, at: dict[str, Any]) -> Theory | None:
         return None
 
 
-def _note(figure: go.Figure) -> str:
-    return str(figure.layout.title.subtitle.text or "")
-
-
 def _headline(data: xr.Dataset) -> str:
     axes = " × ".join(f"{data.sizes[name]} {name}" for name in data["status"].dims)
     size = int(data["status"].size)
@@ -85,10 +84,8 @@ def _shares(data: xr.Dataset) -> list[tuple[str, str]]:
     if not {"concentrated", "terminal"} <= set(map(str, data.data_vars)):
         return []
     done = int((data["status"].values == 0).sum())
-    rows = []
-    for name, words in (("concentrated", "runs concentrate"), ("terminal", "runs leave for the terminal phase")):
-        rows.append((f"{int(np.isfinite(data[name].values).sum())} of {done}", words))
-    return rows
+    words = {"concentrated": "runs concentrate", "terminal": "runs leave for the terminal phase"}
+    return [(f"{int(np.isfinite(data[name].values).sum())} of {done}", text) for name, text in words.items()]
 
 
 def _maps(data: xr.Dataset) -> tuple[list[go.Figure], str]:
@@ -113,8 +110,7 @@ def _maps(data: xr.Dataset) -> tuple[list[go.Figure], str]:
 
 def _axes(data: xr.Dataset) -> list[str]:
     found = [str(name) for name in data["status"].dims if data.sizes[name] > 1 and name != "seed"]
-    rank = {name: i for i, name in enumerate(FIRST)}
-    return sorted(found, key=lambda name: rank.get(name, len(rank)))
+    return sorted(found, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
 
 
 def _slices(data: xr.Dataset, shown: list[str]) -> list[dict[str, Any]]:

@@ -16,14 +16,15 @@ from metastable.cloud import Cloud
 from metastable.errors import BadInput
 from metastable.files import Entry, Journal
 from metastable.head import Head
-from metastable.problem import read_toml
+from metastable.problem import LAW_KEYS, read_toml
 from metastable.progress import _Bar
+from metastable.run import storage as store
 from metastable.run.checkpoint import refuse_another
 from metastable.scale import dataset
 from metastable.scale.cluster import connected
 from metastable.scale.dataset import Places
-from metastable.scale.plan import Plan, make
-from metastable.scale.points import FAILED, compute, packed
+from metastable.scale.plan import RUN_KEYS, Plan, make
+from metastable.scale.points import FAILED, compute
 from metastable.scale.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -109,17 +110,11 @@ def sweep(
     BadInput : an argument cannot be used
     SchedulerLost : the connection to the scheduler was lost; finished points are kept
     """
-    tokens = {
-        "law": law, "n": n, "d": d, "seed": seed, "smallest": smallest, "mean": mean, "kappa": kappa,
-        "means": means, "kappas": kappas, "proportions": proportions,
-    }  # fmt: skip
-    tokens = {name: value for name, value in tokens.items() if value is not None}
+    given = {name: value for name, value in locals().items() if value is not None}
+    tokens = {name: value for name, value in given.items() if name in LAW_KEYS}
     if cloud is not None and tokens:
         raise BadInput(f"both cloud and {next(iter(tokens))} are given; give a cloud, or a law with its arguments")
-    run = {
-        "beta": beta, "until": until, "tol": tol, "t_eval": t_eval, "method": method, "step": step,
-        "engine": engine, "merge": merge, "mean_field": mean_field,
-    }  # fmt: skip
+    run = {name: value for name, value in given.items() if name in (*RUN_KEYS, "mean_field")}
     plan = make(axes, head, tokens if cloud is None else cloud, run, outputs)
     places = Places(Path(out))
     if places.folder.exists() and not places.folder.is_dir():
@@ -130,9 +125,8 @@ def sweep(
             # The old sweep is removed only once there are workers to compute the new one.
             client = stack.enter_context(connected(scheduler, workers, memory))
         journal = stack.enter_context(_claimed(plan, places, overwrite))
-        todo = [
-            i for i in range(plan.size) if i not in journal.status or (retry_failed and journal.status[i] == FAILED)
-        ]
+        kept = {i for i, status in journal.status.items() if not (retry_failed and status == FAILED)}
+        todo = [i for i in range(plan.size) if i not in kept]
         if todo:
             _tell(plan, journal, todo)
             client = client or stack.enter_context(connected(scheduler, workers, memory))
@@ -161,7 +155,8 @@ def compute_points(
     tasks = Tasks(
         client,
         compute,
-        packed(plan),
+        plan,
+        versions=store.versions(),
         died=lambda index: Entry(index, FAILED, DIED.encode()),
         kept=lambda: f"{finished} of {plan.size} points are saved: start again to continue",
         task_seconds=TASK_SECONDS,
@@ -230,9 +225,9 @@ def _tell(plan: Plan, journal: Journal, todo: list[int]) -> None:
 def _publish(plan: Plan, journal: Journal, places: Places, computed: bool) -> None:
     """Make the dataset from the journal, unless it is complete already."""
     if not computed:
-        wrong = dataset.faults(plan, places)
+        wrong = dataset.fault(plan, places)
         if not wrong and not journal.damaged:
             return
         if wrong:
-            print(f"metastable: the dataset is made again from the journal: {wrong[0]}", file=sys.stderr)
+            print(f"metastable: the dataset is made again from the journal: {wrong}", file=sys.stderr)
     dataset.write(plan, journal, places)

@@ -7,11 +7,12 @@ import concurrent.futures
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from metastable.errors import BadInput, SchedulerLost
+from metastable.scale.cluster import check_versions
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -32,6 +33,8 @@ class Tasks:
     workers died. All items of such a task are suspects: each is computed once more, alone, with nothing beside it. If
     workers die on a suspect again, `died` has the last word.
 
+    versions : of the packages that results depend on; a worker with other versions, which may have joined late, is
+        refused
     died : called with an item; returns a result for it, or raises
     kept : called when the scheduler is lost; returns the end of the message: what is saved and how to go on
     task_seconds : items are grouped into tasks of about this duration; by default a task is one item
@@ -43,12 +46,13 @@ class Tasks:
         function: Callable[[Any, Sequence[Any]], list[Any]],
         common: Any,
         *,
+        versions: Mapping[str, str | None],
         died: Callable[[Any], Any],
         kept: Callable[[], str],
         task_seconds: float | None = None,
     ) -> None:
         self.client, self.function, self.common = client, function, common
-        self.died, self.kept, self.task_seconds = died, kept, task_seconds
+        self.versions, self.died, self.kept, self.task_seconds = versions, died, kept, task_seconds
         self._running: dict[Future, list[Item]] = {}
         self._alone: list[Item] = []
         self._suspects: set[int] = set()
@@ -120,7 +124,8 @@ class Tasks:
 
     def _submit(self, group: list[Item]) -> None:
         values = [item for _, item in group]
-        self._running[self.client.submit(timed, self.function, self.common, values, pure=False)] = group
+        future = self.client.submit(timed, self.versions, self.function, self.common, values, pure=False)
+        self._running[future] = group
 
     def _finished(self) -> list[Future]:
         from distributed import wait
@@ -153,8 +158,11 @@ class Tasks:
         return SchedulerLost(f"the connection to the Dask scheduler was lost; {self.kept()}")
 
 
-def timed(function: Callable[..., list[Any]], common: Any, items: Sequence[Any]) -> tuple[list[Any], float]:
+def timed(
+    versions: Mapping[str, str | None], function: Callable[..., list[Any]], common: Any, items: Sequence[Any]
+) -> tuple[list[Any], float]:
     """On a worker: the results, and the seconds that they took."""
+    check_versions(versions)
     began = time.perf_counter()
     try:
         return function(common, items), time.perf_counter() - began
