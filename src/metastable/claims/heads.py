@@ -119,8 +119,6 @@ def too_long(head: Head, until: float) -> str | None:
 def without_limit(head: Head) -> str | None:
     """Why the exact zero-temperature flow cannot test the limit law of this head, or None if it can."""
     theory = head.theory()
-    if head.offset is not None:
-        return "the scores of this head have an offset, and the zero-temperature flow is known for linear scores only"
     if theory.no_limit:
         return theory.no_limit
     if not theory.attention.semisimple:
@@ -135,8 +133,6 @@ def without_curves(head: Head) -> str | None:
     """Why this head has no distance curves, or None: they need the circle and a limit law of two atoms."""
     if head.dim != 2:
         return f"this head has d = {head.dim}; the experiment solves the mean-field equation on the circle, d = 2"
-    if head.offset is not None:
-        return "the scores of this head have an offset, which the theory does not cover"
     theory = head.theory()
     if theory.no_limit:
         return theory.no_limit

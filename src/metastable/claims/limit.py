@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from scipy.linalg import expm
 
-from metastable.claims.experiment import Finding, Panel, Tell, claim, told
+from metastable.claims.experiment import Finding, Panel, Tell, claim, size, told
 from metastable.claims.heads import prescribed, too_long, without_limit
 from metastable.cloud import Cloud, mixture, uniform, von_mises_fisher
 from metastable.errors import SimulationStopped
@@ -151,11 +151,14 @@ def _obstacle(head: Head) -> str | None:
     statement="At zero temperature the law of the tokens tends to the push-forward of its start under T(x) = Πx/|Πx|, "
     "Π being the spectral projector of M = V Bᵀ onto its dominant eigenspace E [paper]; W₂ decays at the rate r of the "
     "late tokens [derived].",
-    full={"cases": FULL, "tokens": 8000, "frames": 29},
     obstacle=_obstacle,
 )
 def check(
-    head: Head | None, tell: Tell, *, cases: tuple[Case, ...] = QUICK, tokens: int = 1500, frames: int = 15
+    head: Head | None,
+    tell: Tell,
+    cases: tuple[Case, ...] = size(QUICK, full=FULL),
+    tokens: int = size(1500, full=8000),
+    frames: int = size(15, full=29),
 ) -> Finding:
     """Follow every start to rt = 7 and compare it, token by token and as a law, with its image under T.
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from scipy.integrate import quad
 
-from metastable.claims.experiment import Finding, Panel, Tell, claim, first_below, line, told
+from metastable.claims.experiment import Finding, Panel, Tell, claim, first_below, line, size, told
 from metastable.claims.heads import identity, only_identity
 from metastable.cloud import Cloud
 from metastable.head import Head
@@ -72,16 +72,14 @@ def simulated(angle: float, beta: float, wait: float) -> tuple[np.ndarray, np.nd
     title="Exponentially long plateaus",
     statement="With B = V = I two clusters at the angle φ₀ meet after a time that grows like e^{β(1 − cos φ₀)}/β "
     "(exponentially long: Geshkovski et al., arXiv 2410.06833; the constant is derived here).",
-    full={"angles": (0.7, 1.0, 1.4, 2.0), "depths": (9.0, 11.0, 13.0, 15.0, 17.0, 19.0, 21.0)},
     obstacle=only_identity,
     peer=True,
 )
 def check(
     head: Head | None,
     tell: Tell,
-    *,
-    angles: tuple[float, ...] = (1.0, 1.4),
-    depths: tuple[float, ...] = (9.0, 11.0, 13.0, 15.0),
+    angles: tuple[float, ...] = size((1.0, 1.4), full=(0.7, 1.0, 1.4, 2.0)),
+    depths: tuple[float, ...] = size((9.0, 11.0, 13.0, 15.0), full=(9.0, 11.0, 13.0, 15.0, 17.0, 19.0, 21.0)),
 ) -> Finding:
     """Compare meeting times with the integral, and their growth in β with its exponent.
 
