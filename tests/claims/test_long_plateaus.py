@@ -13,7 +13,7 @@ from metastable.claims import long_plateaus
 from metastable.flow.fields import tangent
 from tests.claims import failed
 
-SMALL = {"angles": (1.4,), "depths": (9.0, 10.0, 11.0, 12.0)}
+SMALL = {"angles": (1.4,), "depths": (9.0, 9.5, 10.0, 10.5)}
 
 
 def small(head: Head | None = None, **sizes: Any) -> claims.Finding:

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -15,6 +16,7 @@ from metastable.claims import running, two_tokens
 from metastable.claims.experiment import Check, Finding, Panel, Picture
 from metastable.cli.app import app
 from metastable.files import locked
+from metastable.head import Head
 
 DRAWN = Picture(
     "Two panels",
@@ -138,6 +140,13 @@ def test_a_given_head_reaches_the_claim(tmp_path):
     result = invoke("two-tokens", "--head", path, "--out", tmp_path / "out")
     assert result.exit_code == 0
     assert "INCONCLUSIVE" in result.stdout
+
+
+@pytest.mark.parametrize("name", claims.NAMES)
+def test_a_head_with_an_offset_is_tested_by_no_claim(name):
+    found = claims.check(name, head=Head(np.eye(2), np.eye(2), np.eye(2), offset=[0.2, 0.1]))
+    assert found.outcome == claims.INCONCLUSIVE
+    assert "offset" in found.sentence
 
 
 def test_a_second_process_is_refused(tmp_path):

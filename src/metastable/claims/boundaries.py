@@ -220,7 +220,7 @@ def small_gap(found: Finding, picture: Picture, gaps: Sequence[float], tokens: i
 
 def singular(found: Finding, head: Head, tokens: int) -> str:
     """Singular B with a positive eigenvalue: the limit law survives, the field jumps across the kernel."""
-    run = follow(head, uniform(tokens, head.dim, 2), 2)
+    arrived = follow(head, uniform(tokens, head.dim, 2), 2)[0]["share arrived"]
     B, V = head.B.numpy(), head.V.numpy()
     left, _, _ = np.linalg.svd(B)
     x, v = left[:, -1], left[:, 0]
@@ -231,9 +231,9 @@ def singular(found: Finding, head: Head, tokens: int) -> str:
     jump = float((fields[0] - fields[1]).norm())
     _warns(found, head, "B invertible", "fails", "singular B")
     _warns(found, head, "Re λ₁ > 0 if B is singular", "holds", "singular B")
-    found.within("singular B, λ₁ > 0: share of tokens at the limit", run.arrived, low=SHARE)
+    found.within("singular B, λ₁ > 0: share of tokens at the limit", arrived, low=SHARE)
     found.near("singular B: jump of the field across the kernel", jump / wanted, FIELD)
-    share, rank = f"{100 * run.arrived:.4g} %", int(np.linalg.matrix_rank(B))
+    share, rank = f"{100 * arrived:.4g} %", int(np.linalg.matrix_rank(B))
     return f"limit law for {share} of the tokens, field jumps by {jump:.3g} at the kernel (rank {rank})"
 
 
@@ -265,14 +265,14 @@ def hole(found: Finding, head: Head, betas: Sequence[float], near: float = 0.5, 
     """The uniform law of the circle without an arc around the û of the limit point e; its nearer edge is at η = 0.5."""
     e = head.theory().basis[:, 0].numpy()
     look = head.B.numpy().T @ e
-    size = float(np.linalg.norm(look))
-    u = look / size
+    scale = float(np.linalg.norm(look))
+    u = look / scale
     centre = math.atan2(u[0], u[1])
     edge, other = centre + near, centre + 2 * math.pi - far
     y = np.array([math.sin(edge), math.cos(edge)])
     means = []
     for beta in betas:
-        phi, w = nodes(panels(edge, 2 / (beta * size * math.sin(near)), edge, other), edge, math.inf)
+        phi, w = nodes(panels(edge, 2 / (beta * scale * math.sin(near)), edge, other), edge, math.inf)
         cloud = Cloud(np.stack([np.sin(phi), np.cos(phi)], axis=1), weights=w)
         means.append(attend(cloud, beta * head.directions(torch.from_numpy(e)[None]), engine="dense")[0].numpy())
     to_edge = np.linalg.norm(np.array(means) - y, axis=1)
@@ -280,7 +280,7 @@ def hole(found: Finding, head: Head, betas: Sequence[float], near: float = 0.5, 
     speed = velocity(head, cloud, betas[-1], at=e[None], engine="dense")[0].numpy()
     pushed = head.V.numpy() @ y
     wanted = pushed - (pushed @ e) * e
-    constant = to_edge[-1] * (betas[-1] * size) * math.sin(near)
+    constant = to_edge[-1] * (betas[-1] * scale) * math.sin(near)
     error = float(np.linalg.norm(speed - wanted) / np.linalg.norm(wanted))
     found.near("hole: |m_β − û| over 2 sin(η/2)", to_look / (2 * math.sin(near / 2)), EDGE)
     found.slope("hole: slope of |m_β − y| in β, y the edge", np.log(betas), np.log(to_edge), -1 - EDGE, -1 + EDGE)

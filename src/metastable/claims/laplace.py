@@ -180,8 +180,8 @@ def supremum(head: Head, law: str, directions: np.ndarray, beta: float) -> float
     x, sizes = sources(head, directions)
     queries = beta * head.directions(torch.from_numpy(x))
     means = [
-        attend(quadrature(law, u, beta * size), query[None], engine="dense")[0].numpy()
-        for u, size, query in zip(directions, sizes, queries, strict=True)
+        attend(quadrature(law, u, beta * length), query[None], engine="dense")[0].numpy()
+        for u, length, query in zip(directions, sizes, queries, strict=True)
     ]
     return float(np.linalg.norm(np.array(means) - directions, axis=1).max())
 
