@@ -1,4 +1,4 @@
-"""The bound: it carries over to other β, and the claim says FAIL for a wrong power of β, rate or limit."""
+"""The bound holds at β's that were not fitted. The claim fails for a wrong power of β, rate or limit."""
 
 from __future__ import annotations
 

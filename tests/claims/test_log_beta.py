@@ -1,4 +1,4 @@
-"""log β: the time of least distance follows it, and the claim says FAIL when clock, rate or limit are broken."""
+"""The time of least distance grows like log β. The claim fails when the clock, the rate or the limit is wrong."""
 
 from __future__ import annotations
 

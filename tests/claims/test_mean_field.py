@@ -1,4 +1,4 @@
-"""Mean field: N tokens come to it, and the claim says FAIL when tokens and equation are not the same model."""
+"""N tokens converge to the mean field. The claim fails when the tokens and the equation belong to different models."""
 
 from __future__ import annotations
 

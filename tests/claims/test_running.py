@@ -1,4 +1,4 @@
-"""Many claims in one folder: kept at once, taken up again, damaged ones repeated, errors named, verdicts counted."""
+"""Many claims in one folder: findings are saved at once and reused, damaged ones are repeated, errors are reported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def counted(monkeypatch):
         found.picture("P", "C", Panel("x", "y", log_y=True)).add("s", [1.0, 2.0], [1.0, 2.0])
         return found
 
-    claim = replace(two_tokens.check, experiment=check, obstacle=lambda head: None)
+    claim = replace(two_tokens.check, experiment=check, peer=False)
     monkeypatch.setattr(two_tokens, "check", claim)
     return calls
 

@@ -158,7 +158,7 @@ def check(
         found.within(late, bound.worst(cold, after=half), high=COLD_MARGIN)
         for curve in others:
             start = f"W₂ from the uniform law to two halves at ±e, β = {curve.beta:g}, {name}"
-            found.within(start, float(curve.distance[0]), 0.999 * START, 1.001 * START)
+            found.near(start, float(curve.distance[0]), 0.001, START)
         for curve in others:
             title = f"largest distance/bound at β = {curve.beta:g}, not fitted, {name}"
             found.within(title, bound.worst(curve), high=MARGIN)

@@ -25,7 +25,7 @@ import torch
 from scipy.special import ive
 
 from metastable.claims.experiment import Finding, Panel, Tell, claim, line, size, told
-from metastable.claims.heads import identity, only_identity
+from metastable.claims.heads import identity
 from metastable.cloud import Cloud, equally_spaced, uniform
 from metastable.head import Head
 from metastable.run.simulation import simulate
@@ -93,7 +93,6 @@ def counted(beta: float, n: int, seed: int) -> int:
     statement="On the circle with B = V = I a wave cos kθ on the uniform law grows at the rate k²I_k(β)/(βI₀(β)) "
     "[derived here], fastest at k* ≈ √(2β), and tokens form of the order of √β clusters (Bruno et al., arXiv "
     "2410.23228; Geshkovski et al., arXiv 2410.06833).",
-    obstacle=only_identity,
     peer=True,
 )
 def check(

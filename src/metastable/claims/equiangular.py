@@ -16,7 +16,7 @@ import torch
 from scipy.integrate import solve_ivp
 
 from metastable.claims.experiment import Finding, Panel, Tell, claim, size, told
-from metastable.claims.heads import identity, only_identity
+from metastable.claims.heads import identity
 from metastable.cloud import Cloud
 from metastable.head import Head
 from metastable.run.simulation import simulate
@@ -56,7 +56,6 @@ def simulated(n: int, start: float, beta: float, times: np.ndarray) -> np.ndarra
     title="Equiangular tokens",
     statement="For B = V = I and n tokens with the common cosine ρ, "
     "dρ/dt = 2 e^{βρ}(1 − ρ)((n − 1)ρ + 1)/(e^β + (n − 1)e^{βρ}) (Geshkovski et al., arXiv 2312.10794).",
-    obstacle=only_identity,
     peer=True,
 )
 def check(

@@ -35,11 +35,6 @@ def identity(d: int) -> Head:
     return Head.from_interaction(torch.eye(d, dtype=torch.float64), torch.eye(d, dtype=torch.float64))
 
 
-def only_identity(head: Head) -> str:
-    """The obstacle of claims about B = V = I, which have no given head."""
-    return "this claim is about B = V = I only"
-
-
 def circle_head(a: float, b: tuple[float, float], c: float, v: tuple[float, float]) -> Head:
     """On the circle: B = R(a) diag(b) R(a)ᵀ and V = R(c) diag(v) R(c)ᵀ with rotations by a and c."""
     return Head.from_interaction(_turned(a, b), _turned(c, v))

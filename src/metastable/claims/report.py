@@ -1,4 +1,4 @@
-"""The claims as one HTML file: a first screen with every verdict, then a section a claim with its pictures."""
+"""The claims as one HTML file: a first screen with every verdict, then one section per claim with its pictures."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ PANEL_HEIGHT, KEY_LINE, GAP = 330, 21, 86
 
 def write(found: running.Findings, path: str | Path) -> Path:
     """Write the report of a set of findings to `path`, completely or not at all."""
-    target = target_of(path)
-    return write_page(target, render(found))
+    return write_page(target_of(path), render(found))
 
 
 def render(found: running.Findings) -> str:

@@ -14,7 +14,7 @@ import torch
 from scipy.integrate import solve_ivp
 
 from metastable.claims.experiment import Finding, Panel, Tell, claim, size, told
-from metastable.claims.heads import identity, only_identity
+from metastable.claims.heads import identity
 from metastable.cloud import Cloud
 from metastable.head import Head
 from metastable.run.simulation import simulate
@@ -49,7 +49,6 @@ def simulated(beta: float, times: np.ndarray) -> np.ndarray:
     title="Two tokens",
     statement="For B = V = I two tokens at the angle φ obey dφ/dt = −2 sin φ · e^{β cos φ}/(e^{β} + e^{β cos φ}) "
     "(Geshkovski et al., arXiv 2312.10794).",
-    obstacle=only_identity,
     peer=True,
 )
 def check(
