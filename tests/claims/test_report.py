@@ -23,7 +23,7 @@ DRAWN = Picture(
     "What is seen & how",
     [Panel("time t", "W₂", log_y=True, title="first"), Panel("β", "slope", log_x=True)],
 )
-DRAWN.add("measured", [1, 2, 3], [0.1, 0.2, 0.3], "points", low=[0.05, 0.1, 0.2], high=[0.2, 0.3, 0.4])
+DRAWN.add("measured", [1, 2, 3], [0.1, 0.2, 0.3], "points")
 DRAWN.add("predicted", [1, 2, 3], [0.1, 0.2, 0.3], "dashed")
 DRAWN.add("allowed", [1, 10], style="band", low=[0.0, 0.1], high=[1.0, 1.1], panel=1)
 DRAWN.add("measured", [1, 10], [0.5, 0.6], panel=1)
@@ -71,7 +71,7 @@ def test_a_picture_has_its_panels_names_and_bands():
     assert figure.layout.xaxis2.type == "log"
     assert {trace.name for trace in figure.data} == {"measured", "predicted", "allowed"}
     assert len([trace for trace in figure.data if trace.showlegend]) == 3
-    assert [trace.fill for trace in figure.data if trace.fill] == ["tonexty", "tonexty"]
+    assert [trace.fill for trace in figure.data if trace.fill] == ["tonexty"]
     colours = {
         trace.name: (trace.line.color or trace.marker.color)
         for trace in figure.data

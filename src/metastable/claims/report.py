@@ -162,14 +162,12 @@ def _axis(logarithmic: bool, values: list[float]) -> dict[str, Any]:
 
 def _add(made: go.Figure, series: Series, colour: str, legend: bool) -> None:
     common = {"name": _label(series.name), "legendgroup": series.name, "row": series.panel + 1, "col": 1}
-    if series.low:
+    if series.style == "band":
         edge: dict[str, Any] = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "x": series.x}
         made.add_scatter(y=series.low, showlegend=False, **edge, **common)
         tint = f"rgba({int(colour[1:3], 16)},{int(colour[3:5], 16)},{int(colour[5:7], 16)},0.18)"
-        band = series.style == "band"
-        made.add_scatter(y=series.high, fill="tonexty", fillcolor=tint, showlegend=legend and band, **edge, **common)
-        if band:
-            return
+        made.add_scatter(y=series.high, fill="tonexty", fillcolor=tint, showlegend=legend, **edge, **common)
+        return
     style = STYLES[series.style]
     paint = {key: {**value, "color": colour} for key, value in style.items() if isinstance(value, dict)}
     hover = {"hovertemplate": "(%{x:.4g}, %{y:.4g})", "mode": style["mode"], "showlegend": legend}
