@@ -123,13 +123,7 @@ def try_first_term(found: Finding, curves: list[Curve], cold: np.ndarray, name: 
     return growth
 
 
-@claim(
-    name="bound",
-    title="The bound",
-    statement="W₂(μ_t, ν) ≤ A(√(log(β+1)/β)·e^{Ct} + e^{−ct}) with one A, C and c for all β and t "
-    "(stated by the paper).",
-    obstacle=without_curves,
-)
+@claim("bound", "The bound", obstacle=without_curves)
 def check(
     head: Head | None,
     tell: Tell,
@@ -138,7 +132,9 @@ def check(
     frames: int = size(41, full=241),
     heads: int = size(1, full=3),
 ) -> Finding:
-    """Fit the bound on every second β and try it on the others, for each head.
+    """W₂(μ_t, ν) ≤ A(√(log(β+1)/β)·e^{Ct} + e^{−ct}) with one A, C and c for all β and t (stated by the paper).
+
+    Fit the bound on every second β and try it on the others, for each head.
 
     until, frames : the last time, and the number of saved times
     heads : how many of the claim's own heads

@@ -74,13 +74,7 @@ PARTS = {
 """Each boundary in the order of the report, with the verdict that warns of it."""
 
 
-@claim(
-    name="boundaries",
-    title="Where the limit law does not hold",
-    statement="The limit law needs a real dominant eigenvalue, a gap, B invertible (or Re λ₁ > 0) and a law of full "
-    "support [paper: assumptions]. Without them: rotation at ω over the mean of |Bᵀx|, a time ∝ 1/gap, arrival at the "
-    "kernel in finite time, m_β at the best point of the support, and a plateau that does not wait for β [derived].",
-)
+@claim("boundaries", "Where the limit law does not hold")
 def check(
     head: Head | None,
     tell: Tell,
@@ -91,7 +85,11 @@ def check(
     gaps: Sequence[float] = size((0.3, 0.1, 0.03, 0.01, 3e-3, 7e-4, 2e-4), full=np.geomspace(0.3, 1e-4, 15).tolist()),
     betas: Sequence[float] = size((1e3, 3e3, 1e4, 3e4, 1e5), full=np.geomspace(1e3, 1e6, 13).tolist()),
 ) -> Finding:
-    """Test each boundary, with heads that are beyond it; a given head is tested at its own boundaries.
+    """The limit law needs a real dominant eigenvalue, a gap, B invertible (or Re λ₁ > 0) and a law of full support
+    [paper: assumptions]. Without them: rotation at ω over the mean of |Bᵀx|, a time ∝ 1/gap, arrival at the kernel in
+    finite time, m_β at the best point of the support, and a plateau that does not wait for β [derived].
+
+    Test each boundary, with heads that are beyond it; a given head is tested at its own boundaries.
 
     parts : which of PARTS
     tokens, particles : tokens of the exact flows, and of the simulations at finite β

@@ -87,14 +87,7 @@ def counted(beta: float, n: int, seed: int) -> int:
     return count(run.final.points, beta)
 
 
-@claim(
-    name="clusters",
-    title="Number of metastable clusters",
-    statement="On the circle with B = V = I a wave cos kθ on the uniform law grows at the rate k²I_k(β)/(βI₀(β)) "
-    "[derived here], fastest at k* ≈ √(2β), and tokens form of the order of √β clusters (Bruno et al., arXiv "
-    "2410.23228; Geshkovski et al., arXiv 2410.06833).",
-    peer=True,
-)
+@claim("clusters", "Number of metastable clusters", peer=True)
 def check(
     head: Head | None,
     tell: Tell,
@@ -106,7 +99,11 @@ def check(
     tokens: int = size(500, full=5000),
     seeds: int = size(3, full=10),
 ) -> Finding:
-    """Compare growth rates with γ_k, then numbers of clusters with √β.
+    """On the circle with B = V = I a wave cos kθ on the uniform law grows at the rate k²I_k(β)/(βI₀(β)) [derived here],
+    fastest at k* ≈ √(2β), and tokens form of the order of √β clusters (Bruno et al., arXiv 2410.23228; Geshkovski et
+    al., arXiv 2410.06833).
+
+    Compare growth rates with γ_k, then numbers of clusters with √β.
 
     waves, spaced : β of the growth rates, and their number of equally spaced tokens
     betas, tokens, seeds : β of the counts, their number of random tokens, and how often they are drawn

@@ -51,13 +51,7 @@ def simulated(n: int, start: float, beta: float, times: np.ndarray) -> np.ndarra
     return np.asarray((run.frames[:, first] * run.frames[:, second]).sum(dim=2).numpy())
 
 
-@claim(
-    name="equiangular",
-    title="Equiangular tokens",
-    statement="For B = V = I and n tokens with the common cosine ρ, "
-    "dρ/dt = 2 e^{βρ}(1 − ρ)((n − 1)ρ + 1)/(e^β + (n − 1)e^{βρ}) (Geshkovski et al., arXiv 2312.10794).",
-    peer=True,
-)
+@claim("equiangular", "Equiangular tokens", peer=True)
 def check(
     head: Head | None,
     tell: Tell,
@@ -65,7 +59,11 @@ def check(
     until: float = size(12.0, full=30.0),
     frames: int = size(49, full=121),
 ) -> Finding:
-    """Compare all cosines with the equation at `frames` times up to `until`, for each case (n, ρ(0), β)."""
+    """For B = V = I and n tokens with the common cosine ρ, dρ/dt = 2 e^{βρ}(1 − ρ)((n − 1)ρ + 1)/(e^β + (n − 1)e^{βρ})
+    (Geshkovski et al., arXiv 2312.10794).
+
+    Compare all cosines with the equation at `frames` times up to `until`, for each case (n, ρ(0), β).
+    """
     found = Finding(f"t ≤ {until:g}, n = {', '.join(str(n) for n, _, _ in cases)}")
     still = simulated(4, -1 / 3, 5.0, np.linspace(0, min(until, 5.0), 6))
     found.within("motion of a regular simplex, n = 4, β = 5", float(np.abs(still + 1 / 3).max()), high=SIMPLEX)

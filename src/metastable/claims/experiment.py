@@ -77,9 +77,14 @@ class Claim:
         return self.experiment(head, tell, **sizes)
 
 
-def claim(**attributes: Any) -> Callable[[Callable[..., Finding]], Claim]:
-    """Make a `Claim` of an experiment: a decorator with the other attributes of the claim."""
-    return lambda experiment: Claim(experiment=experiment, **attributes)
+def claim(name: str, title: str, **attributes: Any) -> Callable[[Callable[..., Finding]], Claim]:
+    """Make a `Claim` of an experiment: a decorator. The first paragraph of the docstring is the statement."""
+
+    def made(experiment: Callable[..., Finding]) -> Claim:
+        statement = (inspect.getdoc(experiment) or "").split("\n\n")[0]
+        return Claim(name, title, " ".join(statement.split()), experiment, **attributes)
+
+    return made
 
 
 def told(items: Sequence[Item], tell: Tell, start: float = 0.0, end: float = 1.0) -> Iterator[Item]:

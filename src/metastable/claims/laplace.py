@@ -230,13 +230,7 @@ def own_heads() -> list[Head]:
     return [Head.from_interaction(B, torch.eye(len(B), dtype=torch.float64)) for B in (two, three)]
 
 
-@claim(
-    name="laplace",
-    title="Laplace principle",
-    statement="For a law bounded below, |m_β[μ](x) − Bᵀx/|Bᵀx|| ≤ C √(log(β+1)/β) for all x [paper]. The true rate is "
-    "1/β for a smooth density, β^{−1/2} at a jump, and that of the bound itself for a law with an atom [derived].",
-    obstacle=_obstacle,
-)
+@claim("laplace", "Laplace principle", obstacle=_obstacle)
 def check(
     head: Head | None,
     tell: Tell,
@@ -244,7 +238,10 @@ def check(
     angles: int = size(10, full=64),
     offsets: int = size(17, full=97),
 ) -> Finding:
-    """Measure the supremum of |m_β − û| against β for every law that the dimension allows.
+    """For a law bounded below, |m_β[μ](x) − Bᵀx/|Bᵀx|| ≤ C √(log(β+1)/β) for all x [paper]. The true rate is 1/β for a
+    smooth density, β^{−1/2} at a jump, and that of the bound itself for a law with an atom [derived].
+
+    Measure the supremum of |m_β − û| against β for every law that the dimension allows.
 
     betas : of the claim's own heads. For a given head they are divided by the least |Bᵀx|
     angles : directions û around the sphere

@@ -145,14 +145,7 @@ def _obstacle(head: Head) -> str | None:
     return without_limit(head) or too_long(head, HORIZON / head.theory().law_rate(2))
 
 
-@claim(
-    name="limit",
-    title="Limit law",
-    statement="At zero temperature the law of the tokens tends to the push-forward of its start under T(x) = Πx/|Πx|, "
-    "Π being the spectral projector of M = V Bᵀ onto its dominant eigenspace E [paper]; W₂ decays at the rate r of the "
-    "late tokens [derived].",
-    obstacle=_obstacle,
-)
+@claim("limit", "Limit law", obstacle=_obstacle)
 def check(
     head: Head | None,
     tell: Tell,
@@ -160,7 +153,11 @@ def check(
     tokens: int = size(1500, full=8000),
     frames: int = size(15, full=29),
 ) -> Finding:
-    """Follow every start to rt = 7 and compare it, token by token and as a law, with its image under T.
+    """At zero temperature the law of the tokens tends to the push-forward of its start under T(x) = Πx/|Πx|, Π being
+    the spectral projector of M = V Bᵀ onto its dominant eigenspace E [paper]; W₂ decays at the rate r of the late
+    tokens [derived].
+
+    Follow every start to rt = 7 and compare it, token by token and as a law, with its image under T.
 
     cases : the claim's own heads and starts; a given head has all three starts
     tokens, frames : tokens of a run, and its saved times

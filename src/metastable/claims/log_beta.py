@@ -154,16 +154,7 @@ def _obstacle(head: Head) -> str | None:
     return reason
 
 
-@claim(
-    name="log-beta",
-    title="Concentration takes a time of order log β",
-    statement="The distance to ν is least after a time of order log β (stated by the paper), with slope p/c when the "
-    "least distance falls like β^{−p} and the zero-temperature law converges at rate c (derived here). It holds once "
-    "there is a plateau, from about βD = 11.5 on: hotter clusters leave before they have come to rest, and the time of "
-    "least distance is then that of their departure. The time to a fixed distance does not grow with β: it tends to "
-    "that at zero temperature.",
-    obstacle=_obstacle,
-)
+@claim("log-beta", "Concentration takes a time of order log β", obstacle=_obstacle)
 def check(
     head: Head | None,
     tell: Tell,
@@ -171,7 +162,13 @@ def check(
     frames: int = size(33, full=121),
     heads: int = size(1, full=3),
 ) -> Finding:
-    """Measure times and least distances against β, for each head.
+    """The distance to ν is least after a time of order log β (stated by the paper), with slope p/c when the least
+    distance falls like β^{−p} and the zero-temperature law converges at rate c (derived here). It holds once there is a
+    plateau, from about βD = 11.5 on: hotter clusters leave before they have come to rest, and the time of least
+    distance is then that of their departure. The time to a fixed distance does not grow with β: it tends to that at
+    zero temperature.
+
+    Measure times and least distances against β, for each head.
 
     depths : βD of each β
     frames : saved times of a run

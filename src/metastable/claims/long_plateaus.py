@@ -67,20 +67,17 @@ def simulated(angle: float, beta: float, wait: float) -> tuple[np.ndarray, np.nd
     return run.times.numpy(), np.abs(second - first)
 
 
-@claim(
-    name="long-plateaus",
-    title="Exponentially long plateaus",
-    statement="With B = V = I two clusters at the angle φ₀ meet after a time that grows like e^{β(1 − cos φ₀)}/β "
-    "(exponentially long: Geshkovski et al., arXiv 2410.06833; the constant is derived here).",
-    peer=True,
-)
+@claim("long-plateaus", "Exponentially long plateaus", peer=True)
 def check(
     head: Head | None,
     tell: Tell,
     angles: tuple[float, ...] = size((1.0, 1.4), full=(0.7, 1.0, 1.4, 2.0)),
     depths: tuple[float, ...] = size((9.0, 11.0, 13.0, 15.0), full=(9.0, 11.0, 13.0, 15.0, 17.0, 19.0, 21.0)),
 ) -> Finding:
-    """Compare meeting times with the integral, and their growth in β with its exponent.
+    """With B = V = I two clusters at the angle φ₀ meet after a time that grows like e^{β(1 − cos φ₀)}/β (exponentially
+    long: Geshkovski et al., arXiv 2410.06833; the constant is derived here).
+
+    Compare meeting times with the integral, and their growth in β with its exponent.
 
     angles : φ₀ in radians
     depths : β(1 − cos φ₀), from 9 on: the wait is then 100 time units or more, of which the meeting itself takes a few

@@ -71,13 +71,7 @@ def exponent(tokens: np.ndarray, errors: np.ndarray) -> Interval:
     return float(value), float(low), float(high)
 
 
-@claim(
-    name="mean-field",
-    title="Mean field",
-    statement="At fixed β the distance curve of N independent tokens comes to that of the mean-field equation like "
-    "N^{−1/2}, and that of equally spaced ones at least like N^{−1} (derived here).",
-    obstacle=without_curves,
-)
+@claim("mean-field", "Mean field", obstacle=without_curves)
 def check(
     head: Head | None,
     tell: Tell,
@@ -89,7 +83,10 @@ def check(
     turns: int = size(4, full=8),
     tol: float = size(2e-5, full=1e-4),
 ) -> Finding:
-    """Measure errors against N for independent, equally spaced and graded tokens.
+    """At fixed β the distance curve of N independent tokens comes to that of the mean-field equation like N^{−1/2}, and
+    that of equally spaced ones at least like N^{−1} (derived here).
+
+    Measure errors against N for independent, equally spaced and graded tokens.
 
     until, frames : the last time T, and the number of saved times
     seeds, turns : samples of independent tokens, and rotations of equally spaced ones

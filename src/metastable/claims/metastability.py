@@ -173,12 +173,7 @@ def _obstacle(head: Head, depths: tuple[float, ...]) -> str | None:
     return None
 
 
-@claim(
-    name="metastability",
-    title="Metastability",
-    statement="On the circle the plateau of the mean field ends at (βD − (3/2) log β + O(1))/κ, linear in β and far "
-    "beyond the log β of the bound, and N equal tokens leave after a multiple of log N [both derived here].",
-)
+@claim("metastability", "Metastability")
 def check(
     head: Head | None,
     tell: Tell,
@@ -190,7 +185,10 @@ def check(
     tokens: tuple[int, ...] = size(FEW, full=MANY),
     staircase: tuple[float, float] | None = size(None, full=(800.0, 60.0)),
 ) -> Finding:
-    """Measure departures of one head at several β, of random heads at two β each, and of equal tokens at one β.
+    """On the circle the plateau of the mean field ends at (βD − (3/2) log β + O(1))/κ, linear in β and far beyond the
+    log β of the bound, and N equal tokens leave after a multiple of log N [both derived here].
+
+    Measure departures of one head at several β, of random heads at two β each, and of equal tokens at one β.
 
     depths : βD of the head that is followed
     cell, frames : length of the longest cells in β^{−1/2}, and the number of saved times

@@ -113,13 +113,7 @@ def _obstacle(head: Head) -> str | None:
     return None
 
 
-@claim(
-    name="stability",
-    title="Stability",
-    statement="W₂(μ_t^β, μ_t^∞) ≤ ∫₀ᵗ ε(s) e^{L(t−s)} ds with the measured field error ε and the one-sided Lipschitz "
-    "constant L of the zero-temperature field, on every run (derived here from the stability estimate of the paper).",
-    obstacle=_obstacle,
-)
+@claim("stability", "Stability", obstacle=_obstacle)
 def check(
     head: Head | None,
     tell: Tell,
@@ -131,7 +125,10 @@ def check(
     until: float = size(3.0, full=6.0),
     frames: int = size(15, full=61),
 ) -> Finding:
-    """Compare D with the certificate, for every head, law and β.
+    """W₂(μ_t^β, μ_t^∞) ≤ ∫₀ᵗ ε(s) e^{L(t−s)} ds with the measured field error ε and the one-sided Lipschitz constant L
+    of the zero-temperature field, on every run (derived here from the stability estimate of the paper).
+
+    Compare D with the certificate, for every head, law and β.
 
     tokens, laws : tokens of a cloud, and the starting laws
     dims, seeds : dimensions of the claim's own heads, and random heads in each

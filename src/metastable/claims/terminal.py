@@ -85,13 +85,7 @@ def own_heads() -> dict[str, Head]:
     }
 
 
-@claim(
-    name="terminal",
-    title="Terminal phase",
-    statement="For finite β and large t the spectrum of V decides where tokens end [paper]: clusters move by e^{tV}, "
-    "so they come to the eigenspace of its top eigenvalue at the rate of its gap, circle at the frequency of a complex "
-    "top pair, and come apart to a width of at least order β^(−1/2) where V is negative definite [derived here].",
-)
+@claim("terminal", "Terminal phase")
 def check(
     head: Head | None,
     tell: Tell,
@@ -101,7 +95,11 @@ def check(
     frames: int = size(201, full=281),
     longest: float = size(400.0, full=20000.0),
 ) -> Finding:
-    """Follow tokens from a uniform start for each case or for the given head, then single tokens and antipodal pairs.
+    """For finite β and large t the spectrum of V decides where tokens end [paper]: clusters move by e^{tV}, so they
+    come to the eigenspace of its top eigenvalue at the rate of its gap, circle at the frequency of a complex top pair,
+    and come apart to a width of at least order β^(−1/2) where V is negative definite [derived here].
+
+    Follow tokens from a uniform start for each case or for the given head, then single tokens and antipodal pairs.
 
     beta : β‖B‖ of the runs
     until, frames : the last time and the number of saved times

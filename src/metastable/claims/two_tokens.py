@@ -44,13 +44,7 @@ def simulated(beta: float, times: np.ndarray) -> np.ndarray:
     return np.asarray(torch.atan2(sines, (first * second).sum(dim=1)).numpy())
 
 
-@claim(
-    name="two-tokens",
-    title="Two tokens",
-    statement="For B = V = I two tokens at the angle φ obey dφ/dt = −2 sin φ · e^{β cos φ}/(e^{β} + e^{β cos φ}) "
-    "(Geshkovski et al., arXiv 2312.10794).",
-    peer=True,
-)
+@claim("two-tokens", "Two tokens", peer=True)
 def check(
     head: Head | None,
     tell: Tell,
@@ -58,7 +52,11 @@ def check(
     until: float = size(8.0, full=20.0),
     frames: int = size(33, full=101),
 ) -> Finding:
-    """Compare the angle with its equation at `frames` times up to `until`, for each β."""
+    """For B = V = I two tokens at the angle φ obey dφ/dt = −2 sin φ · e^{β cos φ}/(e^{β} + e^{β cos φ}) (Geshkovski et
+    al., arXiv 2312.10794).
+
+    Compare the angle with its equation at `frames` times up to `until`, for each β.
+    """
     found = Finding(f"t ≤ {until:g}, β = {', '.join(f'{b:g}' for b in betas)}")
     picture = found.picture(
         "Two tokens meet",
