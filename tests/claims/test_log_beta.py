@@ -16,7 +16,7 @@ from metastable.head import Head
 from metastable.theory import Theory
 from tests.claims import failed
 
-SMALL = {"depths": (12.0, 15.0, 19.0, 24.0), "frames": 25}
+SMALL = {"depths": (12.0, 17.0, 24.0, 33.0), "frames": 25}
 
 
 @functools.cache

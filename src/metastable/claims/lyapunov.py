@@ -225,8 +225,8 @@ def check(
     points: int = size(11, full=21),
 ) -> Finding:
     """At zero temperature a token converges at c = g/|Bᵀe|, and the law's distance to its limit is of the order e^{−ct}
-    [paper]; with its late tokens, W_p decays like t^q e^{−rt} with r = min(c, κ·dim E/p), which is c/2 for W₂ and dim E
-    = 1 where |Bᵀx| is constant [derived].
+    [paper]; with its late tokens, W_p decays like t^q e^{−rt} with r = min(c, κ·dim E/p), which is c/2 for W₂ and
+    dim E = 1 where |Bᵀx| is constant [derived].
 
     Measure the rates of W₁, W₂ and the median token, for every head.
 
