@@ -13,7 +13,7 @@ from tests.claims import failed
 
 
 def small(head: Head | None = None) -> claims.Finding:
-    return terminal.check(head, tokens=30, until=45.0, frames=121, longest=60.0)
+    return terminal.check(head, tokens=40, until=45.0, frames=121, longest=60.0)
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:

@@ -141,7 +141,9 @@ def check(
     runs: list[TwinRun] = []
     for name, law in told([(name, law) for name in heads for law in laws], tell):
         cloud = cloud_of(law, heads[name], tokens)
-        for beta in betas if cloud is not None else ():
+        if cloud is None:
+            continue
+        for beta in betas:
             run = compare(f"{name}, {law}, β = {beta:g}", heads[name], cloud, beta, times)
             runs.append(run)
             row = {
