@@ -58,6 +58,7 @@ def test_fails_when_the_clock_slows_like_a_power_of_beta(monkeypatch: pytest.Mon
     assert "residual of log β" in failed(small())
 
 
+@pytest.mark.slow
 def test_fails_for_a_limit_that_is_turned(monkeypatch: pytest.MonkeyPatch) -> None:
     true = Theory.basis.fget
     assert true is not None
