@@ -290,7 +290,9 @@ def hole(found: Finding, head: Head, betas: Sequence[float], near: float = 0.5, 
 def departure(head: Head, cloud: Cloud, beta: float, until: float) -> tuple[float, np.ndarray, np.ndarray]:
     """When W₂ to the limit law, after its least, rises to LEFT (inf if never), and the curve."""
     run = simulate(head, cloud, beta, until, t_eval=81, tol=1e-5, engine="flash", progress=False)
-    times, w2 = run.times.numpy(), run.distance().values
+    theory, times = head.theory(), run.times.numpy()
+    ends = theory.limit(cloud.points)
+    w2 = np.array([to_limit(run.at(i), ends, theory.basis).value for i in range(len(times))])
     least = int(w2.argmin())
     return first_below(times[least:], -w2[least:], -LEFT), times, w2
 
