@@ -1,4 +1,4 @@
-"""The boundaries: each consequence is seen, and refuted when the flow, the field or the verdict is another one."""
+"""The boundaries of the limit law. Their claim fails when the flow, the field or a verdict is wrong."""
 
 from __future__ import annotations
 

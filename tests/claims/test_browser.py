@@ -8,23 +8,32 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory):
+def opened(browser, tmp_path_factory):
+    """The report on a phone, with the addresses that it asked for and its complaints."""
     from metastable.claims import report as claims
 
     folder = tmp_path_factory.mktemp("claims")
-    found = findings(folder, "FAIL")
-    return claims.write(found, folder / "report.html")
-
-
-@pytest.mark.parametrize("width", [380, 800, 1400])
-def test_the_page_fits_and_draws_without_complaint_or_network(browser, report, width):
-    context = browser.new_context(viewport={"width": width, "height": 720}, offline=True)
+    report = claims.write(findings(folder, "FAIL"), folder / "report.html")
+    context = browser.new_context(viewport={"width": 380, "height": 720}, offline=True)
     page, requests, complaints = context.new_page(), [], []
     page.on("request", lambda request: requests.append(request.url))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda line: line.type == "error" and complaints.append(line.text))
     page.goto(report.as_uri())
     page.wait_for_selector(".js-plotly-plot .cartesianlayer path.js-line")
+    yield page, requests, complaints
+    context.close()
+
+
+@pytest.mark.parametrize("width", [380, 800, 1400])
+def test_the_page_fits_and_draws_without_complaint_or_network(opened, width):
+    page, requests, complaints = opened
+    page.set_viewport_size({"width": width, "height": 720})
+    page.wait_for_function(
+        """() => [...document.querySelectorAll('.js-plotly-plot')].every(plot =>
+            Math.abs(plot.querySelector('.main-svg').getBoundingClientRect().width - plot.offsetWidth) < 2)"""
+    )
+    page.evaluate("scrollTo(0, 0)")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     verdict = page.locator(".claims .status").first
     assert verdict.inner_text() == "✗ FAIL"
@@ -38,7 +47,6 @@ def test_the_page_fits_and_draws_without_complaint_or_network(browser, report, w
     assert page.url.endswith("#two-tokens")
     assert not complaints
     assert [url for url in requests if not url.startswith("file:")] == []
-    context.close()
 
 
 def _inside(page, selector, box):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from metastable import Head, claims
+from metastable import claims
 from metastable.claims import clusters
 from metastable.flow.fields import tangent
 from tests.claims import failed
@@ -14,8 +14,8 @@ from tests.claims import failed
 SMALL = {"waves": (16.0,), "spaced": 128, "betas": (12.5, 50.0, 200.0), "tokens": 250, "seeds": 2}
 
 
-def small(head: Head | None = None) -> claims.Finding:
-    return clusters.check(head, **SMALL)
+def small() -> claims.Finding:
+    return clusters.check(**SMALL)
 
 
 def test_holds() -> None:
@@ -49,9 +49,3 @@ def test_fails_with_a_wrong_dispersion_relation(monkeypatch: pytest.MonkeyPatch)
     plain = clusters.growth
     monkeypatch.setattr(clusters, "growth", lambda k, beta: plain(k, beta) / np.maximum(k, 1))
     assert "growth rate" in failed(small())
-
-
-def test_another_head_is_not_its_subject() -> None:
-    found = small(Head.from_interaction(torch.eye(3), 2 * torch.eye(3)))
-    assert found.outcome == claims.INCONCLUSIVE
-    assert "B = V = I" in found.checks[0].note

@@ -1,4 +1,4 @@
-"""The Laplace principle: slopes and constants hold, and are refuted when scores or means are another's."""
+"""The Laplace principle: slopes and constants. The claim fails when scores, means or laws are wrong."""
 
 from __future__ import annotations
 

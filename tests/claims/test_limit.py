@@ -1,4 +1,4 @@
-"""The limit law: it holds, and is refuted when the flow, the map or the clock is another one."""
+"""The limit law. Its claim fails when the flow, the limit map or the rate is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Lyapunov rates: they hold, and are refuted when the rate, the clock or the limit is another one."""
+"""The Lyapunov rates. Their claim fails when the predicted rate, the clock or the flow is wrong."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ def test_fails_when_tokens_and_mean_field_are_of_different_heads(monkeypatch: py
     """Tokens that move three times as fast leave in a third of the time."""
     plain = metastability.equal_tokens
 
-    def faster(head: Head, *rest: Any) -> Stay:
-        return plain(Head.from_interaction(head.B, 3 * head.V), *rest)
+    def faster(head: Head, n: int, beta: float, until: float, *rest: Any) -> Stay:
+        return plain(Head.from_interaction(head.B, 3 * head.V), n, beta, until / 2, *rest)
 
     monkeypatch.setattr(metastability, "equal_tokens", faster)
     assert "slope in log N" in failed(small(tokens=TOKENS[:5]))

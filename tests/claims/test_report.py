@@ -1,4 +1,4 @@
-"""The claims as a page and as a command: what it says, what it escapes, which exit code."""
+"""The report of the claims and the command: content, escaping and exit codes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -15,13 +16,14 @@ from metastable.claims import running, two_tokens
 from metastable.claims.experiment import Check, Finding, Panel, Picture
 from metastable.cli.app import app
 from metastable.files import locked
+from metastable.head import Head
 
 DRAWN = Picture(
     "Two panels",
     "What is seen & how",
     [Panel("time t", "W₂", log_y=True, title="first"), Panel("β", "slope", log_x=True)],
 )
-DRAWN.add("measured", [1, 2, 3], [0.1, 0.2, 0.3], "points", low=[0.05, 0.1, 0.2], high=[0.2, 0.3, 0.4])
+DRAWN.add("measured", [1, 2, 3], [0.1, 0.2, 0.3], "points")
 DRAWN.add("predicted", [1, 2, 3], [0.1, 0.2, 0.3], "dashed")
 DRAWN.add("allowed", [1, 10], style="band", low=[0.0, 0.1], high=[1.0, 1.1], panel=1)
 DRAWN.add("measured", [1, 10], [0.5, 0.6], panel=1)
@@ -39,7 +41,7 @@ def findings(tmp_path, outcome="PASS"):
     return running.Findings({"two-tokens": found}, "quick", None, tmp_path)
 
 
-def test_the_page_says_verdict_numbers_and_command(tmp_path):
+def test_the_page_has_verdict_numbers_and_command(tmp_path):
     html = page.render(findings(tmp_path))
     assert "1 of 1 claims pass" in html
     assert "<script>alert(1)" not in html
@@ -69,7 +71,7 @@ def test_a_picture_has_its_panels_names_and_bands():
     assert figure.layout.xaxis2.type == "log"
     assert {trace.name for trace in figure.data} == {"measured", "predicted", "allowed"}
     assert len([trace for trace in figure.data if trace.showlegend]) == 3
-    assert [trace.fill for trace in figure.data if trace.fill] == ["tonexty", "tonexty"]
+    assert [trace.fill for trace in figure.data if trace.fill] == ["tonexty"]
     colours = {
         trace.name: (trace.line.color or trace.marker.color)
         for trace in figure.data
@@ -140,6 +142,18 @@ def test_a_given_head_reaches_the_claim(tmp_path):
     assert "INCONCLUSIVE" in result.stdout
 
 
+PEERS = ("two-tokens", "equiangular", "clusters", "long-plateaus")
+
+
+@pytest.mark.parametrize("name", claims.NAMES)
+def test_a_head_that_a_claim_is_not_about_is_not_tried(name):
+    """Results of other papers are about B = V = I only, and no claim is about scores with an offset."""
+    head = Head(np.eye(3), np.eye(3), 2 * np.eye(3), offset=None if name in PEERS else [0.2, 0.1, 0.0])
+    found = claims.check(name, head=head)
+    assert found.outcome == claims.INCONCLUSIVE
+    assert ("B = V = I" if name in PEERS else "offset") in found.checks[0].note
+
+
 def test_a_second_process_is_refused(tmp_path):
     with locked(tmp_path / "findings"):
         result = invoke("two-tokens", "--out", tmp_path)
@@ -155,7 +169,7 @@ def test_a_folder_with_another_report_is_refused(tmp_path):
     assert (tmp_path / "report.html").read_text() == "mine"
 
 
-def test_what_is_undecided_is_said_first(tmp_path):
+def test_the_headline_of_a_finding_begins_with_its_undecided_check(tmp_path):
     found = findings(tmp_path, "?").found["two-tokens"]
     assert found.headline.startswith("undecided: a (why); it holds")
 

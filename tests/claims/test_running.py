@@ -1,4 +1,4 @@
-"""Many claims in one folder: kept at once, taken up again, damaged ones repeated, errors named, verdicts counted."""
+"""Many claims in one folder: findings are saved at once and reused, damaged ones are repeated, errors are reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from metastable import claims, files
 from metastable.claims import running, two_tokens
-from metastable.claims.experiment import Finding, Panel
+from metastable.claims.experiment import Finding, Panel, size
 from metastable.cli.app import app
 from metastable.errors import BadInput
 from metastable.head import Head
@@ -31,7 +31,7 @@ def counted(monkeypatch):
     """A claim that counts how often it is checked and can be told what to find."""
     calls: list[object] = []
 
-    def check(head, tell, high=2.0):
+    def check(head, tell, high: float = size(2.0, full=0.7)):
         calls.append(head)
         tell(1.0)
         found = Finding("t ≤ 1", "found")
@@ -40,7 +40,7 @@ def counted(monkeypatch):
         found.picture("P", "C", Panel("x", "y", log_y=True)).add("s", [1.0, 2.0], [1.0, 2.0])
         return found
 
-    claim = replace(two_tokens.check, experiment=check, full={"high": 0.7}, obstacle=lambda head: None)
+    claim = replace(two_tokens.check, experiment=check, peer=False)
     monkeypatch.setattr(two_tokens, "check", claim)
     return calls
 
@@ -165,19 +165,27 @@ def test_intervals_decide(interval, outcome):
     assert found.outcome == outcome
 
 
-def test_several_jobs_agree_with_one_and_leave_the_environment_alone(tmp_path):
-    names, before, during = ("two-tokens", "equiangular"), dict(os.environ), []
-    many = running.run(names, False, None, tmp_path / "many", 2, lambda shares: during.append(dict(os.environ)))
-    assert during
-    assert all(environment == before for environment in during)
-    one = running.run(names, False, None, tmp_path / "one", 1, lambda shares: None)
-    assert many.found == one.found
+KILLED = """
+import os, sys
+from pathlib import Path
+from metastable.claims import running
+
+folder, before = Path(sys.argv[1]), dict(os.environ)
+
+def watch(shares):
+    (folder / "environment").write_text("the same" if dict(os.environ) == before else "another")
+
+running.run(["two-tokens", "metastability"], False, None, folder, 2, watch)
+"""
 
 
 def test_kill_loses_nothing_that_was_finished(tmp_path):
-    """A killed start leaves the finished claim, and the next one goes on from there; no worker is left behind."""
-    command = [sys.executable, "-m", "metastable", "claims", "two-tokens", "metastability", "--jobs", "2"]
-    child = subprocess.Popen([*command, "--out", str(tmp_path)], start_new_session=True, stderr=subprocess.DEVNULL)
+    """A killed run leaves its finished claim and no worker, and the next run keeps that finding.
+
+    The finding of a worker is that of this process, and several jobs leave the environment of the parent alone.
+    """
+    script = [sys.executable, "-c", KILLED, str(tmp_path)]
+    child = subprocess.Popen(script, start_new_session=True, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not (found := list((tmp_path / "findings").glob("two-tokens-*.json"))) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -186,8 +194,9 @@ def test_kill_loses_nothing_that_was_finished(tmp_path):
     child.wait()
     before = kept.read_bytes()
     again = running.run(["two-tokens"], False, None, tmp_path, 1, lambda shares: None)
-    assert again.found["two-tokens"].outcome == "PASS"
+    assert again.found["two-tokens"] == claims.check("two-tokens")
     assert kept.read_bytes() == before
+    assert (tmp_path / "environment").read_text() == "the same"
     while _group(child.pid) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not _group(child.pid)

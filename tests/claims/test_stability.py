@@ -13,15 +13,15 @@ from metastable.head import Head
 from metastable.run.run import Run
 from metastable.theory import Theory
 
-SMALL = {"tokens": 50, "dims": (2, 3), "betas": (100.0,), "laws": ("uniform", "where tokens part"), "until": 2.5}
+SMALL = {"tokens": 50, "betas": (100.0,), "laws": ("uniform", "where tokens part"), "until": 2.5}
 
 
-def small(head: Head | None = None) -> Finding:
-    return stability.check(head, frames=11, **SMALL)
+def small(head: Head | None = None, dims: tuple[int, ...] = (2,)) -> Finding:
+    return stability.check(head, frames=11, dims=dims, **SMALL)
 
 
 def test_holds() -> None:
-    found = small()
+    found = small(dims=(2, 3))
     assert found.outcome == claims.PASS
     assert len(found.tables["runs"]) == 12
     assert len(found.pictures) == 2

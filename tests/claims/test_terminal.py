@@ -48,6 +48,7 @@ def test_fails_at_half_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert what in names
 
 
+@pytest.mark.slow
 def test_fails_when_the_projector_is_the_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def orthogonal(self: Spectrum, x: torch.Tensor) -> torch.Tensor:
         image = x @ self.basis @ self.basis.T

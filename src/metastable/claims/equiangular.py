@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from scipy.integrate import solve_ivp
 
-from metastable.claims.experiment import Finding, Panel, Tell, claim, told
-from metastable.claims.heads import identity, only_identity
+from metastable.claims.experiment import Finding, Panel, Tell, claim, size, told
+from metastable.claims.heads import identity
 from metastable.cloud import Cloud
 from metastable.head import Head
 from metastable.run.simulation import simulate
@@ -25,8 +25,9 @@ TOLERANCE = 1e-5
 """Largest error of any cosine; the simulation uses a tolerance of 1e-8 a step."""
 SIMPLEX = 1e-10
 """Largest motion of a regular simplex: its field vanishes up to rounding, which grows like e^{2t/n}."""
-CASES = ((3, 0.0, 1.0), (8, 0.0, 4.0), (8, -0.1, 2.0), (32, 0.0, 9.0))
-"""(n, ρ(0), β) of the quick size."""
+QUICK = ((3, 0.0, 1.0), (8, 0.0, 4.0), (8, -0.1, 2.0), (32, 0.0, 9.0))
+"""(n, ρ(0), β) of each case."""
+FULL = (*QUICK, (32, 0.0, 0.0), (64, 0.3, 20.0), (128, 0.0, 12.0), (128, 0.1, 5.0))
 
 
 def reference(n: int, start: float, beta: float, times: np.ndarray) -> np.ndarray:
@@ -50,28 +51,19 @@ def simulated(n: int, start: float, beta: float, times: np.ndarray) -> np.ndarra
     return np.asarray((run.frames[:, first] * run.frames[:, second]).sum(dim=2).numpy())
 
 
-@claim(
-    name="equiangular",
-    title="Equiangular tokens",
-    statement="For B = V = I and n tokens with the common cosine ρ, "
-    "dρ/dt = 2 e^{βρ}(1 − ρ)((n − 1)ρ + 1)/(e^β + (n − 1)e^{βρ}) (Geshkovski et al., arXiv 2312.10794).",
-    full={
-        "cases": (*CASES, (32, 0.0, 0.0), (64, 0.3, 20.0), (128, 0.0, 12.0), (128, 0.1, 5.0)),
-        "until": 30.0,
-        "frames": 121,
-    },
-    obstacle=only_identity,
-    peer=True,
-)
+@claim("equiangular", "Equiangular tokens", peer=True)
 def check(
     head: Head | None,
     tell: Tell,
-    *,
-    cases: tuple[tuple[int, float, float], ...] = CASES,
-    until: float = 12.0,
-    frames: int = 49,
+    cases: tuple[tuple[int, float, float], ...] = size(QUICK, full=FULL),
+    until: float = size(12.0, full=30.0),
+    frames: int = size(49, full=121),
 ) -> Finding:
-    """Compare all cosines with the equation at `frames` times up to `until`, for each case (n, ρ(0), β)."""
+    """For B = V = I and n tokens with the common cosine ρ, dρ/dt = 2 e^{βρ}(1 − ρ)((n − 1)ρ + 1)/(e^β + (n − 1)e^{βρ})
+    (Geshkovski et al., arXiv 2312.10794).
+
+    Compare all cosines with the equation at `frames` times up to `until`, for each case (n, ρ(0), β).
+    """
     found = Finding(f"t ≤ {until:g}, n = {', '.join(str(n) for n, _, _ in cases)}")
     still = simulated(4, -1 / 3, 5.0, np.linspace(0, min(until, 5.0), 6))
     found.within("motion of a regular simplex, n = 4, β = 5", float(np.abs(still + 1 / 3).max()), high=SIMPLEX)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -25,6 +26,18 @@ Interval = tuple[float, float, float]
 Item = TypeVar("Item")
 
 
+class Size(NamedTuple):
+    """The two values of an experiment's argument: for minutes, and for hours."""
+
+    quick: Any
+    full: Any
+
+
+def size(quick: Item, full: Item) -> Item:
+    """The default value of an experiment's argument; `Claim` replaces it by the value of its size."""
+    return cast(Item, Size(quick, full))
+
+
 @dataclass(frozen=True)
 class Claim:
     """One statement of the theory, with the experiment that can refute it.
@@ -33,18 +46,16 @@ class Claim:
     ----------
     name : the word on the command line
     title, statement : for the report; the statement has the formula and its source ([paper], [derived], a reference)
-    experiment : (head or None, tell, **sizes) → Finding. Without a head, it uses heads of its own. The default sizes
-        are the quick ones
-    full : the large sizes
+    experiment : (head or None, tell, **sizes) → Finding. Without a head, it uses heads of its own. Defaults that were
+        made by `size` have a quick and a full value
     obstacle : why a given head cannot be tested, or None if it can
-    peer : whether the statement is from another paper
+    peer : whether the statement is from another paper; these are about B = V = I only
     """
 
     name: str
     title: str
     statement: str
     experiment: Callable[..., Finding]
-    full: dict[str, Any]
     obstacle: Callable[[Head], str | None] = lambda head: None
     peer: bool = False
 
@@ -53,15 +64,27 @@ class Claim:
     ) -> Finding:
         """Run the experiment in its quick or its full size; `sizes` replaces single sizes."""
         if head is not None:
+            if self.peer:
+                return not_tried(self.name, "this claim is about B = V = I only")
+            if head.offset is not None:
+                return not_tried(self.name, "the scores of this head have an offset, which the theory does not cover")
             if reason := self.obstacle(head):
                 return not_tried(self.name, reason)
             head = head.to(torch.float64)
-        return self.experiment(head, tell, **{**(self.full if full else {}), **sizes})
+        for name, argument in inspect.signature(self.experiment).parameters.items():
+            if isinstance(argument.default, Size):
+                sizes.setdefault(name, argument.default.full if full else argument.default.quick)
+        return self.experiment(head, tell, **sizes)
 
 
-def claim(**attributes: Any) -> Callable[[Callable[..., Finding]], Claim]:
-    """Make a `Claim` of an experiment: a decorator with the other attributes of the claim."""
-    return lambda experiment: Claim(experiment=experiment, **attributes)
+def claim(name: str, title: str, **attributes: Any) -> Callable[[Callable[..., Finding]], Claim]:
+    """Make a `Claim` of an experiment: a decorator. The first paragraph of the docstring is the statement."""
+
+    def made(experiment: Callable[..., Finding]) -> Claim:
+        statement = (inspect.getdoc(experiment) or "").split("\n\n")[0]
+        return Claim(name, title, " ".join(statement.split()), experiment, **attributes)
+
+    return made
 
 
 def told(items: Sequence[Item], tell: Tell, start: float = 0.0, end: float = 1.0) -> Iterator[Item]:
@@ -103,17 +126,21 @@ class Panel:
     title: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Series:
     """One curve of a picture. `style` is line, dashed, dotted, points or band (between low and high)."""
 
     name: str
-    x: list[float]
-    y: list[float]
-    style: str
-    panel: int
-    low: list[float]
-    high: list[float]
+    x: Any
+    y: Any = ()
+    style: str = "line"
+    panel: int = 0
+    low: Any = ()
+    high: Any = ()
+
+    def __post_init__(self) -> None:
+        for values in ("x", "y", "low", "high"):
+            setattr(self, values, np.asarray(getattr(self, values), dtype=float).tolist())
 
 
 @dataclass
@@ -125,18 +152,9 @@ class Picture:
     panels: list[Panel]
     series: list[Series] = field(default_factory=list)
 
-    def add(
-        self,
-        name: str,
-        x: ArrayLike,
-        y: ArrayLike = (),
-        style: str = "line",
-        panel: int = 0,
-        low: ArrayLike = (),
-        high: ArrayLike = (),
-    ) -> None:
-        a, b, c, d = (np.asarray(values, dtype=float).tolist() for values in (x, y, low, high))
-        self.series.append(Series(name, a, b, style, panel, c, d))
+    def add(self, name: str, x: ArrayLike, *values: Any, **options: Any) -> None:
+        """Add a curve; the arguments are those of `Series`."""
+        self.series.append(Series(name, x, *values, **options))
 
 
 @dataclass
@@ -165,6 +183,10 @@ class Finding:
         outcome = PASS if low <= measured <= high else FAIL
         self.checks.append(Check(name, float(measured), float(low), float(high), outcome, note))
 
+    def near(self, name: str, measured: float, tolerance: float, target: float = 1.0) -> None:
+        """Add a check: PASS if the relative error of `measured` is at most `tolerance`."""
+        self.within(name, measured, (1 - tolerance) * target, (1 + tolerance) * target)
+
     def overlapping(self, name: str, interval: Interval, low: float, high: float, note: str = "") -> None:
         """Add a check of a measured (value, lower, upper) against [low, high].
 
@@ -178,6 +200,17 @@ class Finding:
         error = f"interval {lower:.4g} to {upper:.4g}"
         note = f"{error}; {note}" if note else error
         self.checks.append(Check(name, value, float(low), float(high), outcome, note))
+
+    def slope(
+        self, name: str, x: ArrayLike, y: ArrayLike, low: float, high: float, too_few: str = "", least: int = 3
+    ) -> Line | None:
+        """Add a check of the slope of the line through the points; undecided, and None, for fewer than `least`."""
+        if len(np.asarray(x)) < least:
+            self.undecided(name, too_few)
+            return None
+        fit = line(x, y)
+        self.overlapping(name, fit.interval, low, high)
+        return fit
 
     def undecided(self, name: str, note: str, measured: float | None = None) -> None:
         """Add a check that could not be made, with the reason."""
@@ -200,6 +233,11 @@ class Finding:
         return FAIL if FAIL in found else PASS if found == {PASS} else INCONCLUSIVE
 
     @property
+    def tally(self) -> str:
+        """How many checks passed, in words."""
+        return f"{sum(check.outcome == PASS for check in self.checks)} of {len(self.checks)} checks"
+
+    @property
     def headline(self) -> str:
         """The sentence; if the outcome is INCONCLUSIVE, the undecided checks come first."""
         undecided = [check for check in self.checks if check.outcome == INCONCLUSIVE]
@@ -220,29 +258,20 @@ class Finding:
             {"name": name, "columns": list(rows[0]), "rows": [list(row.values()) for row in rows]}
             for name, rows in self.tables.items()
         ]
-        return dataclasses.asdict(self) | {
-            "tables": tables,
-            "explanation": self.explanation,
-            "outcome": self.outcome,
-        }
+        return dataclasses.asdict(self) | {"tables": tables, "explanation": self.explanation, "outcome": self.outcome}
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> Finding:
         """The inverse of `to_json`; infinities may be the strings "inf", "-inf" and "nan"."""
         read = _numbers(record)
-        return Finding(
-            horizon=read["horizon"],
-            sentence=read["sentence"],
-            checks=[Check(**check) for check in read["checks"]],
-            tables={
-                t["name"]: [dict(zip(t["columns"], row, strict=True)) for row in t["rows"]] for t in read["tables"]
-            },
-            pictures=[
-                Picture(p["title"], p["caption"], [Panel(**a) for a in p["panels"]], [Series(**s) for s in p["series"]])
-                for p in read["pictures"]
-            ],
-            seconds=read["seconds"],
-        )
+        found = Finding(read["horizon"], read["sentence"], [Check(**check) for check in read["checks"]])
+        found.seconds = read["seconds"]
+        for table in read["tables"]:
+            found.tables[table["name"]] = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+        for drawn in read["pictures"]:
+            picture = found.picture(drawn["title"], drawn["caption"], *(Panel(**panel) for panel in drawn["panels"]))
+            picture.series = [Series(**series) for series in drawn["series"]]
+        return found
 
 
 def _numbers(value: Any) -> Any:

@@ -35,11 +35,6 @@ def identity(d: int) -> Head:
     return Head.from_interaction(torch.eye(d, dtype=torch.float64), torch.eye(d, dtype=torch.float64))
 
 
-def only_identity(head: Head) -> str:
-    """The obstacle of claims about B = V = I, which have no given head."""
-    return "this claim is about B = V = I only"
-
-
 def circle_head(a: float, b: tuple[float, float], c: float, v: tuple[float, float]) -> Head:
     """On the circle: B = R(a) diag(b) R(a)ᵀ and V = R(c) diag(v) R(c)ᵀ with rotations by a and c."""
     return Head.from_interaction(_turned(a, b), _turned(c, v))
@@ -119,8 +114,6 @@ def too_long(head: Head, until: float) -> str | None:
 def without_limit(head: Head) -> str | None:
     """Why the exact zero-temperature flow cannot test the limit law of this head, or None if it can."""
     theory = head.theory()
-    if head.offset is not None:
-        return "the scores of this head have an offset, and the zero-temperature flow is known for linear scores only"
     if theory.no_limit:
         return theory.no_limit
     if not theory.attention.semisimple:
@@ -135,8 +128,6 @@ def without_curves(head: Head) -> str | None:
     """Why this head has no distance curves, or None: they need the circle and a limit law of two atoms."""
     if head.dim != 2:
         return f"this head has d = {head.dim}; the experiment solves the mean-field equation on the circle, d = 2"
-    if head.offset is not None:
-        return "the scores of this head have an offset, which the theory does not cover"
     theory = head.theory()
     if theory.no_limit:
         return theory.no_limit

@@ -29,7 +29,7 @@ from scipy.special import ive
 from scipy.stats import norm
 
 from metastable.attention import attend
-from metastable.claims.experiment import Finding, Panel, Tell, claim, line, told
+from metastable.claims.experiment import Finding, Panel, Picture, Tell, claim, line, size, told
 from metastable.cloud import Cloud
 from metastable.head import Head
 
@@ -46,6 +46,8 @@ LOGARITHM = 0.5
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(10)
 REACH = 8.0
 """Panels begin within this many radii of û; beyond, the softmax weight is below e^{−32}."""
+QUICK, FULL = (tuple(float(10**e) for e in np.linspace(1, 5, count)) for count in (9, 17))
+"""The β's of the two sizes."""
 JUMP_LOW = 0.2
 """h of the law with a jump."""
 ATOM = 1.0
@@ -85,10 +87,6 @@ def quadrature(law: str, direction: np.ndarray, kappa: float) -> Cloud:
     return _on_sphere(law, direction, kappa) if len(direction) == 3 else _about_axis(direction, kappa)
 
 
-def _weighted(points: np.ndarray, weights: np.ndarray) -> Cloud:
-    return Cloud(torch.from_numpy(points), weights=torch.from_numpy(weights))
-
-
 def _on_circle(law: str, direction: np.ndarray, kappa: float) -> Cloud:
     """Angles φ of points (sin φ, cos φ), so that z = cos φ, the atom is at φ = 0 and the equator at φ = ±π/2."""
     centre, radius = math.atan2(direction[0], direction[1]), kappa**-0.5
@@ -98,7 +96,7 @@ def _on_circle(law: str, direction: np.ndarray, kappa: float) -> Cloud:
         phi, w = np.append(phi, 0.0), np.append(w, ATOM)
     else:
         w = w * DENSITIES[law](np.cos(phi))
-    return _weighted(np.stack([np.sin(phi), np.cos(phi)], axis=1), w)
+    return Cloud(np.stack([np.sin(phi), np.cos(phi)], axis=1), weights=w)
 
 
 def _on_sphere(law: str, direction: np.ndarray, kappa: float) -> Cloud:
@@ -113,7 +111,8 @@ def _on_sphere(law: str, direction: np.ndarray, kappa: float) -> Cloud:
     far = REACH * turned if clear else math.inf
     psi, v = nodes(panels(azimuth, turned, azimuth - math.pi, azimuth + math.pi), azimuth, far)
     points = _polar(theta[:, None], psi).reshape(-1, 3)
-    return _weighted(points, ((w * np.sin(theta) * DENSITIES[law](np.cos(theta)))[:, None] * v).ravel())
+    latitudes = w * np.sin(theta) * DENSITIES[law](np.cos(theta))
+    return Cloud(points, weights=(latitudes[:, None] * v).ravel())
 
 
 def _about_axis(direction: np.ndarray, kappa: float) -> Cloud:
@@ -127,7 +126,7 @@ def _about_axis(direction: np.ndarray, kappa: float) -> Cloud:
     side = np.linalg.svd(direction[None, :])[2][1]
     along, across = np.cos(theta)[:, None] * direction, np.sin(theta)[:, None] * side
     masses = w * (np.sin(theta) / math.sin(centre)) ** (d - 2)
-    return _weighted(np.concatenate([along + across, along - across]), np.concatenate([masses, masses]))
+    return Cloud(np.concatenate([along + across, along - across]), weights=np.concatenate([masses, masses]))
 
 
 def _polar(polar: np.ndarray, azimuth: np.ndarray) -> np.ndarray:
@@ -181,8 +180,8 @@ def supremum(head: Head, law: str, directions: np.ndarray, beta: float) -> float
     x, sizes = sources(head, directions)
     queries = beta * head.directions(torch.from_numpy(x))
     means = [
-        attend(quadrature(law, u, beta * size), query[None], engine="dense")[0].numpy()
-        for u, size, query in zip(directions, sizes, queries, strict=True)
+        attend(quadrature(law, u, beta * length), query[None], engine="dense")[0].numpy()
+        for u, length, query in zip(directions, sizes, queries, strict=True)
     ]
     return float(np.linalg.norm(np.array(means) - directions, axis=1).max())
 
@@ -219,8 +218,6 @@ def measured(head: Head, law: str, beta: float, angles: int, offsets: int) -> tu
 
 
 def _obstacle(head: Head) -> str | None:
-    if head.offset is not None:
-        return "the scores of this head have an offset: û is not Bᵀx/|Bᵀx|"
     if head.theory().singular:
         return "B is singular: where Bᵀx vanishes û is undefined, and no β is large near there"
     return None
@@ -233,23 +230,18 @@ def own_heads() -> list[Head]:
     return [Head.from_interaction(B, torch.eye(len(B), dtype=torch.float64)) for B in (two, three)]
 
 
-@claim(
-    name="laplace",
-    title="Laplace principle",
-    statement="For a law bounded below, |m_β[μ](x) − Bᵀx/|Bᵀx|| ≤ C √(log(β+1)/β) for all x [paper]. The true rate is "
-    "1/β for a smooth density, β^{−1/2} at a jump, and that of the bound itself for a law with an atom [derived].",
-    full={"betas": tuple(float(10**e) for e in np.linspace(1, 5, 17)), "angles": 64, "offsets": 97},
-    obstacle=_obstacle,
-)
+@claim("laplace", "Laplace principle", obstacle=_obstacle)
 def check(
     head: Head | None,
     tell: Tell,
-    *,
-    betas: tuple[float, ...] = tuple(float(10**e) for e in np.linspace(1, 5, 9)),
-    angles: int = 10,
-    offsets: int = 17,
+    betas: tuple[float, ...] = size(QUICK, full=FULL),
+    angles: int = size(10, full=64),
+    offsets: int = size(17, full=97),
 ) -> Finding:
-    """Measure the supremum of |m_β − û| against β for every law that the dimension allows.
+    """For a law bounded below, |m_β[μ](x) − Bᵀx/|Bᵀx|| ≤ C √(log(β+1)/β) for all x [paper]. The true rate is 1/β for a
+    smooth density, β^{−1/2} at a jump, and that of the bound itself for a law with an atom [derived].
+
+    Measure the supremum of |m_β − û| against β for every law that the dimension allows.
 
     betas : of the claim's own heads. For a given head they are divided by the least |Bᵀx|
     angles : directions û around the sphere
@@ -270,13 +262,7 @@ def check(
     )
     slopes: dict[str, list[float]] = {}
     for one, law, at in told(plan, tell):
-        sup, leading, kappas = np.array([measured(one, law, beta, angles, offsets) for beta in at]).T
-        constants = sup / np.sqrt(np.log(at + 1) / at)
-        slopes.setdefault(law, []).append(_judge(found, law, one.dim, at, sup, leading, kappas, constants))
-        picture.add(f"{law}, d = {one.dim}", at, sup)
-        for beta, size, order, constant in zip(at, sup, leading, constants, strict=True):
-            sizes = {"sup of the gap": size, "predicted leading order": order, "gap over √(log(β+1)/β)": constant}
-            found.row("laplace", {"law": law, "d": one.dim, "beta": beta, **sizes})
+        slopes.setdefault(law, []).append(_try(found, picture, one, law, at, angles, offsets))
     grid = np.geomspace(low, high, 60)
     picture.add("√(log(β+1)/β)", grid, np.sqrt(np.log(grid + 1) / grid), "dashed")
     powers = ", ".join(f"β^{{{min(seen):.2f}}} ({law})" for law, seen in slopes.items())
@@ -287,26 +273,24 @@ def check(
     return found
 
 
-def _judge(
-    found: Finding,
-    law: str,
-    d: int,
-    betas: np.ndarray,
-    sup: np.ndarray,
-    leading: np.ndarray,
-    kappas: np.ndarray,
-    constants: np.ndarray,
-) -> float:
-    """Add the checks of one law; returns its slope in β."""
-    name, upper = f"{law}, d = {d}", betas >= np.sqrt(betas[0] * betas[-1]) * (1 - 1e-9)
+def _try(found: Finding, picture: Picture, head: Head, law: str, betas: np.ndarray, angles: int, offsets: int) -> float:
+    """Measure one law and add its rows, its curve and its checks; returns its slope in β."""
+    d, name = head.dim, f"{law}, d = {head.dim}"
+    sup, leading, kappas = np.array([measured(head, law, beta, angles, offsets) for beta in betas]).T
+    constants = sup / np.sqrt(np.log(betas + 1) / betas)
+    for beta, gap, order, constant in zip(betas, sup, leading, constants, strict=True):
+        gaps = {"sup of the gap": gap, "predicted leading order": order, "gap over √(log(β+1)/β)": constant}
+        found.row("laplace", {"law": law, "d": d, "beta": beta, **gaps})
+    picture.add(name, betas, sup)
+    upper = betas >= np.sqrt(betas[0] * betas[-1]) * (1 - 1e-9)
     slope = line(np.log(betas[upper]), np.log(sup[upper]))
     # The leading order of the atom has a logarithm, so its own slope is the prediction.
     model = line(np.log(betas[upper]), np.log(leading[upper])).slope
     wanted = {"jump": -0.5, "atom": model}.get(law, -1.0)
     found.overlapping(f"{name}: slope in β", slope.interval, wanted - SLOPE_TOLERANCE, wanted + SLOPE_TOLERANCE)
     if law == "atom":
-        rise = line(np.log(kappas[upper]), (kappas * sup**2)[upper]).interval
-        found.overlapping(f"{name}: slope of κ·gap² against log κ", rise, LOGARITHM, math.inf)
+        title = f"{name}: slope of κ·gap² against log κ"
+        found.slope(title, np.log(kappas[upper]), (kappas * sup**2)[upper], LOGARITHM, math.inf)
         most = float((sup / np.sqrt((d - 1) * np.log(kappas) / kappas)).max())
         found.within(f"{name}: gap over √((d−1) log κ/κ)", most, high=GROWTH)
     else:
@@ -316,6 +300,5 @@ def _judge(
     if law == "uniform":
         found.within(f"{name}: relative error against 1 − A_d(κ)", float(np.abs(share - 1).max()), high=CLOSED_FORM)
     else:
-        edge = 1 - CONSTANT_TOLERANCE, 1 + CONSTANT_TOLERANCE
-        found.within(f"{name}: gap over its leading order at the largest β", float(share[-1]), *edge)
+        found.near(f"{name}: gap over its leading order at the largest β", share[-1], CONSTANT_TOLERANCE)
     return slope.slope

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from scipy.linalg import expm
 
-from metastable.claims.experiment import Finding, Panel, Tell, claim, told
+from metastable.claims.experiment import Finding, Panel, Tell, claim, size, told
 from metastable.claims.heads import prescribed, too_long, without_limit
 from metastable.cloud import Cloud, mixture, uniform, von_mises_fisher
 from metastable.errors import SimulationStopped
@@ -108,56 +108,56 @@ def projector(head: Head) -> np.ndarray:
     return np.asarray(expm(45 / gap * generator))
 
 
-class Arrival(NamedTuple):
-    """One run at the times rt: W₂ with its lower and upper bound (T, 3), and distances of the last tokens from T."""
+def follow(head: Head, cloud: Cloud, frames: int) -> tuple[dict[str, float], np.ndarray, np.ndarray]:
+    """Follow a cloud to rt = 7 and compare it with its image under T.
 
-    times: np.ndarray
-    w2: np.ndarray
-    median: float
-    arrived: float
-    bounded: float
-    map_error: float
-
-
-def follow(head: Head, cloud: Cloud, frames: int) -> Arrival:
-    """Follow a cloud to rt = 7 and compare it with its image under T."""
+    Returns the row of the table, the times rt, and W₂ with its lower and upper bound at each of them, (T, 3).
+    """
     theory, P = head.theory(), projector(head)
-    times = np.linspace(0, HORIZON, frames)
+    rate, times = theory.law_rate(2), np.linspace(0, HORIZON, frames)
     x0 = cloud.points.numpy()
     image = x0 @ P.T
-    size = np.linalg.norm(image, axis=1, keepdims=True)
-    end = image / size
+    norms = np.linalg.norm(image, axis=1, keepdims=True)
+    end = image / norms
     ours = theory.limit(cloud.points).numpy()
-    error = float((size[:, 0] * np.linalg.norm(ours - end, axis=1)).max() / np.linalg.norm(P, 2))
-    path = zero_temperature_flow(head, cloud, torch.from_numpy(times / theory.law_rate(2)))
+    path = zero_temperature_flow(head, cloud, torch.from_numpy(times / rate))
     basis = np.linalg.svd(P)[0][:, : round(float(np.trace(P)))]
     distances = [to_limit(cloud.moved_to(x), end, basis, exact_up_to=0) for x in path]
-    away = np.linalg.norm(path[-1].numpy() - end, axis=1)
-    late = times[-1] / theory.law_rate(2) / float(np.linalg.norm(head.B.numpy(), 2))
-    factor = 2 * float(np.linalg.norm(expm(late * shifted(head)[0]) - P, 2))
-    bounded = away * size[:, 0] <= factor * np.linalg.norm(x0 - image, axis=1)
     w2 = np.array([(w.value, w.lower, w.upper) for w in distances])
-    shares = float((away <= ARRIVED).mean()), float(bounded.mean())
-    return Arrival(times, w2, float(np.median(away)), *shares, error)
+    away = np.linalg.norm(path[-1].numpy() - end, axis=1)
+    late = times[-1] / rate / float(np.linalg.norm(head.B.numpy(), 2))
+    factor = 2 * float(np.linalg.norm(expm(late * shifted(head)[0]) - P, 2))
+    bounded = away * norms[:, 0] <= factor * np.linalg.norm(x0 - image, axis=1)
+    row = {
+        "norm of the projector": theory.attention.projector_norm,
+        "predicted rate r of W₂": rate,
+        "error of the map": float((norms[:, 0] * np.linalg.norm(ours - end, axis=1)).max() / np.linalg.norm(P, 2)),
+        "share arrived": float((away <= ARRIVED).mean()),
+        "share in bounds": float(bounded.mean()),
+        "median distance at the end": float(np.median(away)),
+        "W₂ at the end": float(w2[-1, 0]),
+        "its lower bound": float(w2[-1, 1]),
+    }
+    return row, times, w2
 
 
 def _obstacle(head: Head) -> str | None:
     return without_limit(head) or too_long(head, HORIZON / head.theory().law_rate(2))
 
 
-@claim(
-    name="limit",
-    title="Limit law",
-    statement="At zero temperature the law of the tokens tends to the push-forward of its start under T(x) = Πx/|Πx|, "
-    "Π being the spectral projector of M = V Bᵀ onto its dominant eigenspace E [paper]; W₂ decays at the rate r of the "
-    "late tokens [derived].",
-    full={"cases": FULL, "tokens": 8000, "frames": 29},
-    obstacle=_obstacle,
-)
+@claim("limit", "Limit law", obstacle=_obstacle)
 def check(
-    head: Head | None, tell: Tell, *, cases: tuple[Case, ...] = QUICK, tokens: int = 1500, frames: int = 15
+    head: Head | None,
+    tell: Tell,
+    cases: tuple[Case, ...] = size(QUICK, full=FULL),
+    tokens: int = size(1500, full=8000),
+    frames: int = size(15, full=29),
 ) -> Finding:
-    """Follow every start to rt = 7 and compare it, token by token and as a law, with its image under T.
+    """At zero temperature the law of the tokens tends to the push-forward of its start under T(x) = Πx/|Πx|, Π being
+    the spectral projector of M = V Bᵀ onto its dominant eigenspace E [paper]; W₂ decays at the rate r of the late
+    tokens [derived].
+
+    Follow every start to rt = 7 and compare it, token by token and as a law, with its image under T.
 
     cases : the claim's own heads and starts; a given head has all three starts
     tokens, frames : tokens of a run, and its saved times
@@ -168,32 +168,20 @@ def check(
         fewer = max(200, min(tokens, int(tokens * (64 / head.dim) ** 2)))
         runs = [(start, head, start, fewer, seed) for seed, start in enumerate(STARTS)]
     found = Finding(f"rt ≤ {HORIZON:g}")
-    done: list[tuple[str, Arrival]] = []
+    curves: list[tuple[str, np.ndarray, np.ndarray]] = []
     for name, own, start, n, seed in told(runs, tell):
         try:
-            run = follow(own, tokens_of(start, n, own.dim, seed), frames)
+            row, times, w2 = follow(own, tokens_of(start, n, own.dim, seed), frames)
         except SimulationStopped as stopped:
             found.undecided(name, str(stopped))
             continue
-        done.append((name, run))
-        value, low, high = run.w2[-1]
-        found.within(f"{name}: limit map against e^(sM)", run.map_error, high=SAME_MAP)
-        found.within(f"{name}: share of tokens within {ARRIVED:g} of T", run.arrived, low=SHARE)
-        found.within(f"{name}: share of tokens within their own bound", run.bounded, low=BOUNDED)
-        found.overlapping(f"{name}: W₂ at rt = {HORIZON:g}", (value, low, high), -math.inf, W2_LEFT)
-        columns = {
-            "case": name,
-            "norm of the projector": own.theory().attention.projector_norm,
-            "predicted rate r of W₂": own.theory().law_rate(2),
-            "error of the map": run.map_error,
-            "share arrived": run.arrived,
-            "share in bounds": run.bounded,
-            "median distance at the end": run.median,
-            "W₂ at the end": value,
-            "its lower bound": low,
-        }
-        found.row("limit", columns)
-    if not done:
+        curves.append((name, times, w2[:, 0]))
+        found.row("limit", {"case": name, **row})
+        found.within(f"{name}: limit map against e^(sM)", row["error of the map"], high=SAME_MAP)
+        found.within(f"{name}: share of tokens within {ARRIVED:g} of T", row["share arrived"], low=SHARE)
+        found.within(f"{name}: share of tokens within their own bound", row["share in bounds"], low=BOUNDED)
+        found.overlapping(f"{name}: W₂ at rt = {HORIZON:g}", w2[-1], -math.inf, W2_LEFT)
+    if not curves:
         found.sentence = f"no run came to its end: {found.checks[0].note}"
         return found
     picture = found.picture(
@@ -202,14 +190,15 @@ def check(
         "Samples of tokens fall below the predicted decay once the last late token has arrived.",
         Panel("time rt", "W₂ to the limit law", log_y=True),
     )
-    for name, run in done[:: math.ceil(len(done) / 7)]:
-        picture.add(name, run.times, run.w2[:, 0])
+    for name, times, w2 in curves[:: math.ceil(len(curves) / 7)]:
+        picture.add(name, times, w2)
     grid = np.linspace(0, HORIZON, 60)
     picture.add("e^(−rt)", grid, np.exp(-grid), "dashed")
-    least, median = min(run.arrived for _, run in done), max(run.median for _, run in done)
-    worst = max(run.w2[-1, 0] for _, run in done)
+    rows = found.tables["limit"]
+    least, median = min(row["share arrived"] for row in rows), max(row["median distance at the end"] for row in rows)
+    worst = max(row["W₂ at the end"] for row in rows)
     found.sentence = (
-        f"at rt = {HORIZON:g}, in each of {len(done)} runs, at least {100 * least:.4g} % of the tokens are within "
+        f"at rt = {HORIZON:g}, in each of {len(rows)} runs, at least {100 * least:.4g} % of the tokens are within "
         f"{ARRIVED:g} of T(x), the median token within {median:.2g}, and W₂ to the limit law is at most {worst:.2g}"
     )
     return found

@@ -19,12 +19,12 @@ Distances are mean-field solutions on the circle from the uniform law, d = 2.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from scipy.interpolate import CubicSpline
 
-from metastable.claims.experiment import Finding, Interval, Line, Panel, Tell, claim, first_below, line, told
+from metastable.claims.experiment import Finding, Interval, Line, Panel, Tell, claim, first_below, line, size, told
 from metastable.claims.heads import Curve, circle_head, cold_curve, warm_curve, without_curves
 from metastable.errors import BadInput
 from metastable.head import Head
@@ -45,6 +45,9 @@ FLAT = 0.2
 """Largest slope in log β of the time to a fixed distance, in units of 1/c: far from the 1 of the least distance."""
 SETTLED = 0.05
 """Largest relative difference of the time to a fixed distance, at the largest β, from that at zero temperature."""
+QUICK = (4.0, 12.0, 20.0, 33.0, 55.0)
+FULL = (2.0, 4.0, 8.0, 12.0, 24.0, 48.0, 96.0, 192.0, 384.0)
+"""The βD of the two sizes."""
 SHARE = 0.05
 """Wanted error of the solver, in least distances: as much as NEAR resolves."""
 
@@ -58,33 +61,36 @@ def own_heads() -> dict[str, Head]:
     }
 
 
-class Timed(NamedTuple):
-    """The least distance of one curve, its time, the first time near it, and the time to a fixed distance."""
-
-    beta: float
-    depth: float
-    least: float
-    minimum: float
-    near: float
-    fixed: float
-
-
 def reached(curve: Curve, level: float) -> float:
     """The first time at which the distance is at most `level`, interpolated in its logarithm; inf if it never is."""
     return first_below(curve.times, np.log(curve.distance), math.log(level))
 
 
-def timed(curve: Curve, D: float, level: float) -> Timed:
+def timed(curve: Curve, D: float, level: float) -> dict[str, float]:
+    """The row of one curve in the table."""
     fine = np.linspace(0, curve.times[-1], 4001)
     smooth = curve._replace(times=fine, distance=np.exp(CubicSpline(curve.times, np.log(curve.distance))(fine)))
     i = int(smooth.distance.argmin())
     least = float(smooth.distance[i])
-    near, fixed = reached(smooth, NEAR * least), reached(smooth, level)
-    return Timed(curve.beta, curve.beta * D, least, float(fine[i]), near, fixed)
+    return {
+        "beta": curve.beta,
+        "beta D": curve.beta * D,
+        "time within 5 % of the least distance": reached(smooth, NEAR * least),
+        "time of the minimum": float(fine[i]),
+        "least distance": least,
+        "fixed distance": level,
+        "time to the fixed distance": reached(smooth, level),
+    }
 
 
-def measure(head: Head, depths: tuple[float, ...], frames: int, tell: Tell) -> tuple[list[Timed], float, float]:
-    """The times of each curve, the fixed distance, and the time to it at zero temperature."""
+def columns(table: pd.DataFrame) -> tuple[np.ndarray, ...]:
+    """β, the time near the least distance, the least distance, and the time to the fixed distance."""
+    names = ("beta", "time within 5 % of the least distance", "least distance", "time to the fixed distance")
+    return tuple(table[name].to_numpy() for name in names)
+
+
+def measure(head: Head, depths: tuple[float, ...], frames: int, tell: Tell) -> tuple[pd.DataFrame, float]:
+    """The rows of all curves, and the time to the fixed distance at zero temperature."""
     theory = head.theory()
     e, rate = theory.basis[:, 0].double(), theory.law_rate(2)
     D = float((head.B.T.double() @ e).norm() - e @ head.B.double() @ e)
@@ -95,8 +101,8 @@ def measure(head: Head, depths: tuple[float, ...], frames: int, tell: Tell) -> t
         curves.append(warm_curve(head, depth / D, times, min(0.5, SHARE * expected / depth)))
     first = next(curve for curve in curves if curve.beta * D >= COLD_ENOUGH)
     level = 1.5 * float(first.distance.min())
-    cold = reached(cold_curve(head, curves[-1].times), level)
-    return [timed(curve, D, level) for curve in curves], level, cold
+    table = pd.DataFrame([timed(curve, D, level) for curve in curves])
+    return table, reached(cold_curve(head, curves[-1].times), level)
 
 
 def laws(betas: np.ndarray, times: np.ndarray) -> dict[str, tuple[np.ndarray, float]]:
@@ -111,9 +117,9 @@ def _scaled(found: Line, factor: float) -> Interval:
     return found.slope * factor, found.low * factor, found.high * factor
 
 
-def judge(found: Finding, fitted: list[Timed], cold: float, rate: float, name: str) -> tuple[Line, Line]:
+def judge(found: Finding, fitted: pd.DataFrame, cold: float, rate: float, name: str) -> tuple[Line, Line]:
     """Add the checks of one head; returns the lines through the times and through the log of the least distances."""
-    betas, near = np.array([one.beta for one in fitted]), np.array([one.near for one in fitted])
+    betas, near, least, fixed = columns(fitted)
     left = {law: rms for law, (_, rms) in laws(betas, near).items()}
     rival = min((law for law in left if law != "log β"), key=lambda law: left[law])
     ratio = left["log β"] / max(left[rival], 1e-300)
@@ -123,11 +129,10 @@ def judge(found: Finding, fitted: list[Timed], cold: float, rate: float, name: s
         found.undecided(title, f"{note}: too small to tell the laws apart", ratio)
     else:
         found.overlapping(title, (ratio, ratio / CLEARLY, ratio * CLEARLY), 0.0, 1.0, note)
-    slope, power = line(np.log(betas), near), line(np.log(betas), np.log([one.least for one in fitted]))
+    slope, power = line(np.log(betas), near), line(np.log(betas), np.log(least))
     steep = _scaled(slope, rate / max(-power.slope, 1e-300))
     found.overlapping(f"slope in log β of the time of least distance, over p/c, {name}", steep, *SLOPE)
     found.overlapping(f"power of β in the least distance, {name}", power.interval, *POWER)
-    fixed = np.array([one.fixed for one in fitted])
     title = f"slope in log β of the time to a fixed distance, over 1/c, {name}"
     if not np.isfinite([*fixed, cold]).all():
         found.undecided(title, "the fixed distance was not reached at every β")
@@ -149,26 +154,21 @@ def _obstacle(head: Head) -> str | None:
     return reason
 
 
-@claim(
-    name="log-beta",
-    title="Concentration takes a time of order log β",
-    statement="The distance to ν is least after a time of order log β (stated by the paper), with slope p/c when the "
-    "least distance falls like β^{−p} and the zero-temperature law converges at rate c (derived here). It holds once "
-    "there is a plateau, from about βD = 11.5 on: hotter clusters leave before they have come to rest, and the time of "
-    "least distance is then that of their departure. The time to a fixed distance does not grow with β: it tends to "
-    "that at zero temperature.",
-    full={"depths": (2.0, 4.0, 8.0, 12.0, 24.0, 48.0, 96.0, 192.0, 384.0), "frames": 121, "heads": 3},
-    obstacle=_obstacle,
-)
+@claim("log-beta", "Concentration takes a time of order log β", obstacle=_obstacle)
 def check(
     head: Head | None,
     tell: Tell,
-    *,
-    depths: tuple[float, ...] = (4.0, 12.0, 20.0, 33.0, 55.0),
-    frames: int = 33,
-    heads: int = 1,
+    depths: tuple[float, ...] = size(QUICK, full=FULL),
+    frames: int = size(33, full=121),
+    heads: int = size(1, full=3),
 ) -> Finding:
-    """Measure times and least distances against β, for each head.
+    """The distance to ν is least after a time of order log β (stated by the paper), with slope p/c when the least
+    distance falls like β^{−p} and the zero-temperature law converges at rate c (derived here). It holds once there is a
+    plateau, from about βD = 11.5 on: hotter clusters leave before they have come to rest, and the time of least
+    distance is then that of their departure. The time to a fixed distance does not grow with β: it tends to that at
+    zero temperature.
+
+    Measure times and least distances against β, for each head.
 
     depths : βD of each β
     frames : saved times of a run
@@ -178,22 +178,12 @@ def check(
     own = list(own_heads().items())[:heads] if head is None else [("the given head", head)]
     sentences = []
     for k, (name, one) in enumerate(own):
-        every, level, cold = measure(one, depths, frames, lambda share, k=k: tell((k + share) / len(own)))  # type: ignore[misc]
-        fitted = [item for item in every if item.depth >= COLD_ENOUGH]
+        every, cold = measure(one, depths, frames, lambda share, k=k: tell((k + share) / len(own)))  # type: ignore[misc]
+        fitted = every[every["beta D"] >= COLD_ENOUGH]
         slope, power = judge(found, fitted, cold, one.theory().law_rate(2), name)
-        for item in every:
-            columns = {
-                "head": name,
-                "beta": item.beta,
-                "beta D": item.depth,
-                "time within 5 % of the least distance": item.near,
-                "time of the minimum": item.minimum,
-                "least distance": item.least,
-                "fixed distance": level,
-                "time to the fixed distance": item.fixed if math.isfinite(item.fixed) else "never",
-            }
-            found.row("times", columns)
-        _picture(found, name, every, fitted, level, power)
+        for row in every.replace({"time to the fixed distance": {math.inf: "never"}}).to_dict("records"):
+            found.row("times", {"head": name, **row})
+        _picture(found, name, every, fitted, power)
         sentences.append(
             f"{name}: the time of least distance grows by {slope.slope:.3g} (interval {slope.low:.3g} to "
             f"{slope.high:.3g}) per unit of log β and the least distance falls like β^{power.slope:.2f}"
@@ -202,7 +192,7 @@ def check(
     return found
 
 
-def _picture(found: Finding, name: str, every: list[Timed], fitted: list[Timed], level: float, power: Line) -> None:
+def _picture(found: Finding, name: str, every: pd.DataFrame, fitted: pd.DataFrame, power: Line) -> None:
     picture = found.picture(
         f"Time and height of least distance, {name}",
         "Above: the time of least distance with the best fits by log β, by a power of β and by β itself, and the time "
@@ -211,12 +201,13 @@ def _picture(found: Finding, name: str, every: list[Timed], fitted: list[Timed],
         Panel("inverse temperature β", "time t", log_x=True),
         Panel("inverse temperature β", "least W₂ to the limit law", log_x=True, log_y=True),
     )
-    betas = np.array([one.beta for one in fitted])
-    picture.add("time of least distance (5 %)", [x.beta for x in every], [x.near for x in every], "points")
+    betas, near, least, fixed = columns(every)
+    cold, cold_near, _, _ = columns(fitted)
+    picture.add("time of least distance (5 %)", betas, near, "points")
     styles = {"log β": "line", "power of β": "dashed", "β": "dotted"}
-    for law, (model, _) in laws(betas, np.array([one.near for one in fitted])).items():
-        picture.add(f"best fit by {law}", betas, model, styles[law])
-    ended = [one for one in every if math.isfinite(one.fixed)]
-    picture.add(f"time to distance {level:.2g}", [x.beta for x in ended], [x.fixed for x in ended], "points")
-    picture.add("least distance", [x.beta for x in every], [x.least for x in every], "points", panel=1)
-    picture.add(f"β^{power.slope:.2f}", betas, np.exp(power(np.log(betas))), panel=1)
+    for law, (model, _) in laws(cold, cold_near).items():
+        picture.add(f"best fit by {law}", cold, model, styles[law])
+    seen = np.isfinite(fixed)
+    picture.add(f"time to distance {every['fixed distance'][0]:.2g}", betas[seen], fixed[seen], "points")
+    picture.add("least distance", betas, least, "points", panel=1)
+    picture.add(f"β^{power.slope:.2f}", cold, np.exp(power(np.log(cold))), panel=1)

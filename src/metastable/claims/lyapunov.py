@@ -32,7 +32,7 @@ import torch
 from scipy import stats
 from scipy.optimize import minimize_scalar
 
-from metastable.claims.experiment import Finding, Interval, Panel, Tell, claim, line, told
+from metastable.claims.experiment import Finding, Interval, Panel, Tell, claim, line, size, told
 from metastable.claims.heads import clocked, too_long, without_limit
 from metastable.cloud import Cloud, graded
 from metastable.errors import SimulationStopped
@@ -215,25 +215,20 @@ def interval(samples: list[Sample], p: int, power: float) -> Interval:
     return value, value - reach, value + reach
 
 
-@claim(
-    name="lyapunov",
-    title="Lyapunov rate",
-    statement="At zero temperature a token converges at c = g/|Bᵀe|, and the law's distance to its limit is of the "
-    "order e^{−ct} [paper]; with its late tokens, W_p decays like t^q e^{−rt} with r = min(c, κ·dim E/p), which is c/2 "
-    "for W₂ and dim E = 1 where |Bᵀx| is constant [derived].",
-    full={"cases": CASES, "tokens": 60_000, "seeds": 8, "points": 21},
-    obstacle=without_limit,
-)
+@claim("lyapunov", "Lyapunov rate", obstacle=without_limit)
 def check(
     head: Head | None,
     tell: Tell,
-    *,
     cases: tuple[Case, ...] = CASES,
-    tokens: int = 2000,
-    seeds: int = 3,
-    points: int = 11,
+    tokens: int = size(2000, full=60_000),
+    seeds: int = size(3, full=8),
+    points: int = size(11, full=21),
 ) -> Finding:
-    """Measure the rates of W₁, W₂ and the median token, for every head.
+    """At zero temperature a token converges at c = g/|Bᵀe|, and the law's distance to its limit is of the order e^{−ct}
+    [paper]; with its late tokens, W_p decays like t^q e^{−rt} with r = min(c, κ·dim E/p), which is c/2 for W₂ and
+    dim E = 1 where |Bᵀx| is constant [derived].
+
+    Measure the rates of W₁, W₂ and the median token, for every head.
 
     cases : the claim's own heads
     tokens, seeds : tokens of a graded cloud, and the number of clouds

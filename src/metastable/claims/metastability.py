@@ -28,8 +28,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from metastable.claims.experiment import Finding, Panel, Tell, claim, first_below, line, not_tried, told
-from metastable.claims.heads import circle_head
+from metastable.claims.experiment import Finding, Panel, Tell, claim, first_below, line, not_tried, size, told
+from metastable.claims.heads import circle_head, without_curves
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
 from metastable.flow.meanfield.flow import CellSizes, follow, start
@@ -58,6 +58,9 @@ COLDEST = 5000.0
 """Largest β: the cells of a given head with a smaller D would take hours."""
 LONGEST = 60.0
 """Latest forecast of a departure for random heads: at t ≈ 50, two levels of cells disagreed on a longer plateau."""
+FEW = (200, 330, 540, 900, 1500, 2400, 4000, 6500)
+MANY = (200, 250, 310, 390, 490, 610, 760, 950, 1190, 1490, 1860, 2330, 2910, 3640, 4550, 5690)
+"""Numbers of equal tokens."""
 FOLLOWED = (0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
 """`circle_head` that is followed over β."""
 STEPPED = (0.5, (1.5, 0.6), -0.3, (1.0, 0.7))
@@ -157,10 +160,8 @@ def equal_tokens(head: Head, n: int, beta: float, until: float, shift: float, fr
 
 
 def _obstacle(head: Head, depths: tuple[float, ...]) -> str | None:
-    if head.dim != 2:
-        return f"the head has d = {head.dim}: the length of the plateau is derived for d = 2"
-    if head.theory().no_limit:
-        return head.theory().no_limit
+    if reason := without_curves(head):
+        return reason
     try:
         D = numbers(head).D
         if D > 0 and max(depths) / D > COLDEST:
@@ -171,34 +172,22 @@ def _obstacle(head: Head, depths: tuple[float, ...]) -> str | None:
     return None
 
 
-@claim(
-    name="metastability",
-    title="Metastability",
-    statement="On the circle the plateau of the mean field ends at (βD − (3/2) log β + O(1))/κ, linear in β and far "
-    "beyond the log β of the bound, and N equal tokens leave after a multiple of log N [both derived here].",
-    full={
-        "depths": (12.0, 18.0, 24.0, 30.0, 36.0, 48.0, 60.0),
-        "cell": 0.3,
-        "frames": 201,
-        "heads": 16,
-        "head_depths": (24.0, 40.0),
-        "tokens": (200, 250, 310, 390, 490, 610, 760, 950, 1190, 1490, 1860, 2330, 2910, 3640, 4550, 5690),
-        "staircase": (800.0, 60.0),
-    },
-)
+@claim("metastability", "Metastability")
 def check(
     head: Head | None,
     tell: Tell,
-    *,
-    depths: tuple[float, ...] = (12.0, 18.0, 21.0, 24.0, 28.0),
-    cell: float = 0.6,
-    frames: int = 61,
-    heads: int = 5,
-    head_depths: tuple[float, float] = (20.0, 28.0),
-    tokens: tuple[int, ...] = (200, 330, 540, 900, 1500, 2400, 4000, 6500),
-    staircase: tuple[float, float] | None = None,
+    depths: tuple[float, ...] = size((12.0, 18.0, 21.0, 24.0, 28.0), full=(12.0, 18.0, 24.0, 30.0, 36.0, 48.0, 60.0)),
+    cell: float = size(0.6, full=0.3),
+    frames: int = size(61, full=201),
+    heads: int = size(5, full=16),
+    head_depths: tuple[float, float] = size((20.0, 28.0), full=(24.0, 40.0)),
+    tokens: tuple[int, ...] = size(FEW, full=MANY),
+    staircase: tuple[float, float] | None = size(None, full=(800.0, 60.0)),
 ) -> Finding:
-    """Measure departures of one head at several β, of random heads at two β each, and of equal tokens at one β.
+    """On the circle the plateau of the mean field ends at (βD − (3/2) log β + O(1))/κ, linear in β and far beyond the
+    log β of the bound, and N equal tokens leave after a multiple of log N [both derived here].
+
+    Measure departures of one head at several β, of random heads at two β each, and of equal tokens at one β.
 
     depths : βD of the head that is followed
     cell, frames : length of the longest cells in β^{−1/2}, and the number of saved times
@@ -212,27 +201,42 @@ def check(
     deepest = max(*depths, *head_depths)
     found = Finding(f"uniform law, d = 2, βD = {min(depths):g} … {deepest:g}, N ≤ {max(tokens, default=0)}")
     others = random_heads(heads, max(head_depths)) if head is None else []
-    plan = [(subject, depth) for depth in depths] + [(other, depth) for other in others for depth in head_depths]
+    plan = [("followed", subject, depth) for depth in depths]
+    plan += [(f"random {i}", other, depth) for i, other in enumerate(others) for depth in head_depths]
     half = len(plan) / (len(plan) + len(tokens) + 1)
-    runs = []
-    for one, depth in told(plan, tell, end=half):
-        beta = depth / numbers(one).D
-        until = 1.05 * one.theory().plateau(beta).upper + 3
-        runs.append((one, mean_field(one, beta, until, cell, frames)))
-    stays = [seen for one, seen in runs if one is subject]
-    pairs = [(other, [seen for one, seen in runs if one is other]) for other in others]
-    q, last = numbers(subject), stays[-1]
-    equal = []
+    stays: dict[str, list[Stay]] = {}
+    for name, one, depth in told(plan, tell, end=half):
+        own = numbers(one)
+        forecast = one.theory().plateau(depth / own.D)
+        seen = mean_field(one, depth / own.D, 1.05 * forecast.upper + 3, cell, frames)
+        stays.setdefault(name, []).append(seen)
+        row = {
+            "head": name,
+            "beta": seen.beta,
+            "beta D": seen.beta * own.D,
+            "beta D / kappa": seen.beta * own.D / own.kappa,
+            "forecast of the departure": forecast.departure,
+            "departure": seen.departure,
+            "least distance": seen.least,
+        }
+        found.row("plateaus of the mean field", row)
+    q, followed = numbers(subject), stays.pop("followed")
+    last = followed[-1]
+    equal: dict[int, Stay] = {}
     for i, n in enumerate(told(tokens, tell, half)):
         until = min(1.3 * math.log(n) / min(q.kappa, q.rate) + 5, float(last.times[-1]))
         shift = (0.5 + i * GOLDEN) % 1
-        equal.append((n, shift, equal_tokens(subject, n, last.beta, until, shift, frames)))
-    slope = _judge_length(found, stays, q)
+        equal[n] = equal_tokens(subject, n, last.beta, until, shift, frames)
+        scales = {"log N / kappa": math.log(n) / q.kappa, "log N / c": math.log(n) / q.rate}
+        times = {"departure": equal[n].departure, "half-way time": equal[n].left}
+        found.row("equal tokens", {"N": n, "shift, spacings": shift, **scales, **times})
+    slope = _judge_length(found, followed, q)
+    pairs = list(zip(others, stays.values(), strict=True))
     if pairs:
         _judge_heads(found, pairs)
     if equal:
         _judge_tokens(found, equal, last, q)
-    _show(found, subject, stays, pairs, equal)
+    _show(found, followed, pairs, equal, q)
     if staircase and head is None:
         stairs = mean_field(circle_head(*STEPPED), *staircase, cell, 241)
         steps = len(phases.detect(stairs.times, stairs.curve).plateaus)
@@ -243,11 +247,12 @@ def check(
         picture = found.picture("A staircase", caption, Panel("time t", "W₂ to the limit law"))
         picture.add("W₂ to the limit law", stairs.times, stairs.curve)
     found.sentence = (
-        f"the mean field leaves at t = {stays[0].departure:.4g} for β = {stays[0].beta:.4g} and {last.departure:.4g} "
-        f"for {last.beta:.4g}, slope over D/κ with the logarithm taken off {slope}"
+        f"the mean field leaves at t = {followed[0].departure:.4g} for β = {followed[0].beta:.4g} and "
+        f"{last.departure:.4g} for {last.beta:.4g}, slope over D/κ with the logarithm taken off {slope}"
     )
     if equal:
-        found.sentence += f"; {tokens[-1]} equal tokens leave at {equal[-1][2].departure:.4g} for β = {last.beta:.4g}"
+        n, seen = max(equal.items())
+        found.sentence += f"; {n} equal tokens leave at {seen.departure:.4g} for β = {last.beta:.4g}"
     return found
 
 
@@ -281,10 +286,9 @@ def _judge_length(found: Finding, stays: list[Stay], q: Numbers) -> str:
 
 def _judge_heads(found: Finding, pairs: list[tuple[Head, list[Stay]]]) -> None:
     """Add the checks of random heads: the mean slope of those with a floor, and the forecasts of all."""
-    slopes, errors = [], []
+    slopes = []
     for head, (first, second) in pairs:
-        q, plateau = numbers(head), head.theory().plateau
-        errors += [abs(one.departure / plateau(one.beta).departure - 1) for one in (first, second)]
+        q = numbers(head)
         if q.has_floor(first.beta):
             slopes.append((_in_theory(second, q) - _in_theory(first, q)) / ((second.beta - first.beta) * q.D))
     title = f"the same slope, mean of {len(slopes)} random heads"
@@ -293,49 +297,27 @@ def _judge_heads(found: Finding, pairs: list[tuple[Head, list[Stay]]]) -> None:
         return
     spread = f"from {min(slopes):.3f} to {max(slopes):.3f}; {len(pairs) - len(slopes)} heads have no floor yet"
     found.within(title, float(np.mean(slopes)), 1 - SLOPE, 1 + SLOPE, spread)
-    found.within("departure against its forecast, largest relative error", max(errors), high=FORECAST)
+    rows = [row for row in found.tables["plateaus of the mean field"] if row["head"] != "followed"]
+    error = max(abs(row["departure"] / row["forecast of the departure"] - 1) for row in rows)
+    found.within("departure against its forecast, largest relative error", error, high=FORECAST)
 
 
-def _judge_tokens(found: Finding, equal: list[tuple[int, float, Stay]], exact: Stay, q: Numbers) -> None:
+def _judge_tokens(found: Finding, equal: dict[int, Stay], exact: Stay, q: Numbers) -> None:
     """Add the checks of equal tokens: the slope in log N, and no later than the mean field."""
+    left = {n: seen.left for n, seen in equal.items() if math.isfinite(seen.left)}
+    slow, fast = sorted((1 / q.kappa, 1 / q.rate))
     title = "slope in log N of the time at which equal tokens are half-way"
-    left = [(n, seen.left) for n, _, seen in equal if math.isfinite(seen.left)]
-    if len(left) < 3:
-        found.undecided(title, "fewer than three numbers of tokens left the plateau while they were followed")
-        return
-    fit, (slow, fast) = line(np.log([n for n, _ in left]), [t for _, t in left]), sorted((1 / q.kappa, 1 / q.rate))
-    found.overlapping(title, fit.interval, (1 - TOKENS) * slow, (1 + TOKENS) * fast)
-    latest = max(t for _, t in left) / exact.left
-    found.within("latest half-way time of equal tokens over that of the mean field", latest, high=1.0)
+    too_few = "fewer than three numbers of tokens left the plateau while they were followed"
+    x, y = np.log(list(left)), list(left.values())
+    if found.slope(title, x, y, (1 - TOKENS) * slow, (1 + TOKENS) * fast, too_few):
+        latest = max(y) / exact.left
+        found.within("latest half-way time of equal tokens over that of the mean field", latest, high=1.0)
 
 
 def _show(
-    found: Finding,
-    head: Head,
-    stays: list[Stay],
-    pairs: list[tuple[Head, list[Stay]]],
-    equal: list[tuple[int, float, Stay]],
+    found: Finding, followed: list[Stay], pairs: list[tuple[Head, list[Stay]]], equal: dict[int, Stay], q: Numbers
 ) -> None:
-    """Add the tables and the picture."""
-    q, dots = numbers(head), []
-    for name, one, seen in [("followed", head, stays), *((f"random {i}", h, s) for i, (h, s) in enumerate(pairs))]:
-        own, plateau = numbers(one), one.theory().plateau
-        for stayed in seen:
-            columns = {
-                "head": name,
-                "beta": stayed.beta,
-                "beta D": stayed.beta * own.D,
-                "beta D / kappa": stayed.beta * own.D / own.kappa,
-                "forecast of the departure": plateau(stayed.beta).departure,
-                "departure": stayed.departure,
-                "least distance": stayed.least,
-            }
-            found.row("plateaus of the mean field", columns)
-            dots.append((stayed.beta * own.D, own.kappa * stayed.departure))
-    for n, shift, stayed in equal:
-        scales = {"log N / kappa": math.log(n) / q.kappa, "log N / c": math.log(n) / q.rate}
-        times = {"departure": stayed.departure, "half-way time": stayed.left}
-        found.row("equal tokens", {"N": n, "shift, spacings": shift, **scales, **times})
+    """Add the picture."""
     picture = found.picture(
         "When the plateau ends",
         "First: κ times the departure of the mean field, against βD. Second: when N equally spaced tokens are half-way "
@@ -345,15 +327,18 @@ def _show(
         Panel("number of tokens N", "half-way time, time units", log_x=True),
         Panel("time t", "W₂ to the limit law", log_y=True),
     )
-    depths, departures = np.array(dots).T
-    own_depths, last = depths[: len(stays)], stays[-1]
-    law = np.linspace(own_depths.min(), own_depths.max(), 50)
+    last = followed[-1]
+    depths = np.array([seen.beta * q.D for seen in followed])
+    law = np.linspace(depths.min(), depths.max(), 50)
     constant = _in_theory(last, q) - last.beta * q.D
-    picture.add("mean field", own_depths, departures[: len(stays)], "points")
+    dots = [
+        (seen.beta * numbers(head).D, numbers(head).kappa * seen.departure) for head, both in pairs for seen in both
+    ]
+    picture.add("mean field", depths, [q.kappa * seen.departure for seen in followed], "points")
     picture.add("βD − (3/2) log β + constant", law, law - 1.5 * np.log(law / q.D) + constant, "dashed")
-    picture.add("random heads", depths[len(stays) :], departures[len(stays) :], "points")
-    picture.add("equal tokens", [n for n, _, _ in equal], [seen.left for _, _, seen in equal], "points", panel=1)
+    picture.add("random heads", [x for x, _ in dots], [y for _, y in dots], "points")
+    picture.add("equal tokens", list(equal), [seen.left for seen in equal.values()], "points", panel=1)
     if equal:
-        picture.add("mean field, same β", [equal[0][0], equal[-1][0]], [last.left] * 2, panel=1)
-    for stayed in (stays[0], last):
-        picture.add(f"β = {stayed.beta:.4g}", stayed.times, stayed.curve, panel=2)
+        picture.add("mean field, same β", [min(equal), max(equal)], [last.left] * 2, panel=1)
+    for seen in (followed[0], last):
+        picture.add(f"β = {seen.beta:.4g}", seen.times, seen.curve, panel=2)

@@ -1,4 +1,4 @@
-"""The claims as one HTML file: a first screen with every verdict, then a section a claim with its pictures."""
+"""The claims as one HTML file: a first screen with every verdict, then one section per claim with its pictures."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ PANEL_HEIGHT, KEY_LINE, GAP = 330, 21, 86
 
 def write(found: running.Findings, path: str | Path) -> Path:
     """Write the report of a set of findings to `path`, completely or not at all."""
-    target = target_of(path)
-    return write_page(target, render(found))
+    return write_page(target_of(path), render(found))
 
 
 def render(found: running.Findings) -> str:
@@ -163,14 +162,12 @@ def _axis(logarithmic: bool, values: list[float]) -> dict[str, Any]:
 
 def _add(made: go.Figure, series: Series, colour: str, legend: bool) -> None:
     common = {"name": _label(series.name), "legendgroup": series.name, "row": series.panel + 1, "col": 1}
-    if series.low:
+    if series.style == "band":
         edge: dict[str, Any] = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "x": series.x}
         made.add_scatter(y=series.low, showlegend=False, **edge, **common)
         tint = f"rgba({int(colour[1:3], 16)},{int(colour[3:5], 16)},{int(colour[5:7], 16)},0.18)"
-        band = series.style == "band"
-        made.add_scatter(y=series.high, fill="tonexty", fillcolor=tint, showlegend=legend and band, **edge, **common)
-        if band:
-            return
+        made.add_scatter(y=series.high, fill="tonexty", fillcolor=tint, showlegend=legend, **edge, **common)
+        return
     style = STYLES[series.style]
     paint = {key: {**value, "color": colour} for key, value in style.items() if isinstance(value, dict)}
     hover = {"hovertemplate": "(%{x:.4g}, %{y:.4g})", "mode": style["mode"], "showlegend": legend}

@@ -8,7 +8,6 @@ tables/*.csv            the checks and the tables of each claim
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 import multiprocessing
@@ -58,12 +57,8 @@ class Findings:
 
     @property
     def failed(self) -> list[str]:
-        return [name for name, finding in self.found.items() if finding.outcome == FAIL]
-
-    @property
-    def stopped(self) -> list[str]:
-        """The claims whose experiment ended with an error."""
-        return [name for name, finding in self.found.items() if _stopped(finding)]
+        """The claims that fail, or whose experiment ended with an error."""
+        return [name for name, finding in self.found.items() if finding.outcome == FAIL or _stopped(finding)]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data without pictures."""
@@ -87,9 +82,10 @@ def run(
         find(name)
     if jobs < 1:
         raise BadInput(f"jobs is {jobs}; give 1 or more")
+    given = None if head is None else storage.head_to_json(head)
     with locked(folder / "findings"):
-        identities = {name: _identity(name, full, head) for name in names}
-        # Quick and full findings, and those of several heads, have files of their own.
+        # A digest of everything that a finding depends on. Each size and each head has files of its own.
+        identities = {name: sha256(SCHEMA, name, full, storage.versions(), source(), given) for name in names}
         paths = {name: folder / "findings" / f"{name}-{identities[name][:12]}.json" for name in names}
         kept = {} if again else {name: f for name in names if (f := _kept(paths[name], identities[name]))}
         missing = [name for name in names if name not in kept]
@@ -104,20 +100,11 @@ def run(
     return found
 
 
-def _identity(name: str, full: bool, head: Head | None) -> str:
-    """A digest of everything that a finding depends on."""
-    given = None if head is None else storage.head_to_json(head)
-    return sha256(SCHEMA, name, full, storage.versions(), source(), given)
-
-
 @cache
 def source() -> str:
     """A digest of the package's own code: a finding of other code is not kept."""
     root = Path(metastable.__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
-    return digest.hexdigest()
+    return sha256({str(path.relative_to(root)): path.read_text("utf-8") for path in sorted(root.rglob("*.py"))})
 
 
 def _kept(path: Path, identity: str) -> Finding | None:

@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 import torch
+from scipy.integrate import cumulative_trapezoid
 from torch import Tensor
 
-from metastable.claims.experiment import PASS, Finding, Panel, Picture, Tell, claim, line, told
+from metastable.claims.experiment import Finding, Panel, Picture, Tell, claim, line, size, told
 from metastable.cloud import Cloud, uniform
 from metastable.flow.exact import value_flow
 from metastable.flow.merging import groups
@@ -56,6 +58,9 @@ SINGLE = 0.1
 WIDE = 0.3
 """Least width of such a cloud at the end, in (β‖B‖)^{−1/2}: of order 1, since a narrower one would still grow."""
 
+COLUMNS = ("predicted rate or frequency", "measured", "clusters", "narrow from t", "distance of the end from E of M")
+"""The measured columns of the table."""
+
 
 def own_heads() -> dict[str, Head]:
     """One head for each case, d = 3. The bases X are oblique, so that eigenvectors of V and of Vᵀ differ."""
@@ -80,25 +85,21 @@ def own_heads() -> dict[str, Head]:
     }
 
 
-@claim(
-    name="terminal",
-    title="Terminal phase",
-    statement="For finite β and large t the spectrum of V decides where tokens end [paper]: clusters move by e^{tV}, "
-    "so they come to the eigenspace of its top eigenvalue at the rate of its gap, circle at the frequency of a complex "
-    "top pair, and come apart to a width of at least order β^(−1/2) where V is negative definite [derived here].",
-    full={"tokens": 1000, "beta": 200.0, "until": 80.0, "frames": 281, "longest": 20000.0},
-)
+@claim("terminal", "Terminal phase")
 def check(
     head: Head | None,
     tell: Tell,
-    *,
-    tokens: int = 100,
-    beta: float = 40.0,
-    until: float = 50.0,
-    frames: int = 201,
-    longest: float = 400.0,
+    tokens: int = size(100, full=1000),
+    beta: float = size(40.0, full=200.0),
+    until: float = size(50.0, full=80.0),
+    frames: int = size(201, full=281),
+    longest: float = size(400.0, full=20000.0),
 ) -> Finding:
-    """Follow tokens from a uniform start for each case or for the given head, then single tokens and antipodal pairs.
+    """For finite β and large t the spectrum of V decides where tokens end [paper]: clusters move by e^{tV}, so they
+    come to the eigenspace of its top eigenvalue at the rate of its gap, circle at the frequency of a complex top pair,
+    and come apart to a width of at least order β^(−1/2) where V is negative definite [derived here].
+
+    Follow tokens from a uniform start for each case or for the given head, then single tokens and antipodal pairs.
 
     beta : β‖B‖ of the runs
     until, frames : the last time and the number of saved times
@@ -116,8 +117,7 @@ def check(
     )
     heads = own_heads() if head is None else {"the given head": head}
     for name, one in heads.items():
-        if one.offset is None:
-            _single(found, name, one, beta)
+        _single(found, name, one, beta)
     for name, one in told(list(heads.items()), tell):
         if reason := _obstacle(one):
             _undecided(found, name, one, reason)
@@ -136,28 +136,19 @@ def check(
     if head is None:
         for name in ("simple, V and M apart", "double"):
             _antipodal(found, name, heads[name], beta, longest)
-    passed = sum(one.outcome == PASS for one in found.checks)
     seen = [row for row in found.tables["where tokens end"] if row["measured"] not in ("–", "nan")]
     off = [abs(float(row["measured"]) / float(row["predicted rate or frequency"]) - 1) for row in seen]
     rates = f", rates and frequencies to {100 * max(off):.2g} %" if off else ""
-    found.sentence = f"tokens end as the spectrum of V predicts in {passed} of {len(found.checks)} checks{rates}"
+    found.sentence = f"tokens end as the spectrum of V predicts in {found.tally}{rates}"
     return found
 
 
 def _row(found: Finding, name: str, head: Head, *cells: object) -> None:
-    """Add a row; `cells` are the last five columns, "–" where they do not apply."""
+    """Add a row; `cells` are the first of COLUMNS, and the others do not apply."""
     top = head.theory().terminal
     label = f"{top.leading:.4g}" + (f" ± {top.frequency:.4g}i" if top.rotates else f", dim {top.dim}")
-    columns = (
-        "predicted rate or frequency",
-        "measured",
-        "clusters",
-        "narrow from t",
-        "distance of the end from E of M",
-    )
-    values = (*cells, *["–"] * (len(columns) - len(cells)))
-    row = {"case": name, "top eigenvalue of V": label, **dict(zip(columns, values, strict=True))}
-    found.row("where tokens end", row)
+    columns = dict(zip_longest(COLUMNS, cells, fillvalue="–"))
+    found.row("where tokens end", {"case": name, "top eigenvalue of V": label, **columns})
 
 
 def _undecided(found: Finding, name: str, head: Head, reason: str) -> None:
@@ -168,8 +159,6 @@ def _undecided(found: Finding, name: str, head: Head, reason: str) -> None:
 def _obstacle(head: Head) -> str | None:
     """Why the statement does not apply to this head."""
     top = head.theory().terminal
-    if head.offset is not None:
-        return "the scores of this head have an offset, which the theory does not cover"
     if abs(top.leading) <= top.tolerance:
         return "V's top eigenvalue is 0: clusters neither narrow nor come apart"
     if not top.semisimple:
@@ -194,12 +183,6 @@ def _horizon(head: Head, tokens: int, longest: float) -> float:
 
 def _norm(matrix: Tensor) -> float:
     return float(torch.linalg.matrix_norm(matrix, 2))
-
-
-def elapsed(times: np.ndarray, rates: np.ndarray) -> np.ndarray:
-    """∫ rate dt from the first time to each of them, by the trapezoidal rule."""
-    steps = 0.5 * (rates[1:] + rates[:-1]) * np.diff(times)
-    return np.concatenate([[0.0], np.cumsum(steps)])
 
 
 @dataclass(frozen=True)
@@ -232,8 +215,8 @@ class LateClusters:
         scores = run.beta * np.einsum("tgi,ij,thj->tgh", x, run.head.B.numpy(), x) + np.log(self.shares)
         scores = np.exp(scores - scores.max(axis=2, keepdims=True))
         own = np.einsum("tgg->tg", scores) / scores.sum(axis=2)
-        rates = _norm(run.head.V) * (1 - own)
-        return float(max(elapsed(self.times, rate)[-1] for rate in rates.T))
+        drawn = cumulative_trapezoid(_norm(run.head.V) * (1 - own), self.times, axis=0)
+        return float(drawn[-1].max())
 
 
 def late_clusters(run: Run) -> LateClusters | None:
@@ -275,19 +258,20 @@ def _settle(found: Finding, picture: Picture, name: str, run: Run, late: LateClu
         goals = top.limit(torch.from_numpy(late.centres[:, 0])).numpy()
         missed = float(np.linalg.norm(late.centres[:, -1] - goals, axis=1).max())
         on_course(f"distance of the last clusters from Πx/|Πx|, {name}", missed, END)
-    exponent = -elapsed(late.times, np.einsum("ti,ij,tj->t", late.centres[0], run.head.V.numpy(), late.centres[0]))
-    seen = late.spreads[0] > 1e-12
-    title = f"width against ∫⟨x̄, Vx̄⟩dt, slope, {name}"
-    if seen.sum() < 5:
-        found.undecided(title, "the cluster was narrower than rounding from the start")
-    else:
-        fit = line(exponent[seen], np.log(late.spreads[0][seen]))
-        found.overlapping(title, fit.interval, 1 - RATE, 1 + RATE)
+    exponent, seen = _growth(run.head, late.times, late.centres[0]), late.spreads[0] > 1e-12
+    title, too_few = f"width against ∫⟨x̄, Vx̄⟩dt, slope, {name}", "the cluster was narrower than rounding from the start"
+    found.slope(title, exponent[seen], np.log(late.spreads[0][seen]), 1 - RATE, 1 + RATE, too_few, least=5)
     measured = (_circle if top.rotates else _arrive)(found, picture, name, run, late, expected)
     predicted = top.frequency if top.rotates else top.gap
     distance = "no E" if run.theory().no_limit else f"{_off(late.centres[:, -1:], run.theory().basis)[0]:.4g}"
     cells = (f"{predicted:.4g}", f"{measured:.4g}", len(late.shares), f"{late.times[0]:.4g}", distance)
     _row(found, name, run.head, *cells)
+
+
+def _growth(head: Head, times: np.ndarray, centre: np.ndarray) -> np.ndarray:
+    """−∫⟨x̄, Vx̄⟩dt from the first time to each of them, the growth of log width of a narrow cluster at x̄ (T, d)."""
+    rates = np.einsum("ti,ij,tj->t", centre, head.V.numpy(), centre)
+    return -np.asarray(cumulative_trapezoid(rates, times, initial=0))
 
 
 def _off(x: np.ndarray, basis: Tensor) -> np.ndarray:
@@ -310,12 +294,12 @@ def _arrive(found: Finding, picture: Picture, name: str, run: Run, late: LateClu
     picture.add(f"e^(tV), {name}", late.times, np.maximum(predicted, 1e-12), "dotted")
     fitted = (measured > FITTED[0]) & (measured < FITTED[1])
     title = f"rate at which clusters come to V's eigenspace, {name}"
-    if fitted.sum() < 5:
-        found.undecided(title, "too few saved times between first bend and rounding")
-        return math.nan
-    fit = line(late.times[fitted], -np.log(measured[fitted]))
-    found.overlapping(title, fit.interval, (1 - RATE) * top.gap, (1 + RATE) * top.gap)
-    return fit.slope
+    too_few, wanted = (
+        "too few saved times between first bend and rounding",
+        ((1 - RATE) * top.gap, (1 + RATE) * top.gap),
+    )
+    fit = found.slope(title, late.times[fitted], -np.log(measured[fitted]), *wanted, too_few, least=5)
+    return fit.slope if fit else math.nan
 
 
 def _circle(found: Finding, picture: Picture, name: str, run: Run, late: LateClusters, expected: np.ndarray) -> float:
@@ -339,18 +323,18 @@ def _come_apart(found: Finding, picture: Picture, name: str, head: Head, beta: f
     run = simulate(head, Cloud(start), beta / _norm(head.B), until, tol=TOL, t_eval=frames, progress=False)
     points, mean = run.frames.numpy(), unit(run.frames.mean(dim=1)).numpy()
     width = np.linalg.norm(points - mean[:, None], axis=2).max(axis=1)
+    # 0 if the width stays small, so that all times count.
     last = int(np.argmax(width > 0.1 * beta**-0.5)) or len(width)
     if last < 6:
         _undecided(found, name, head, "the cluster came apart between two saved times: too few of them to read a rate")
         return
     times, logs = run.times.numpy()[:last], np.log(width[:last])
-    exponent = -elapsed(run.times.numpy(), np.einsum("ti,ij,tj->t", mean, head.V.numpy(), mean))[:last]
+    exponent = _growth(head, times, mean[:last])
     leader = groups(points[-1], 2 * NARROW * beta**-0.5, tokens)
     assert leader is not None
     biggest = float(np.unique(leader, return_counts=True)[1].max()) / tokens
     final = math.sqrt(float(np.square(points[-1] - mean[-1]).sum(axis=1).mean()) * beta)
-    slope = line(exponent, logs).interval
-    found.overlapping(f"width against −∫⟨x̄, Vx̄⟩dt, slope, {name}", slope, 1 - RATE, 1 + RATE)
+    found.slope(f"width against −∫⟨x̄, Vx̄⟩dt, slope, {name}", exponent, logs, 1 - RATE, 1 + RATE)
     title = f"largest narrow cluster at t = {run.horizon:.4g}, share of the tokens, {name}"
     found.within(title, biggest, high=SINGLE)
     found.within(f"width at t = {run.horizon:.4g} in (β‖B‖)^(−1/2), {name}", final, low=WIDE)

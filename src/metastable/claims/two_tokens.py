@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from scipy.integrate import solve_ivp
 
-from metastable.claims.experiment import Finding, Panel, Tell, claim, told
-from metastable.claims.heads import identity, only_identity
+from metastable.claims.experiment import Finding, Panel, Tell, claim, size, told
+from metastable.claims.heads import identity
 from metastable.cloud import Cloud
 from metastable.head import Head
 from metastable.run.simulation import simulate
@@ -44,24 +44,19 @@ def simulated(beta: float, times: np.ndarray) -> np.ndarray:
     return np.asarray(torch.atan2(sines, (first * second).sum(dim=1)).numpy())
 
 
-@claim(
-    name="two-tokens",
-    title="Two tokens",
-    statement="For B = V = I two tokens at the angle φ obey dφ/dt = −2 sin φ · e^{β cos φ}/(e^{β} + e^{β cos φ}) "
-    "(Geshkovski et al., arXiv 2312.10794).",
-    full={"betas": (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 100.0), "until": 20.0, "frames": 101},
-    obstacle=only_identity,
-    peer=True,
-)
+@claim("two-tokens", "Two tokens", peer=True)
 def check(
     head: Head | None,
     tell: Tell,
-    *,
-    betas: tuple[float, ...] = (0.0, 1.0, 5.0, 20.0),
-    until: float = 8.0,
-    frames: int = 33,
+    betas: tuple[float, ...] = size((0.0, 1.0, 5.0, 20.0), full=(0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 100.0)),
+    until: float = size(8.0, full=20.0),
+    frames: int = size(33, full=101),
 ) -> Finding:
-    """Compare the angle with its equation at `frames` times up to `until`, for each β."""
+    """For B = V = I two tokens at the angle φ obey dφ/dt = −2 sin φ · e^{β cos φ}/(e^{β} + e^{β cos φ}) (Geshkovski et
+    al., arXiv 2312.10794).
+
+    Compare the angle with its equation at `frames` times up to `until`, for each β.
+    """
     found = Finding(f"t ≤ {until:g}, β = {', '.join(f'{b:g}' for b in betas)}")
     picture = found.picture(
         "Two tokens meet",

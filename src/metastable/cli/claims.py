@@ -66,7 +66,7 @@ def claims(
             for name, finding in found.found.items():
                 print(f"{finding.outcome:12} {name:15} {finding.headline}")
             print(f"report: {page}")
-        if found.failed or found.stopped:
+        if found.failed:
             raise typer.Exit(EXIT_FINDING)
 
 
