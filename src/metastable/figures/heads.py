@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import html
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -70,28 +72,40 @@ def heat_map(
     beside = " The lower panel shows a model of the same shape with random weights." if rows > 1 else ""
     expected = f" Usual: {usual}." if usual else ""
     text = f"{column}: {meaning or column.replace('_', ' ')}. One cell is one head.{how}{expected}{signs}{beside}"
-    figure = look.plain(
-        f"{column.replace('_', ' ')} of every head",
-        look.TITLE_HEIGHT + rows * (panel + 84) + 70,
-        text,
-        rows=rows,
-        cols=1,
-        subplot_titles=list(tables),
-        vertical_spacing=84 / (rows * panel + 84),
-    )
+    frame = copy.deepcopy(_frame(tuple(tables), panel, int(table["head"].max())))
+    frame["layout"]["title"]["text"] = f"{column.replace('_', ' ')} of every head"
+    frame["layout"] |= {"meta": {"caption": text}, "coloraxis": scale.axis()}
+    figure = go.Figure(frame)
     normal = f"<br>usual: {html.escape(usual)}" if usual else ""
-    for row, (name, shown) in enumerate(tables.items(), start=1):
-        _cells(figure, shown, column, scale, name, normal, row)
-    _head_axes(figure, table)
-    figure.update_layout(coloraxis=scale.axis(), margin_b=124)
+    for (name, shown), place in zip(tables.items(), ({}, {"xaxis": "x2", "yaxis": "y2"}), strict=False):
+        figure.add_traces(_cells(shown, column, scale, name, normal, place))
     return figure
 
 
-def _head_axes(figure: go.Figure, table: pd.DataFrame, **place: int) -> None:
+@lru_cache(maxsize=8)
+def _frame(titles: tuple[str, ...], panel: int, last_head: int) -> dict[str, Any]:
+    """A heat map without its cells, as data: an audit draws fifty heat maps that differ in their cells only."""
+    rows = len(titles)
+    figure = look.plain(
+        "",
+        look.TITLE_HEIGHT + rows * (panel + 84) + 70,
+        "",
+        rows=rows,
+        cols=1,
+        subplot_titles=titles,
+        vertical_spacing=84 / (rows * panel + 84),
+    )
+    _head_axes(figure, last_head)
+    figure.update_layout(margin_b=124)
+    found: dict[str, Any] = figure.to_dict()
+    return found
+
+
+def _head_axes(figure: go.Figure, last_head: int, **place: int) -> None:
     """Axes of heads and layers, in one panel or in all of them."""
     figure.update_annotations({"x": 0, "xanchor": "left"})
     figure.update_layout(margin={"t": look.TITLE_HEIGHT + 30, "l": 52}, hovermode="closest")
-    figure.update_xaxes(title_text="head", dtick=1 if table["head"].max() < 16 else 2, showgrid=False, **place)
+    figure.update_xaxes(title_text="head", dtick=1 if last_head < 16 else 2, showgrid=False, **place)
     figure.update_yaxes(title_text="layer", dtick=1, showgrid=False, autorange="reversed", **place)
 
 
@@ -159,16 +173,17 @@ def median_of(values: pd.Series, positive: bool = False) -> str:
 
 
 def _cells(
-    figure: go.Figure, table: pd.DataFrame, column: str, scale: _Scale, name: str, normal: str, row: int
-) -> None:
-    """One panel: the coloured cells, and signs where there is no colour."""
+    table: pd.DataFrame, column: str, scale: _Scale, name: str, normal: str, place: dict[str, str]
+) -> list[dict[str, Any]]:
+    """One panel: the coloured cells, and signs where there is no colour. place : the axes of the panel"""
     places = table["layer"].to_numpy(dtype=int), table["head"].to_numpy(dtype=int)
     shape = tuple(place.max() + 1 for place in places)
     z, texts = np.full(shape, np.nan), np.full(shape, "", dtype=object)
     z[places] = scale.colour(table[column])
     texts[places] = [html.escape(written(value)) for value in table[column]]
     median = html.escape(median_of(table[column], scale.logarithmic))
-    figure.add_heatmap(
+    coloured = dict(
+        type="heatmap",
         z=look.cells(z),
         customdata=texts.tolist(),
         name=name,
@@ -178,23 +193,22 @@ def _cells(
         hoverongaps=True,
         hovertemplate="layer %{y}, head %{x}: <b>%{customdata}</b>"
         f"<br>{'most common' if scale.words else 'median'} of all heads: {median}{normal}<extra>{name}</extra>",
-        row=row,
-        col=1,
+        **place,
     )
     missing = [(h, v, texts[v, h]) for v, h in zip(*places, strict=True) if math.isnan(z[v, h])]
-    if missing:
-        figure.add_scatter(
-            x=[int(h) for h, _, _ in missing],
-            y=[int(v) for _, v, _ in missing],
-            text=[t if len(t) <= 2 else "<0" if t.startswith("−") else t for _, _, t in missing],
-            mode="text",
-            textfont={"size": 12, "color": look.GREY},
-            hoverinfo="skip",
-            showlegend=False,
-            name=f"{name}, not on the scale",
-            row=row,
-            col=1,
-        )
+    signs = dict(
+        type="scatter",
+        x=[int(h) for h, _, _ in missing],
+        y=[int(v) for _, v, _ in missing],
+        text=[t if len(t) <= 2 else "<0" if t.startswith("−") else t for _, _, t in missing],
+        mode="text",
+        textfont={"size": 12, "color": look.GREY},
+        hoverinfo="skip",
+        showlegend=False,
+        name=f"{name}, not on the scale",
+        **place,
+    )
+    return [coloured, signs] if missing else [coloured]
 
 
 def comparison(table: pd.DataFrame) -> go.Figure:
@@ -220,7 +234,7 @@ def comparison(table: pd.DataFrame) -> go.Figure:
         subplot_titles=["movement of M's eigenvalues", "the heads that moved most"],
     )
     scale = _Scale("spectral_movement", [table])
-    _cells(figure, table, "spectral_movement", scale, "movement", "<br>0: no movement", 1)
+    figure.add_traces(_cells(table, "spectral_movement", scale, "movement", "<br>0: no movement", {}))
     labels = [f"layer {row.layer}, head {row.head}" for row in first.itertuples()]
     for column, (name, colour) in MEASURES.items():
         changes = [value if math.isfinite(value) else None for value in first[column].astype(float)]
@@ -231,7 +245,7 @@ def comparison(table: pd.DataFrame) -> go.Figure:
     axis["colorbar"] |= {"yref": "paper", "y": (below + 42) / (above + below + 150), "yanchor": "bottom"}
     look.legend_below(figure, 120)
     figure.update_layout(coloraxis=axis, legend={"orientation": "h", "font": {"size": 14}}, barmode="group")
-    _head_axes(figure, table, row=1, col=1)
+    _head_axes(figure, int(table["head"].max()), row=1, col=1)
     figure.update_xaxes(title_text="relative change", rangemode="tozero", row=2, col=1)
     figure.update_yaxes(autorange="reversed", row=2, col=1)
     return figure
