@@ -124,8 +124,9 @@ def test_output_that_is_not_utf8_is_replaced(encoding):
     assert b"gap" in shown.stdout
 
 
-def test_a_reader_that_goes_away_ends_the_command_quietly():
-    given = f"{sys.executable} -m metastable claims --list | true; exit ${{PIPESTATUS[0]}}"
+@pytest.mark.parametrize("command", ["claims --list", "audit --columns x"])
+def test_a_reader_that_goes_away_ends_the_command_quietly(command):
+    given = f"{sys.executable} -m metastable {command} | true; exit ${{PIPESTATUS[0]}}"
     ended = subprocess.run(["bash", "-c", given], capture_output=True, text=True, check=False)
     assert ended.returncode == 141
     assert ended.stderr == ""

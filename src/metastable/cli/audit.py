@@ -25,13 +25,15 @@ PLACE = ("depth", "layer", "head")
 
 
 def _list_columns(wanted: bool) -> None:
-    if wanted:
+    if not wanted:
+        return
+    with one_line_errors(debug=False):
         from metastable.encoder.columns import COLUMNS, TEXT
 
         for title, columns in (("from the weights", COLUMNS), ("on text", TEXT)):
             print(f"{title}:")
             print("\n".join(f"  {name:22} {meaning}; usual: {usual}" for name, (meaning, usual) in columns.items()))
-        raise typer.Exit
+    raise typer.Exit
 
 
 def audit(
