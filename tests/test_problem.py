@@ -8,7 +8,7 @@ import torch
 
 import metastable as ms
 from metastable.errors import BadInput
-from metastable.problem import build_head, script
+from metastable.problem import HEAD_CHANGES, LAWS, OPTIONS, build_head, law_parameters, script
 
 SPECTRA = {"interaction": [1.5, 0.6], "value": [1.0, 0.7]}
 PROBLEM = ms.Problem({**SPECTRA, "angle": 30.0}, {"law": "uniform", "n": 20, "seed": 3}, 50.0, 2.0, {"tol": 1e-5})
@@ -125,3 +125,9 @@ def test_heads_that_cannot_be_built(table, word):
     with pytest.raises(BadInput, match=word) as caught:
         build_head(table)
     assert "\n" not in str(caught.value)
+
+
+def test_no_argument_of_a_law_has_the_name_of_something_else():
+    """`Problem.replace` and sweeps take all names alike, so a law's `angle` would change the head."""
+    others = {*HEAD_CHANGES, *OPTIONS, "beta", "until"}
+    assert not others & {name for law in LAWS for name in law_parameters(law)}

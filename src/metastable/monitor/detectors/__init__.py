@@ -1,4 +1,7 @@
-"""Detectors, one file each, behind the interface of `base.Detector`. To add one, write it and name it here."""
+"""Detectors, one file each, behind the interface of `base.Detector`.
+
+To add one, write it, name it here and in a setting of `monitor.scoring`. A detector in no setting is not fitted.
+"""
 
 from __future__ import annotations
 
