@@ -252,6 +252,13 @@ def test_a_torn_last_line_is_repaired(tmp_path, before, after):
     assert path.read_bytes() == after
 
 
+def test_a_last_line_of_a_thousand_brackets_is_refused_in_one_line(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b"[" * 100_000)
+    with Lines(path) as lines, pytest.raises(BadInput, match="JSON lines"):
+        lines.append({"a": 1})
+
+
 def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path):
     path = tmp_path / "diary"
     path.write_text("dear diary")
@@ -349,6 +356,41 @@ def test_a_damaged_newline_costs_no_record(tmp_path):
         blob[newline] = damage
         path.write_bytes(bytes(blob))
         assert reading(path).keys() == {0, 1, 2, 3}
+        assert Journal(path, MINE).damaged == 1
+
+
+def test_records_below_a_damaged_header_are_kept(tmp_path):
+    path = tmp_path / "journal"
+    blob = bytearray(written(path, [Entry(i, 0, b"x") for i in range(3)]))
+    blob[blob.index(MINE.encode())] ^= 1
+    path.write_bytes(bytes(blob))
+    journal = Journal(path, MINE)
+    assert not journal.foreign
+    assert journal.damaged == 1
+    assert reading(path).keys() == {0, 1, 2}
+    journal.append([Entry(3, 0, b"y")])
+    assert reading(path).keys() == {0, 1, 2, 3}
+
+
+def test_a_disk_that_is_full_at_the_header_loses_nothing_that_comes_later(tmp_path, monkeypatch):
+    path, write, room = tmp_path / "journal", os.write, [30]
+
+    def short(file, data):
+        if room[0] is not None:
+            if not room[0]:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            data, room[0] = bytes(data[: room[0]]), 0
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", short)
+    with Journal(path, MINE) as journal:
+        with pytest.raises(BadInput, match="cannot write"):
+            journal.append([Entry(0, 0, b"x")])
+        room[0] = None
+        assert journal.append([Entry(0, 0, b"x"), Entry(1, 0, b"y")]) == 2
+        assert list(journal.records()) == [Entry(0, 0, b"x"), Entry(1, 0, b"y")]
+    assert reading(path).keys() == {0, 1}
+    assert Journal(path, MINE).damaged == 0
 
 
 def test_a_result_that_comes_twice_is_ignored(tmp_path):

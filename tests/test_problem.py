@@ -115,9 +115,12 @@ def test_a_program_of_two_runs_runs(tmp_path, monkeypatch):
     [
         ({**SPECTRA, "gap": 0.1}, "both gap and interaction"),
         ({**SPECTRA, "angle": 3.0, "seed": 1}, "does not take seed"),
-        ({"interaction": [[1.0]], "value": [[1.0]], "angle": 3.0}, "does not take angle"),
+        ({"interaction": [[1.0]], "value": [[1.0]], "angle": 3.0}, "angle needs a list"),
         ({"interaction": [1.0, 2.0], "value": [1.0, 2.0, 3.0], "angle": 3.0}, "value"),
         ({"gap": 0.1}, "needs value"),
+        ({"gap": 0.5, "value": [1.0]}, "d ≥ 2"),
+        ({"gap": 0.5, "value": [True, 2]}, "d ≥ 2 numbers"),
+        ({**SPECTRA, "angle": None}, "angle is None"),
         ({"gap": math.inf, "value": [1.0, 0.5]}, "gap is inf"),
     ],
 )

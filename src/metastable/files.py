@@ -88,17 +88,17 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def read_json(path: Path, what: str) -> dict[str, Any]:
+def read_json(path: Path, what: str, remedy: str = "delete it to start again") -> dict[str, Any]:
     """The JSON object in a file; a file that is no JSON object is a BadInput that calls it damaged.
 
-    what : what the file is, for the message
+    what, remedy : what the file is and what to do if it is damaged, for the message
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
-        raise BadInput(f"{what} {path} is damaged ({error}); delete it to start again") from error
+        raise BadInput(f"{what} {path} is damaged ({error}); {remedy}") from error
     if not isinstance(found, dict):
-        raise BadInput(f"{what} {path} is damaged (no JSON object); delete it to start again")
+        raise BadInput(f"{what} {path} is damaged (no JSON object); {remedy}")
     return found
 
 
@@ -223,8 +223,8 @@ class Lines:
 
     sync : whether every line is on the disk before `append` returns. Without it, a line survives the end of the
         process, but not the end of the machine.
-    header : the first line of a file of other lines than JSON; it is written to an empty file, and every torn line of
-        such a file is removed
+    header : the first line of a file of other lines than JSON; it is written with the first lines of an empty file, and
+        every torn line of such a file is removed
     """
 
     def __init__(self, path: str | os.PathLike[str], sync: bool = False, header: bytes = b"") -> None:
@@ -243,17 +243,20 @@ class Lines:
             if self._file is None:
                 self._file = self._opened()
             before = os.fstat(self._file).st_size
+            begun = self.header if before == 0 else b""
             try:
-                rest = memoryview(data)
+                rest = memoryview(begun + data)
                 while rest:
                     rest = rest[os.write(self._file, rest) :]
                 if self.sync:
                     os.fsync(self._file)
+                if begun:
+                    _sync(self.path.parent)
             except OSError:
                 with contextlib.suppress(OSError):  # a device cannot be truncated
                     os.ftruncate(self._file, before)
                 raise
-            return before
+            return before + len(begun)
 
     def read(self) -> Iterator[bytes]:
         """The whole lines of the file, without their newlines; a torn last line is left out."""
@@ -286,9 +289,6 @@ class Lines:
                 raise BadInput(f"{str(self.path)!r} does not end in JSON lines; give another file")
             elif torn:
                 os.ftruncate(file, os.fstat(file).st_size - len(torn))
-            if self.header and os.fstat(file).st_size == 0:
-                os.write(file, self.header)
-                _sync(self.path.parent)
         except BaseException:
             os.close(file)
             raise
@@ -298,7 +298,7 @@ class Lines:
 def _is_json(text: bytes) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

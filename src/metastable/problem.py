@@ -250,10 +250,13 @@ def build_head(table: Mapping[str, Any]) -> Head:
     given = _without_gap(table)
     _require(given, ("interaction", "value"), "[head]")
     interaction, value = given.pop("interaction"), given.pop("value")
+    if "angle" in given:
+        _allow(given, ("angle",), "[head] with angle")
+        spectra_of_both = (_spectrum(interaction, "interaction", "angle"), _spectrum(value, "value", "angle"))
+        return Head.from_spectra(*spectra_of_both, angle=finite(given["angle"], "angle"))
     spectra = [_is_flat(interaction, "interaction"), _is_flat(value, "value")]
     if all(spectra):
-        turned = "angle" if "angle" in given else "seed"
-        _allow(given, (turned,), f"[head] with {turned}")
+        _allow(given, ("seed",), "[head] with interaction")
         return Head.from_spectra(interaction, value, **given)
     if any(spectra):
         raise BadInput("[head] interaction and value must both be lists (spectra) or both be matrices")
@@ -355,10 +358,18 @@ def _without_gap(table: Mapping[str, Any]) -> dict[str, Any]:
         if "interaction" in given:
             raise BadInput("[head] has both gap and interaction; gap makes the interaction 1, 1 − gap, …: give one")
         _require(given, ("value",), "[head]")
-        if not _is_flat(given["value"], "value"):
-            raise BadInput("[head] value is a matrix; gap needs a list of numbers there, a spectrum")
-        given["interaction"] = [1.0] + [1.0 - finite(given.pop("gap"), "gap")] * (len(given["value"]) - 1)
+        count = len(_spectrum(given["value"], "value", "gap"))
+        given["interaction"] = [1.0] + [1.0 - finite(given.pop("gap"), "gap")] * (count - 1)
     return given
+
+
+def _spectrum(value: Any, name: str, because: str) -> list[float]:
+    numbers = isinstance(value, (list, tuple)) and all(
+        isinstance(number, (int, float)) and not isinstance(number, bool) for number in value
+    )
+    if not numbers or len(value) < 2:
+        raise BadInput(f"[head] {name} is {value!r}; {because} needs a list of d ≥ 2 numbers there, a spectrum")
+    return [float(number) for number in value]
 
 
 def _head_from_file(path: str) -> Head:

@@ -102,11 +102,15 @@ def test_simes_is_sharper_for_small_p_than_dkw_alone():
     assert ladder(1000, 0.1)[0] < math.sqrt(math.log(10) / 2000) / 7
 
 
-@pytest.mark.parametrize(("alpha", "delta"), [(0.01, 0.1), (0.05, 0.01), (0.2, 0.1), (0.6, 0.2)])
+@pytest.mark.parametrize(("alpha", "delta"), [(0.01, 0.1), (0.05, 0.01), (0.2, 0.1), (0.6, 0.2), (0.9, 0.1)])
 def test_needed_is_the_least_number(alpha, delta):
     m = needed(alpha, delta)
     assert ladder(m, delta)[0] <= alpha
     assert all(ladder(fewer, delta)[0] > alpha for fewer in range(max(1, m - 30), m))
+
+
+def test_needed_for_the_smallest_alpha_is_a_number():
+    assert needed(1e-170, 0.1) > needed(1e-9, 0.1) > 1e9
 
 
 def layered(rng, n, k=6, common=0.97):

@@ -91,6 +91,16 @@ def test_it_is_opened_lazily_and_leaves_the_warning_filters_of_the_host(tmp_path
         assert data.identical(xr.open_zarr(places.dataset, chunks=None, consolidated=False))
 
 
+def test_values_that_were_read_stay_and_can_be_changed(tmp_path, results):
+    places = made(tmp_path / "sweep", results)
+    data = dataset.load(places)
+    before = data["least"].values.copy()
+    shutil.rmtree(places.dataset)
+    np.testing.assert_array_equal(data["least"].values, before)
+    data["least"][0] = 7.0
+    assert (data["least"].values[0] == 7.0).all()
+
+
 def test_a_folder_without_a_sweep_is_said_in_one_line(tmp_path):
     with pytest.raises(BadInput, match="there is no sweep at"):
         dataset.load(Places(tmp_path))

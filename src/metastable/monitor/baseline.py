@@ -159,13 +159,13 @@ class Baseline:
             self._write(temporary)
 
     def _write(self, folder: Path) -> None:
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
 
         arrays = {f"detector.{d}.{k}": a for d, own in self.arrays.items() for k, a in own.items()}
         arrays |= {f"setting.{s}.{k}": a for s, scorer in self.settings.items() for k, a in scorer.to_arrays().items()}
         # safetensors takes the bytes as they lie in memory, whatever the strides.
-        contiguous = {name: np.ascontiguousarray(a) for name, a in arrays.items()}
-        write(folder / FILES[1], lambda file: save_file(contiguous, file))
+        data = save({name: np.ascontiguousarray(a) for name, a in arrays.items()})
+        write(folder / FILES[1], lambda file: file.write_bytes(data))
         content: dict[str, Any] = {
             "schema": SCHEMA,
             "encoder": self.encoder_name,
@@ -176,7 +176,7 @@ class Baseline:
             "facts": self.facts,
             "detectors": {name: sorted(own) for name, own in self.arrays.items()},
             "settings": {name: scorer.to_dict() for name, scorer in self.settings.items()},
-            "sha256": hashlib.sha256((folder / FILES[1]).read_bytes()).hexdigest(),
+            "sha256": hashlib.sha256(data).hexdigest(),
         }
         write_json(folder / FILES[0], {**content, "checksum": checksum(content)})
 
@@ -355,7 +355,7 @@ def _content(folder: Path) -> dict[str, Any]:
     path = folder / FILES[0]
     if not path.is_file():
         raise BadInput(f"{str(folder)!r} is no baseline: it holds no {FILES[0]}; give a folder that `calibrate` wrote")
-    return read_json(path, "the description of a baseline")
+    return read_json(path, "the description of a baseline", remedy="remove the folder and calibrate again")
 
 
 def _verified(folder: Path, content: dict[str, Any]) -> dict[str, np.ndarray]:

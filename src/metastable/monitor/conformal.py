@@ -103,7 +103,8 @@ def needed(alpha: float, delta: float) -> int:
     """
     a, d = share(alpha, "alpha"), share(delta, "delta")
     simes = 2 * math.ceil(math.log(SIMES * d) / math.log1p(-a))
-    dkw = math.ceil(-math.log((1 - SIMES) * d) / (2 * a**2))
+    # For small α Simes needs fewer texts, and α² may be too small for a float.
+    dkw = math.ceil(-math.log((1 - SIMES) * d) / (2 * a**2)) if a > 1e-6 else simes
     return min(simes, dkw)
 
 

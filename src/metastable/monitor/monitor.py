@@ -8,15 +8,14 @@ another thread was inside the monitor during the fork.
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,16 +40,14 @@ log = logging.getLogger("metastable.monitor")
 # Reasons that are counted separately; all further ones are "others". A reason may name a shape, so there are many.
 REASONS = 20
 
-Make = Callable[[], list[Record]]
-"""Makes the records of one pass. Two threads may call it at once: the records are the same."""
-
 ASSUMES = "texts are independent of each other, and the calibration texts were drawn like the clean stream"
 
 
-@dataclass
+@dataclass(frozen=True)
 class MonitorCounts:
     """What became of the texts so far.
 
+    texts : scored and rejected texts
     scored : texts with a p-value
     strange : scored texts with p_value ≤ alpha
     cut : scored texts that were longer than the model's limit, as far as known
@@ -59,17 +56,13 @@ class MonitorCounts:
     failures : errors inside the monitor, by place: "scoring" (a whole pass), "records", "alarm", "sink", "on_alarm"
     """
 
-    scored: int = 0
-    strange: int = 0
-    cut: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
-    unreadable: Counter[str] = field(default_factory=Counter)
-    failures: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def texts(self) -> int:
-        """The number of scored and rejected texts."""
-        return self.scored + self.rejected.total()
+    texts: int
+    scored: int
+    strange: int
+    cut: int
+    rejected: dict[str, int]
+    unreadable: dict[str, int]
+    failures: dict[str, int]
 
 
 class Monitor:
@@ -122,13 +115,16 @@ class Monitor:
                 raise BadInput(f"a sink is of type {type(sink).__name__}; it must have the methods write and close")
         self._with_text = any(getattr(sink, "include_text", False) for sink in self.sinks)
         self._model, self._tokenizer, self._on_alarm = model, tokenizer, on_alarm
-        # The newest texts: what makes the records of their pass when they are first asked for, and their row in it.
-        self._kept: deque[tuple[Make, int]] = deque(maxlen=whole(keep, "keep", 1, "at least one record must be kept"))
+        # The newest texts: the records of their pass, and their row in it.
+        self._kept: deque[tuple[_Block, int]] = deque(maxlen=whole(keep, "keep", 1, "at least one record must be kept"))
         # Reentrant: a sink may run the model.
         self._lock = Mutex()
         self._examiner: Examiner | None = None
         self._reader: Reader | None = None
-        self._counts = MonitorCounts()
+        self._scored = self._strange = self._cut = 0
+        self._rejected: Counter[str] = Counter()
+        self._unreadable: Counter[str] = Counter()
+        self._failures: Counter[str] = Counter()
         self._logged: set[tuple[str, str]] = set()
         self._raised_line: int | None = None
 
@@ -150,14 +146,22 @@ class Monitor:
         """The records of the newest texts, newest last; at most `keep`."""
         with self._lock:
             kept = list(self._kept)
-        made = {make: self._try("records", make) or () for make in dict.fromkeys(make for make, _ in kept)}
-        return [made[make][row] for make, row in kept if made[make]]
+        made = {block: self._try("records", block.records) or () for block in dict.fromkeys(block for block, _ in kept)}
+        return [made[block][row] for block, row in kept if made[block]]
 
     @property
     def counts(self) -> MonitorCounts:
         """The counts of this moment. They stay as they are when the stream goes on."""
         with self._lock:
-            return copy.deepcopy(self._counts)
+            return MonitorCounts(
+                self._scored + self._rejected.total(),
+                self._scored,
+                self._strange,
+                self._cut,
+                dict(sorted(self._rejected.items())),
+                dict(self._unreadable),
+                dict(self._failures),
+            )
 
     @property
     def failures(self) -> dict[str, int]:
@@ -173,7 +177,7 @@ class Monitor:
                 "scored": counts.scored,
                 "strange": counts.strange,
                 "cut": counts.cut,
-                "rejected": dict(sorted(counts.rejected.items())),
+                "rejected": counts.rejected,
                 "alarm": {
                     "raised": alarm.raised_at is not None,
                     "text": alarm.raised_at,
@@ -239,7 +243,7 @@ class Monitor:
         """
         with self._lock:
             done, raised = self._counted(made)
-            self._deliver(lambda: done, len(done))
+            self._deliver(_Block(lambda: done), len(done))
         self._announce(raised)
         return done
 
@@ -255,7 +259,7 @@ class Monitor:
             np.array([getattr(record, name) for record in made], dtype=np.float64) for name in ("p_marginal", "p_value")
         )
         log_e, raised = self._count(p_marginal, p_value, [r.because for r in made if r.p_marginal is None])
-        self._counts.cut += sum(bool(record.cut) for record in made if record.p_value is not None)
+        self._cut += sum(bool(record.cut) for record in made if record.p_value is not None)
         if raised is not None:
             self._raised_line = made[raised].line
         return _stamped(made, log_e, raised), raised
@@ -268,7 +272,6 @@ class Monitor:
             reasons = [NO_TOKEN if none else NOT_FINITE for none in empty]
             log_e, raised = self._count(found.p_marginal, found.p_value, reasons)
 
-            @cache
             def make() -> list[Record]:
                 made = _stamped(records(found, own, tokenizer, alpha=self.alpha), log_e, raised)
                 if not self._with_text or tokenizer is None:
@@ -276,7 +279,7 @@ class Monitor:
                 rows = zip(made, own.ids, own.chosen, strict=True)
                 return [replace(record, text=tokenizer.decode(ids[chosen])) for record, ids, chosen in rows]
 
-            self._deliver(make, len(found.usable))
+            self._deliver(_Block(make), len(found.usable))
         self._announce(raised)
 
     def _count(self, p_marginal: np.ndarray, p_value: np.ndarray, reasons: list[str]) -> tuple[np.ndarray, int | None]:
@@ -286,9 +289,9 @@ class Monitor:
         reasons : of the rejected texts
         """
         usable = ~np.isnan(p_marginal)
-        self._counts.scored += int(usable.sum())
-        self._counts.strange += int((p_value <= self.alpha).sum())
-        self._counts.rejected.update(map(kind, reasons))
+        self._scored += int(usable.sum())
+        self._strange += int((p_value <= self.alpha).sum())
+        self._rejected.update(map(kind, reasons))
         p, before, at = p_marginal[usable], self.alarm.log_e, self.alarm.raised_at
         found = self._try("alarm", self.alarm.evidence, p)
         log_e = np.concatenate([[before], np.full(len(p), before) if found is None else found])[np.cumsum(usable)]
@@ -297,9 +300,9 @@ class Monitor:
         place = self.alarm.raised_at - 1 - (self.alarm.count - len(p))
         return log_e, int(np.flatnonzero(usable)[place])
 
-    def _deliver(self, make: Make, texts: int) -> None:
-        self._kept.extend((make, row) for row in range(texts))
-        for record in self._try("records", make) or () if self.sinks else ():
+    def _deliver(self, block: _Block, texts: int) -> None:
+        self._kept.extend((block, row) for row in range(texts))
+        for record in self._try("records", block.records) or () if self.sinks else ():
             for sink in self.sinks:
                 self._try("sink", sink.write, record)
         for sink in self.sinks:
@@ -335,7 +338,7 @@ class Monitor:
             self._fail("scoring", error)
             return
         with self._lock:
-            reason, known = str(error), self._counts.unreadable
+            reason, known = str(error), self._unreadable
             if reason not in known and len(known) >= REASONS:
                 reason = "others"
             known[reason] += 1
@@ -343,7 +346,7 @@ class Monitor:
 
     def _fail(self, kind: str, error: Exception) -> None:
         with self._lock:
-            self._counts.failures[kind] += 1
+            self._failures[kind] += 1
         words = f"the monitor failed ({kind}): {one_line(error)}; the model goes on"
         self._report(kind, type(error).__name__, words, error)
 
@@ -359,6 +362,24 @@ class Monitor:
         if new:
             with suppress(Exception):
                 log.warning("%s (others like it are only counted)", words, exc_info=error)
+
+
+class _Block:
+    """The records of one pass, made when they are first asked for. Two threads may make them at once, and alike.
+
+    What they are made from (the tensors of the pass) is then dropped.
+    """
+
+    def __init__(self, make: Callable[[], list[Record]]) -> None:
+        self._make: Callable[[], list[Record]] | None = make
+        self._made: list[Record] = []
+
+    def records(self) -> list[Record]:
+        make = self._make
+        if make is not None:
+            self._made = make()
+            self._make = None
+        return self._made
 
 
 def _stamped(made: Iterable[Record], log_e: np.ndarray, raised: int | None) -> list[Record]:

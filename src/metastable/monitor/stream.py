@@ -159,7 +159,7 @@ class StreamFolder:
         for number, raw in enumerate(self._lines.read(), start=1):
             try:
                 yield _restored(json.loads(raw), number)
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 where = f"{self._lines.path} is damaged: line {number} is not the record of line {number}"
                 raise BadInput(f"{where}; --overwrite starts again") from error
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 import xarray as xr
 from xarray.backends import ZarrStore
+from xarray.core import indexing
 
 from metastable import files
 from metastable.errors import BadInput
@@ -201,15 +202,16 @@ def fault(plan: Plan, places: Places) -> str:
 
 
 def load(places: Places) -> xr.Dataset:
-    """The dataset, opened lazily: values are read when they are used."""
+    """The dataset, opened lazily: values are read when they are first used, and then kept."""
     try:
-        # Not by xr.open_zarr, which adds to the host's warning filters.
+        # Not by xr.open_zarr, which adds to the host's warning filters. What follows is what it does besides.
         variables, attributes = ZarrStore.open_group(places.dataset, mode="r", consolidated=False).load()
     except (OSError, ValueError, KeyError) as error:
         raise BadInput(f"there is no sweep at {places.dataset}; make it with sweep") from error
     for variable in variables.values():
         if "_FillValue" in variable.attrs:
             variable.encoding["_FillValue"] = variable.attrs.pop("_FillValue")
+        variable.data = indexing.MemoryCachedArray(indexing.CopyOnWriteArray(variable._data))
     return xr.Dataset(variables, attrs=attributes)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -35,6 +36,7 @@ def test_examine_keeps_the_order_and_rejects_with_a_reason(encoder, baseline, st
     assert [r.p_value for r in kept.records] == [r.p_value for r in found] == [r.p_value for r in monitor.records]
     assert monitor.counts.texts == 9
     assert monitor.counts.scored == monitor.alarm.count == 4
+    assert json.loads(json.dumps(asdict(monitor.counts)))["rejected"] == monitor.counts.rejected
     backwards = Monitor(encoder.model, baseline, tokenizer=encoder.tokenizer).examine(texts[::-1], batch_size=2)[::-1]
     both = [(a.score, b.score) for a, b in zip(found, backwards, strict=True) if a.score is not None]
     assert [a for a, _ in both] == pytest.approx([b for _, b in both], rel=1e-3)
@@ -194,3 +196,22 @@ def test_a_live_text_is_decoded_only_if_a_sink_asks(encoder, baseline, batch, st
     letters = ["".join(filter(str.isalnum, r.text)) for r in asks.records]
     assert letters == ["".join(filter(str.isalnum, text.lower())) for text in stream[:6]]
     assert asks.closed == does_not.closed == 1
+
+
+def test_records_that_are_made_let_go_of_the_pass(encoder, baseline, stream):
+    """The tensors of a pass are dropped when its records are made."""
+    model, tokenizer = encoder.model, encoder.tokenizer
+    with Monitor(model, baseline, setting="full", tokenizer=tokenizer) as monitor:
+        for text in stream[:3]:
+            model(**tokenizer(text, return_tensors="pt"))
+        assert len(monitor.records) == 3
+
+        def held():
+            gc.collect()
+            return {id(t) for t in gc.get_objects() if isinstance(t, torch.Tensor)}
+
+        before = held()
+        for text in stream[3:9]:
+            model(**tokenizer(text, return_tensors="pt"))
+        assert len(monitor.records) == 9
+        assert len(held() - before) == 0
