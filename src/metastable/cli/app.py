@@ -39,7 +39,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
         raise typer.Exit
 
 
-app.command(epilog="Example:  metastable simulate --beta 100 --until 20 --law graded --n 2000 --out demo")(simulate)
+app.command(epilog="Example:  metastable simulate --beta 100 --until 20 --law graded --n 2000 --out my-run")(simulate)
 app.command(epilog="Example:  metastable claims laplace limit --full --out evidence")(claims)
 app.command(epilog="Example:  metastable audit ./my-encoder --texts sentences.txt --fail-on 'gap < 0.01' --out audit")(
     audit
@@ -65,6 +65,6 @@ def main() -> None:
     # This process is ours: warnings and loading bars of other packages do not belong in our output.
     warnings.simplefilter("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     app()

@@ -285,7 +285,7 @@ def _summary_lines(found: dict[str, Any], announced: bool) -> list[str]:
     texts, scored, alarm = found["texts"], found["scored"], found["alarm"]
     if not texts:
         return ["the stream is empty: no text was scored; give one text a line"]
-    expected = f" (expected for clean texts: at most about {math.ceil(alarm['alpha'] * scored)})" if scored else ""
+    expected = f" (expected for clean texts: at most about {alarm['alpha'] * scored:.2g})" if scored else ""
     lines = [
         f"{texts} text{'' if texts == 1 else 's'}, {scored} scored, "
         f"{found['strange']} strange at p ≤ {alarm['alpha']:g}{expected}"

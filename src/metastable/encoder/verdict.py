@@ -164,9 +164,17 @@ def _prediction(heads: pd.DataFrame, layer: int) -> tuple[str, str]:
     met = int((own["approach_low"] >= wanted).sum())
     missed = int((own["approach_high"] < wanted).sum())
     outcome = "undecided" if not met + missed else "met" if met > missed else "missed"
-    words = f"prediction {outcome}: of {len(own)} heads that predict two points, {met} met the prediction and {missed} "
-    words += f"missed it (medians: distance {own['distance_before'].median():.3f}, decrease "
-    return outcome, words + f"{own['approach'].median():.3f}, predicted {own['predicted_approach'].median():.3f})"
+    counts = f"{met} met the prediction, {missed} missed it and {len(own) - met - missed} are undecided"
+    medians = ", ".join(
+        f"{what} {own[name].median():.3f}"
+        for what, name in (
+            ("distance", "distance_before"),
+            ("decrease", "approach"),
+            ("predicted", "predicted_approach"),
+        )
+    )
+    chosen = f"of {len(own)} heads that predict a decrease of {LEAST:g} or more"
+    return outcome, f"prediction {outcome}: {chosen}, {counts} (medians: {medians})"
 
 
 def _counts(heads: pd.DataFrame) -> str:
