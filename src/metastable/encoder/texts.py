@@ -180,6 +180,12 @@ class TextCounts:
     cut: int = 0
     skipped: int = 0
 
+    def add(self, rows: list[Row]) -> None:
+        """Count texts that are measured."""
+        self.texts += len(rows)
+        self.tokens += sum(len(row.special) for row in rows)
+        self.special += sum(sum(row.special) for row in rows)
+
     def check(self) -> None:
         """Refuse a corpus without a text."""
         if self.texts == 0:
@@ -217,9 +223,16 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class _Tokens:
+class Row:
+    """One text as tokens.
+
+    inputs : the inputs of the model
+    added : which tokens the tokenizer added; special : these, and special tokens that the text itself contains
+    """
+
     number: int
     inputs: dict[str, list[int]]
+    added: list[bool]
     special: list[bool]
     cut: bool
 
@@ -236,18 +249,23 @@ def batches(
         raise BadInput(f"the batch size is {size}; it must be at least 1")
     counts = TextCounts() if counts is None else counts
     for window in windows(texts):
-        found = _tokenized(tokenizer, [(number, text) for number, text in window if not blank(text)], limit, counts)
-        counts.skipped += len(window) - len(found)
+        found = _tokenized(tokenizer, window, limit, counts)
         found.sort(key=lambda t: (len(t.special), t.number))
         while found:
             take = min(size, len(found))
             while take > 1 and take * len(found[take - 1].special) > TOKENS:
                 take -= 1
             part, found = found[:take], found[take:]
-            counts.texts += len(part)
-            counts.tokens += sum(len(t.special) for t in part)
-            counts.special += sum(sum(t.special) for t in part)
+            counts.add(part)
             yield _padded(tokenizer, part)
+
+
+def tokenized(tokenizer: Any, texts: Iterable[str], limit: int, counts: TextCounts) -> Iterator[Row]:
+    """The tokens of each text, cut to `limit`, in the order of the texts. Texts with only special tokens are skipped."""
+    for window in windows(texts):
+        found = _tokenized(tokenizer, window, limit, counts)
+        counts.add(found)
+        yield from found
 
 
 def strings(texts: Iterable[str]) -> Iterator[str]:
@@ -279,10 +297,11 @@ def windows(texts: Iterable[str]) -> Iterator[list[tuple[int, str]]]:
         yield window
 
 
-def _tokenized(tokenizer: Any, window: list[tuple[int, str]], limit: int, counts: TextCounts) -> list[_Tokens]:
+def _tokenized(tokenizer: Any, window: list[tuple[int, str]], limit: int, counts: TextCounts) -> list[Row]:
     special_ids = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     found = []
-    for (number, text), row in zip(window, _rows(tokenizer, [text for _, text in window], limit), strict=True):
+    known = [(number, text) for number, text in window if not blank(text)]
+    for (number, text), row in zip(known, _rows(tokenizer, [text for _, text in known], limit), strict=True):
         was_cut = row is None or len(row["input_ids"]) > limit
         if row is None or was_cut:
             row, was_cut = _cut(tokenizer, text, limit)
@@ -291,7 +310,8 @@ def _tokenized(tokenizer: Any, window: list[tuple[int, str]], limit: int, counts
         special = [bool(a) or i in special_ids for a, i in zip(added, row["input_ids"], strict=True)]
         if not all(special):
             counts.cut += was_cut
-            found.append(_Tokens(number, row, special, was_cut))
+            found.append(Row(number, row, [bool(a) for a in added], special, was_cut))
+    counts.skipped += len(window) - len(found)
     return found
 
 
@@ -327,7 +347,7 @@ def _cut(tokenizer: Any, text: str, limit: int) -> tuple[dict[str, list[int]], b
         end = min(4 * end, PIECE)
 
 
-def _padded(tokenizer: Any, part: list[_Tokens]) -> Batch:
+def _padded(tokenizer: Any, part: list[Row]) -> Batch:
     def column(rows: Iterable[list[Any]], value: int = 0) -> Tensor:
         return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
 
