@@ -50,6 +50,7 @@ class Line:
 
     id, document : the fields of these names in a line of `.jsonl`, if they are strings or whole numbers. Texts of one
         document are not independent of each other.
+    query : the field of this name, if it is a string: a question that the text answers.
     """
 
     number: int
@@ -57,6 +58,7 @@ class Line:
     reason: str | None = None
     id: str | int | None = None
     document: str | None = None
+    query: str | None = None
 
 
 def read_texts(path: str | Path) -> Iterator[str]:
@@ -64,12 +66,17 @@ def read_texts(path: str | Path) -> Iterator[str]:
 
     Blank lines are returned; `batches` counts them. An unusable line, or a file without a text, is BadInput.
     """
+    return (line.text or "" for line in read_lines(path))
+
+
+def read_lines(path: str | Path) -> Iterator[Line]:
+    """The lines of a file, all with a text. An unusable line, or a file without a text, is BadInput."""
     any_text = False
     for line in lines(path):
         if line.text is None:
             raise BadInput(f"{_named(path)}, line {line.number}: {line.reason}")
         any_text = any_text or not blank(line.text)
-        yield line.text
+        yield line
     if not any_text:
         raise BadInput(f"{_named(path)} holds no text; give a file with one text a line")
 
@@ -151,7 +158,15 @@ def _record(number: int, text: str) -> Line:
     name, document = _name(record.get("id")), _name(record.get("document"))
     if len(str(name)) > LONGEST_ID:
         name = str(name)[: LONGEST_ID - 1] + "…"
-    return Line(number, None if reason else found, reason, name, None if document is None else str(document))
+    query = record.get("query")
+    return Line(
+        number,
+        None if reason else found,
+        reason,
+        name,
+        None if document is None else str(document),
+        query if isinstance(query, str) and not unusable(query) else None,
+    )
 
 
 def _name(value: Any) -> str | int | None:

@@ -57,6 +57,11 @@ class Documents:
         """The documents with at least n tokens."""
         return self.of(ids for ids in self.ids if len(ids) + self.added >= n)
 
+    def tokenized(self, tokenizer: Any, texts: Sequence[str], most: int) -> Documents:
+        """Other texts, each cut to `most` tokens; a text may be of any length, and a blank text has no token."""
+        rows = tokenizer(list(texts), add_special_tokens=False, truncation=True, max_length=most - self.added)
+        return self.of(tuple(row) for row in rows["input_ids"])
+
     def first(self, many: int) -> Documents:
         return self.of(self.ids[:many])
 

@@ -23,7 +23,7 @@ the rule is as good.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,14 +80,14 @@ class Forecast:
 class Forecaster:
     """Documents cut to n₀ tokens and shorter, and what they say about longer ones.
 
-    documents : of at least n₀ tokens; rungs : lengths up to n₀ for the line in log n, all at most n₀
+    documents : of at least n₀ tokens
+    measured : these documents at lengths up to n₀
     """
 
-    def __init__(self, meter: LengthMeter, documents: Documents, start: int, rungs: Sequence[int]) -> None:
-        self.meter, self.documents, self.start = meter, documents, start
-        self.measured = {n: meter.measure(documents.prefixes(n)) for n in rungs}
+    def __init__(self, meter: LengthMeter, documents: Documents, start: int, measured: Mapping[int, Rung]) -> None:
+        self.meter, self.documents, self.start, self.measured = meter, documents, start, measured
         bases = [base for base in (start // 2, start // 4) if base >= SMALLEST]
-        known = self.measured[start]
+        known = measured[start]
         self._misses = {base: self._difference(known, self._ahead(base, start)) for base in bases}
 
     def _ahead(self, base: int, n: int) -> dict[str, Floats]:

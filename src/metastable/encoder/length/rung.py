@@ -17,7 +17,9 @@ from metastable.encoder.hooks import Depth, read
 from metastable.encoder.length import dilution
 from metastable.encoder.length.documents import Documents
 from metastable.encoder.load import Encoder
+from metastable.encoder.measure import longest_text
 from metastable.encoder.statistics import effective_rank, mean_cosine
+from metastable.encoder.texts import Batch
 
 Floats = NDArray[np.float64]
 
@@ -74,31 +76,32 @@ class LengthMeter:
     pooling : "mean" over all tokens, as sentence-transformers does, or "cls", the first token
     """
 
-    def __init__(self, encoder: Encoder, pooling: str, batch_size: int = 32) -> None:
+    def __init__(
+        self, encoder: Encoder, pooling: str, batch_size: int = 32, progress: Callable[[int], None] | None = None
+    ) -> None:
         self.encoder = encoder.private()
         self.pooling, self.batch_size = pooling, batch_size
         self.positions = position_table(self.encoder.model)
+        self.limit = longest_text(self.encoder.anatomy)
+        self._progress, self._done = progress, 0
 
-    def measure(
-        self,
-        documents: Documents,
-        targets: Sequence[int] = (),
-        place: Place | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> Rung:
+    def measure(self, documents: Documents, targets: Sequence[int] = (), place: Place | None = None) -> Rung:
         """Documents of one length.
 
         targets : lengths to forecast
         place : where the positions of the tokens are moved; nothing moves without a table of positions
-        progress : called after each batch with its number of tokens
         """
         parts = []
         with moved(self.positions, place):
             for batch in documents.batches(self.batch_size):
                 parts.append(self._batch(documents, batch, targets))
-                if progress is not None:
-                    progress(batch.mask.numel())
+                self._count(batch)
         return Rung.joined(parts)
+
+    def _count(self, batch: Batch) -> None:
+        self._done += batch.mask.numel()
+        if self._progress is not None:
+            self._progress(self._done)
 
     def embed(self, documents: Documents) -> Floats:
         """The embedding of each document, of any lengths, (documents, d)."""
@@ -106,9 +109,10 @@ class LengthMeter:
         for batch in documents.batches(self.batch_size):
             with torch.inference_mode():
                 found.append(self._pooled(self.encoder.model(**batch.inputs).last_hidden_state))
+            self._count(batch)
         return np.concatenate(found)
 
-    def _batch(self, documents: Documents, batch: Any, targets: Sequence[int]) -> Rung:
+    def _batch(self, documents: Documents, batch: Batch, targets: Sequence[int]) -> Rung:
         n = batch.mask.shape[1]
         queries = _evenly(batch.special[0], QUERIES)
         heads: list[dict[str, Tensor]] = []

@@ -1,12 +1,12 @@
-"""The effects of length on one encoder: a ladder of lengths, forecasts, causes, retrieval and advice.
+"""The effects of length on one encoder: a ladder of lengths, forecasts, causes and retrieval.
 
 The ladder has the lengths 32, 64, 128, … up to the limit of the encoder. All rungs are measured on the same documents,
 those that reach the last rung, so that two rungs differ by the length alone. Where documents are too short for the upper
-rungs, texts glued together are measured instead. Glued texts show what attention does; they are not documents, so
+rungs, texts glued together are measured instead. Glued texts show what attention does. They are not documents, so
 nothing about embeddings is measured on them.
 
 Forecasts are made from one half of the documents, cut to n₀ tokens, and they are complete before any longer text is
-read. They are scored on the other half.
+measured. They are scored on the other half.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import norm
+from scipy.stats import t as student
 
-from metastable import files
 from metastable.arrays import whole
-from metastable.encoder.length import causes, forecast, retrieval
-from metastable.encoder.length.advice import advise
+from metastable.encoder.length import forecast, retrieval
+from metastable.encoder.length.causes import agreement, attention_parts, embedding_parts, jackknife, leave_one_out
 from metastable.encoder.length.dilution import MEASURED, STATISTICS
 from metastable.encoder.length.documents import SHORTEST, Documents, read_documents
-from metastable.encoder.length.rung import DEPTHS, Floats, LengthMeter, Rung
+from metastable.encoder.length.retrieval import mean_interval
+from metastable.encoder.length.rung import DEPTHS, Floats, LengthMeter, Place, Rung
 from metastable.encoder.length.temperature import sharpened
 from metastable.encoder.load import Encoder, load
-from metastable.encoder.texts import TextCounts
+from metastable.encoder.texts import TextCounts, blank, read_lines
 from metastable.errors import BadInput, choice
 
 SCHEMA = "metastable.length/1"
@@ -43,25 +45,27 @@ BEYOND = 3
 UNTABLED = 1024
 """The last rung of encoders without a table of positions, unless another one is asked for."""
 FOCUS = 0.25
-"""A head has focus where the mean top weight of its queries is at least this."""
+"""A head has focus where the mean top weight of its queries is at least this, …"""
 SHARE = 0.5
-"""A head has no focus where its participation is above this share of n."""
+"""… and its participation is at most this share of n."""
 FACTORS = (1.1, 1.25)
 """Constant factors of the scores that are tried as a remedy, beside log n/log n₀."""
+CANDIDATES = 1000
+"""Documents that compete in retrieval, the first ones."""
 TABLES = ("heads", "focus", "depths", "documents", "forecasts", "skill", "causes", "retrieval", "remedies")
-
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class Length:
     """The effects of length on one encoder. Made by `length`, or read from length.json by `Length.load`.
 
-    start : n₀, the length that forecasts are made from; top : the longest rung of whole documents; last : the last rung
+    limit : the longest text of the encoder, in tokens
+    start : n₀, the length that forecasts are made from
+    top : the longest rung of whole documents; last : the last rung, of glued texts if it is above `top`
     heads : a row for each length, source ("prefix" or "glued"), layer and head: `dilution.MEASURED` with intervals
     focus : a row a head: where it loses its focus, by measurement and by forecast; the parts of its entropy change
-    depths : a row for each length and depth: `rung.DEPTHS` with intervals
-    documents : a row for each length: cosine between documents, agreement with the mean of pieces, both with intervals
+    depths : a row for each length, source and depth: `rung.DEPTHS` with intervals
+    documents : a row for each length: cosine between documents, agreement with the mean of pieces, with intervals
     forecasts : a row for each forecast of a head, with error bars and, where it was measured, the measured value
     skill : a row for each length, statistic and method: errors, and the skill of the forecast against the method
     causes : a row for each part of a change of entropy or of similarity, see `causes`
@@ -73,6 +77,7 @@ class Length:
     family: str
     fingerprint: str
     limit: int
+    pooling: str
     start: int
     top: int
     last: int
@@ -94,7 +99,7 @@ class Length:
 class Ladder:
     """Which documents are measured at which length.
 
-    cohort : documents of at least `top` tokens; glued : texts joined to documents of `last` tokens
+    cohort : documents of at least `top` tokens; glued : texts joined to documents of the last rung
     """
 
     rungs: tuple[int, ...]
@@ -112,25 +117,30 @@ class Ladder:
         """What forecasts are made from."""
         return "prefix" if self.start <= self.top else "glued"
 
+    @property
+    def upper(self) -> str:
+        """What reaches the last rung."""
+        return "prefix" if self.last <= self.top else "glued"
+
     def documents(self, source: str, n: int) -> Documents:
         return (self.cohort if source == "prefix" else self.glued).prefixes(n)
 
     @classmethod
     def of(cls, documents: Documents, start: int, longest: int) -> Ladder:
+        """The ladder up to `longest` tokens that these documents reach, alone or glued."""
         possible = [SHORTEST * 2**i for i in range(40) if SHORTEST * 2**i <= longest]
         reached = {n: len(documents.at_least(n)) for n in possible}
-        if reached[SHORTEST] < FEWEST:
-            few = f"{reached[SHORTEST]} of {len(documents)} texts have {SHORTEST} tokens or more"
+        if not possible or reached[SHORTEST] < FEWEST:
+            few = f"{reached.get(SHORTEST, 0)} of {len(documents)} texts have {SHORTEST} tokens or more"
             raise BadInput(f"{few}; effects of length need at least {FEWEST} such texts")
         top = max(n for n in possible if reached[n] >= FEWEST)
         rungs = [n for n in possible if n <= top or len(documents.glued(n)) >= FEWEST]
-        last = rungs[-1]
         return cls(
             tuple(rungs),
-            start=max(SHORTEST, min(start, last // 4)),
+            start=max(SHORTEST, min(start, rungs[-1] // 4)),
             top=top,
             cohort=documents.at_least(top).first(MOST),
-            glued=documents.glued(last).first(MOST),
+            glued=documents.glued(rungs[-1]).first(MOST),
         )
 
 
@@ -146,50 +156,111 @@ def length(
     batch_size: int = 32,
     allow_pickle: bool = False,
     tokenizer: Any = None,
-    fail_on: str | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[int], None] | None = None,
     forecasted: Callable[[pd.DataFrame], None] | None = None,
     meter: Callable[..., LengthMeter] = LengthMeter,
 ) -> Length:
     """What happens to an encoder as texts grow.
 
-    texts : a list, or a file with one text a line; `.jsonl` with fields text and query holds pairs for retrieval
+    The model of a host program is not touched: a copy of its modules that shares the weights is measured.
+
+    texts : a list, or a file with one text a line; in a file `.jsonl` a field query beside text makes pairs
     queries : the query of each text, for retrieval
     start : n₀, the length in tokens that forecasts are made from; lower if the ladder ends below 4·n₀
     up_to : the last length of the ladder, at most the limit of the encoder
     pooling : "mean" or "cls"; None takes that of the model's sentence-transformers files, or "mean"
     reference : the result for another encoder, shown for comparison
-    fail_on : an expression over the columns of the tables; see `Length.findings`
     progress : called with the number of tokens done
-    forecasted : called with the table of forecasts before any text longer than n₀ is read
+    forecasted : called with the table of forecasts before any text longer than n₀ is measured
     meter : what measures documents, in this process or on workers
     """
     beside = Length.load(reference) if isinstance(reference, (str, Path)) else reference
     encoder = load(model, allow_pickle=allow_pickle, tokenizer=tokenizer)
     own_tokenizer = encoder.reads_text()
-    known, asked = _texts(texts, queries)
-    measuring = meter(encoder, pooling_of(encoder, pooling), batch_size)
+    known, asked = _texts_and_queries(texts, queries)
+    way = pooling_of(encoder, pooling)
+    measuring = meter(encoder, way, batch_size, progress)
+    longest = _longest(measuring, up_to)
     counts = TextCounts()
-    documents = read_documents(own_tokenizer, known, _longest(encoder, measuring, up_to), counts)
-    ladder = Ladder.of(documents, whole(start, "start", SHORTEST, f"it must be {SHORTEST} tokens or more"), documents.longest)
-    study = _Study(measuring, ladder, progress)
-    study.foresee()
+    documents = read_documents(own_tokenizer, known, longest, counts)
+    ladder = Ladder.of(documents, whole(start, "start", SHORTEST, f"it must be {SHORTEST} or more"), longest)
+    study = _Study(measuring, ladder)
     if forecasted is not None:
         forecasted(study.forecast_table())
     study.measure()
-    return study.result(encoder, counts, documents, asked, beside)
+    retrieved, remedies = study.retrieval(documents, asked) if asked is not None else (pd.DataFrame(), pd.DataFrame())
+    return Length(
+        name=encoder.name,
+        family=encoder.anatomy.family,
+        fingerprint=encoder.fingerprint,
+        limit=encoder.limit,
+        pooling=way,
+        start=ladder.start,
+        top=ladder.top,
+        last=ladder.last,
+        counts={**vars(counts), "documents": len(ladder.cohort), "glued": len(ladder.glued)},
+        made={},
+        heads=study.head_table(),
+        focus=study.focus_table(),
+        depths=study.depth_table(),
+        documents=study.document_table(),
+        forecasts=study.forecast_table(),
+        skill=study.skill_table(),
+        causes=study.cause_table(),
+        retrieval=retrieved,
+        remedies=remedies,
+        reference=beside,
+    )
+
+
+def _texts_and_queries(
+    texts: str | Path | Iterable[str], queries: Sequence[str] | None
+) -> tuple[Iterable[str], Sequence[str] | None]:
+    """The texts and the query of each, if every text has one."""
+    if not isinstance(texts, (str, Path)):
+        known = list(texts)
+        if queries is not None and len(queries) != len(known):
+            raise BadInput(f"there are {len(queries)} queries for {len(known)} texts; give one query for each text")
+        return known, queries
+    if queries is not None:
+        raise BadInput('queries are given beside a file of texts; give them as the field "query" of a .jsonl file')
+    found = [line for line in read_lines(texts) if not blank(line.text or "")]
+    asked = [line.query for line in found if line.query is not None]
+    if asked and len(asked) < len(found):
+        raise BadInput(f"{len(asked)} of {len(found)} texts in {str(texts)!r} have a query; give all of them one, or none")
+    return [line.text or "" for line in found], asked or None
+
+
+def pooling_of(encoder: Encoder, asked: str | None) -> str:
+    """How token embeddings become one: as asked, as the model's sentence-transformers files say, or their mean."""
+    if asked is not None:
+        return choice(asked, "pooling", ("mean", "cls"))
+    settings = encoder.folder / "1_Pooling" / "config.json" if encoder.folder is not None else None
+    if settings is not None and settings.is_file() and json.loads(settings.read_text()).get("pooling_mode_cls_token"):
+        return "cls"
+    return "mean"
+
+
+def _longest(meter: LengthMeter, up_to: int | None) -> int:
+    limit = meter.limit
+    if up_to is None:
+        return limit if meter.positions is not None else min(limit, UNTABLED)
+    rule = f"it must be a whole number from {SHORTEST} to {limit}, the limit of the encoder"
+    if whole(up_to, "up_to", SHORTEST, rule) > limit:
+        raise BadInput(f"up_to is {up_to}; {rule}")
+    return up_to
 
 
 class _Study:
     """One study under way: the rungs measured so far, and what was forecast before they were measured."""
 
-    def __init__(self, meter: LengthMeter, ladder: Ladder, progress: Progress | None) -> None:
-        self.meter, self.ladder = _Counting(meter, progress), ladder
+    def __init__(self, meter: LengthMeter, ladder: Ladder) -> None:
+        self.meter, self.ladder = meter, ladder
         self.rungs: dict[tuple[str, int], Rung] = {}
         self.beyond: list[forecast.Forecast] = []
-        half = (ladder.cohort if ladder.source == "prefix" else ladder.glued).half(odd=False)
-        low = [n for n in ladder.rungs if n <= ladder.start]
-        self.forecaster = forecast.Forecaster(self.meter, half, ladder.start, low)
+        half = ladder.documents(ladder.source, ladder.start).half(odd=False)
+        low = {n: meter.measure(half.prefixes(n)) for n in ladder.rungs if n <= ladder.start}
+        self.forecaster = forecast.Forecaster(meter, half, ladder.start, low)
         self.made = [self.forecaster.forecast(n) for n in ladder.rungs if n > ladder.start]
 
     def measure(self) -> None:
@@ -201,8 +272,9 @@ class _Study:
                 if len(documents) and (source == "glued" or n <= ladder.top):
                     self.rungs[source, n] = self.meter.measure(documents)
         self._measure_pieces()
-        upper = ladder.cohort if ladder.last <= ladder.top else ladder.glued
-        forecaster = forecast.Forecaster(self.meter, upper, ladder.last, ladder.rungs)
+        upper = ladder.documents(ladder.upper, ladder.last)
+        measured = {n: self.rungs[ladder.upper, n] for n in ladder.rungs}
+        forecaster = forecast.Forecaster(self.meter, upper, ladder.last, measured)
         self.beyond = [forecaster.forecast(ladder.last * 2**i) for i in range(1, BEYOND + 1)]
 
     def _measure_pieces(self) -> None:
@@ -315,10 +387,30 @@ class _Study:
             return {}
         return attention_parts(self.early, self.own, self.rungs["prefix", self.ladder.top])
 
+    def retrieval(self, documents: Documents, queries: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Ranks of documents for their queries by length and way, and with other temperatures at the last length."""
+        ladder = self.ladder
+        asked = documents.tokenized(self.meter.encoder.tokenizer, queries, ladder.start)
+        embedded = self.meter.embed(asked)
+        rows, known = [], {}
+        for n in ladder.rungs:
+            if ladder.start <= n <= ladder.top:
+                for way, found in retrieval.ranks_by_way(self.meter, embedded, documents, n, ladder.start).items():
+                    rows.append({"n": n, "way": way, "queries": len(found), **retrieval.row(found)})
+                    known[n, way] = found
+        remedies = []
+        scaling = math.log(ladder.top) / math.log(ladder.start)
+        for name, factor in [(f"{factor:g}", factor) for factor in FACTORS] + [("log n/log n₀", scaling)]:
+            with sharpened(self.meter.encoder, factor):
+                found = retrieval.ranks_by_way(self.meter, embedded, documents, ladder.top, ladder.top)["whole"]
+            gain = mean_interval(1 / found - 1 / known[ladder.top, "whole"])
+            ends = dict(zip(_ends("mrr_gain"), gain, strict=True))
+            remedies.append({"remedy": name, "factor": factor, "n": ladder.top, **retrieval.row(found), **ends})
+        return pd.DataFrame(rows), pd.DataFrame(remedies)
+
     def focus_table(self) -> pd.DataFrame:
         """One row a head: its focus by length, where it is lost, by measurement and by forecast."""
-        upper = "prefix" if self.ladder.last <= self.ladder.top else "glued"
-        own = {n: rung for (source, n), rung in self.rungs.items() if source == upper}
+        own = {n: rung for (source, n), rung in self.rungs.items() if source == self.ladder.upper}
         first = next(iter(own.values()))
         layer, head = (index.ravel() for index in np.indices(first.heads["entropy"].shape[1:]))
         means = {name: {n: rung.heads[name].mean(axis=0).ravel() for n, rung in own.items()} for name in MEASURED}
