@@ -73,7 +73,6 @@ class Projection:
         bias = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach()
         return cls(weight.reshape(heads, -1, weight.shape[1]), bias.reshape(heads, -1))
 
-
     def __call__(self, x: Tensor) -> Tensor:
         """(texts, n, d) → (texts, heads, n, width)."""
         heads, width, d = self.weight.shape

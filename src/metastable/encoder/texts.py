@@ -276,7 +276,7 @@ def batches(
 
 
 def tokenized(tokenizer: Any, texts: Iterable[str], limit: int, counts: TextCounts) -> Iterator[Row]:
-    """The tokens of each text, cut to `limit`, in the order of the texts. Texts with only special tokens are skipped."""
+    """The tokens of each text, cut to `limit`, in the order of the texts. Texts of special tokens only are skipped."""
     for window in windows(texts):
         found = _tokenized(tokenizer, window, limit, counts)
         counts.add(found)

@@ -47,7 +47,9 @@ def attention_parts(early: Sequence[Rung], own: Sequence[Rung] | None, whole: Ru
     return found
 
 
-def embedding_parts(early: Sequence[Rung], own: Sequence[Rung] | None, whole: Rung) -> dict[str, tuple[float, float, float]]:
+def embedding_parts(
+    early: Sequence[Rung], own: Sequence[Rung] | None, whole: Rung
+) -> dict[str, tuple[float, float, float]]:
     """The parts of the change of the cosine between documents, each with its interval of 95 % over documents."""
     averaged = _mean([_unit(piece.pooled) for piece in early])
     placed = None if own is None else _mean([_unit(piece.pooled) for piece in own])

@@ -69,10 +69,12 @@ class Groups:
         """The multiplicity of far tokens in a text with that many ordinary tokens, (texts, 1, queries)."""
         return (ordinary - self.counts["near"]).clamp_min(0) / self.counts["far"].clamp_min(1)
 
-    def statistics(self, special: Tensor | float = 1.0, near: Tensor | float = 1.0, far: Tensor | float = 1.0) -> dict[str, Tensor]:
+    def statistics(
+        self, special: Tensor | float = 1.0, near: Tensor | float = 1.0, far: Tensor | float = 1.0
+    ) -> dict[str, Tensor]:
         """`STATISTICS` with these multiplicities, each (texts, heads, queries)."""
-        weights = {"special": special, "near": near, "far": far}
-        z, first, second = (sum(weights[g] * self.sums[g][i] for g in weights) for i in range(3))
+        weights = (("special", special), ("near", near), ("far", far))
+        z, first, second = (sum((w * self.sums[name][i] for name, w in weights), torch.zeros(())) for i in range(3))
         return {
             "entropy": z.log() - first / z,
             "log_participation": 2 * z.log() - second.log(),

@@ -75,7 +75,9 @@ class Documents:
 
     def glued(self, n: int) -> Documents:
         """The texts joined one after the other, in order, and cut into documents of n tokens. A rest is left out."""
-        size, pieces, held = n - self.added, [], ()
+        size = n - self.added
+        pieces: list[Ids] = []
+        held: Ids = ()
         for ids in self.ids:
             held += ids
             while len(held) >= size:
@@ -92,7 +94,9 @@ class Documents:
         """Pieces of at most n tokens that cover each document, sorted by length, and the document of each piece."""
         size = n - self.added
         pieces = [
-            (ids[start : start + size], owner) for owner, ids in enumerate(self.ids) for start in range(0, len(ids), size)
+            (ids[start : start + size], owner)
+            for owner, ids in enumerate(self.ids)
+            for start in range(0, len(ids), size)
         ]
         pieces.sort(key=lambda piece: (len(piece[0]), piece[1]))
         return self.of(ids for ids, _ in pieces), [owner for _, owner in pieces]
@@ -118,9 +122,18 @@ class Documents:
         return Batch(inputs, mask, special, torch.tensor(list(numbers)))
 
 
-def read_documents(tokenizer: Any, texts: Iterable[str], longest: int, counts: TextCounts) -> Documents:
-    """The texts as documents of at most `longest` tokens. BadInput if none has `SHORTEST` tokens."""
-    ids, before, after, extra = [], (), (), ()
+def read_documents(
+    tokenizer: Any, texts: Iterable[str], longest: int, counts: TextCounts
+) -> tuple[Documents, list[int]]:
+    """The texts as documents of at most `longest` tokens, and the number of the text of each, counted from 0.
+
+    Texts without an ordinary token are left out. BadInput if no text has `SHORTEST` tokens.
+    """
+    ids: list[Ids] = []
+    numbers: list[int] = []
+    before: Ids = ()
+    after: Ids = ()
+    extra: tuple[str, ...] = ()
     most = 0
     for row in tokenized(tokenizer, texts, longest, counts):
         own = row.inputs["input_ids"]
@@ -128,12 +141,13 @@ def read_documents(tokenizer: Any, texts: Iterable[str], longest: int, counts: T
         before, after = tuple(own[:first]), tuple(own[last:])
         extra = tuple(name for name in row.inputs if name not in ("input_ids", "attention_mask"))
         ids.append(tuple(own[first:last]))
+        numbers.append(row.number)
         most = max(most, len(own))
     counts.check()
     if most < SHORTEST:
         raise BadInput(f"the longest text has {most} tokens; effects of length need texts of {SHORTEST} tokens or more")
     special = frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-    return Documents(tuple(ids), before, after, special, extra)
+    return Documents(tuple(ids), before, after, special, extra), numbers
 
 
 def _ordinary(added: Sequence[bool]) -> tuple[int, int]:

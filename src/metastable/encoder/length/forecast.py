@@ -101,7 +101,8 @@ class Forecaster:
 
     def _difference(self, known: Rung, ahead: dict[str, Floats]) -> dict[str, Floats]:
         return {
-            name: _corrected_scale(name, known.heads[name].mean(axis=0)) - _corrected_scale(name, ahead[name].mean(axis=0))
+            name: _corrected_scale(name, known.heads[name].mean(axis=0))
+            - _corrected_scale(name, ahead[name].mean(axis=0))
             for name in STATISTICS
         }
 

@@ -1,8 +1,8 @@
 """Retrieval by length: does the embedding of a document still answer its query when the document is long?
 
-Each pair is a query and its document. A query is ranked against all documents, cut to n tokens, by cosine. A document is
-represented by its own embedding, by the mean of the embeddings of its chunks, or by all of its chunks, of which the one
-closest to the query counts (maximum).
+Each pair is a query and its document. All documents, cut to n tokens, are ranked by their cosine with a query. A
+document is represented by its own embedding, by the mean of the embeddings of its chunks, or by all of its chunks, of
+which the one closest to the query counts (maximum).
 
 MRR is the mean of 1/rank; recall@k is the share of queries whose document is among the first k.
 """

@@ -177,7 +177,10 @@ def _evenly(special: Tensor, most: int) -> Tensor:
 
 def _stacked(parts: list[dict[str, Tensor]]) -> dict[str, Floats]:
     """(texts, …) of each layer or depth → (texts, layers, …)."""
-    return {name: torch.stack([part[name] for part in parts], dim=1).double().cpu().numpy() for name in (parts[0] if parts else ())}
+    return {
+        name: torch.stack([part[name] for part in parts], dim=1).double().cpu().numpy()
+        for name in (parts[0] if parts else ())
+    }
 
 
 def position_table(model: Any) -> nn.Embedding | None:
@@ -190,7 +193,7 @@ def position_table(model: Any) -> nn.Embedding | None:
 
 @dataclass(frozen=True)
 class Place:
-    """Positions of a short text in a long one: all tokens `shift` places later, those from `at` on `gap` places more."""
+    """Positions of a short text in a long one: tokens are `shift` places later, and `gap` more from token `at` on."""
 
     shift: int = 0
     gap: int = 0

@@ -1,8 +1,8 @@
 """The effects of length on one encoder: a ladder of lengths, forecasts, causes and retrieval.
 
 The ladder has the lengths 32, 64, 128, … up to the limit of the encoder. All rungs are measured on the same documents,
-those that reach the last rung, so that two rungs differ by the length alone. Where documents are too short for the upper
-rungs, texts glued together are measured instead. Glued texts show what attention does. They are not documents, so
+those that reach the last rung, so that two rungs differ by the length alone. Where documents are too short for the
+upper rungs, texts glued together are measured instead. Glued texts show what attention does. They are not documents, so
 nothing about embeddings is measured on them.
 
 Forecasts are made from one half of the documents, cut to n₀ tokens, and they are complete before any longer text is
@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ import pandas as pd
 from scipy.stats import norm
 from scipy.stats import t as student
 
+from metastable import files
 from metastable.arrays import whole
+from metastable.encoder.audit import frame, records
+from metastable.encoder.expression import parse
 from metastable.encoder.length import forecast, retrieval
 from metastable.encoder.length.causes import agreement, attention_parts, embedding_parts, jackknife, leave_one_out
 from metastable.encoder.length.dilution import MEASURED, STATISTICS
@@ -33,13 +37,16 @@ from metastable.encoder.length.rung import DEPTHS, Floats, LengthMeter, Place, R
 from metastable.encoder.length.temperature import sharpened
 from metastable.encoder.load import Encoder, load
 from metastable.encoder.texts import TextCounts, blank, read_lines
-from metastable.errors import BadInput, choice
+from metastable.errors import BadInput, choice, suggestion
+from metastable.run import storage as store
 
 SCHEMA = "metastable.length/1"
 FEWEST = 8
 """The smallest number of documents on a rung. Half of them make the forecast and half of them score it."""
-MOST = 64
+MOST = 32
 """Documents that are measured, the first ones that are long enough."""
+GLUED = 16
+"""Glued texts that are measured."""
 BEYOND = 3
 """The number of doublings beyond the last rung that are forecast."""
 UNTABLED = 1024
@@ -94,6 +101,54 @@ class Length:
     remedies: pd.DataFrame
     reference: Length | None = None
 
+    def __repr__(self) -> str:
+        many = f"{self.counts['documents']} documents of {self.top} tokens"
+        return f"Length({self.name!r}, {self.family}, n = {SHORTEST} to {self.last}, {many})"
+
+    def findings(self, expression: str) -> pd.DataFrame:
+        """The rows that meet an expression such as "n == 512 and top_weight < 0.1": of the first table that has its
+        columns, in the order of `TABLES`.
+        """
+        parsed = parse(expression)
+        for name in TABLES:
+            table: pd.DataFrame = getattr(self, name)
+            if set(parsed.columns) <= set(table.columns):
+                return parsed.rows(table)
+        known = sorted({str(column) for name in TABLES for column in getattr(self, name).columns})
+        unknown = next((name for name in parsed.columns if name not in known), None)
+        if unknown is not None:
+            raise BadInput(f"expression {expression!r}: there is no column {unknown!r}; {suggestion(unknown, known)}")
+        raise BadInput(f"expression {expression!r}: no table has all of its columns; ask about one table at a time")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything except the reference, for JSON."""
+        plain = {name: value for name, value in vars(self).items() if name not in (*TABLES, "reference")}
+        return {"schema": SCHEMA, **plain, **{name: records(getattr(self, name)) for name in TABLES}}
+
+    @classmethod
+    def load(cls, path: str | Path) -> Length:
+        """The result in a file length.json, or in the folder of that file."""
+        file = Path(path) / "length.json" if Path(path).is_dir() else Path(path)
+        saved = files.read_json(file, "the result of `metastable length`")
+        if saved.pop("schema", None) != SCHEMA:
+            raise BadInput(f"{file} is not a result of `metastable length` ({SCHEMA}); give its length.json")
+        try:
+            return cls(**{**saved, **{name: frame(saved[name]) for name in TABLES}})
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"{file} is damaged: {type(error).__name__}: {error}") from error
+
+    def save(self, folder: str | Path) -> dict[str, Path]:
+        """Write length.json and one CSV file a table that is not empty, each completely or not at all."""
+        out = Path(folder)
+        out.mkdir(parents=True, exist_ok=True)
+        written = {"length": out / "length.json"}
+        files.write_json(written["length"], self.to_dict())
+        for name in TABLES:
+            if len(getattr(self, name)):
+                written[name] = out / f"{name}.csv"
+                files.write_text(written[name], getattr(self, name).to_csv(index=False))
+        return written
+
 
 @dataclass(frozen=True)
 class Ladder:
@@ -140,7 +195,7 @@ class Ladder:
             start=max(SHORTEST, min(start, rungs[-1] // 4)),
             top=top,
             cohort=documents.at_least(top).first(MOST),
-            glued=documents.glued(rungs[-1]).first(MOST),
+            glued=documents.glued(rungs[-1]).first(GLUED),
         )
 
 
@@ -182,13 +237,17 @@ def length(
     measuring = meter(encoder, way, batch_size, progress)
     longest = _longest(measuring, up_to)
     counts = TextCounts()
-    documents = read_documents(own_tokenizer, known, longest, counts)
+    documents, numbers = read_documents(own_tokenizer, known, longest, counts)
     ladder = Ladder.of(documents, whole(start, "start", SHORTEST, f"it must be {SHORTEST} or more"), longest)
     study = _Study(measuring, ladder)
     if forecasted is not None:
         forecasted(study.forecast_table())
     study.measure()
-    retrieved, remedies = study.retrieval(documents, asked) if asked is not None else (pd.DataFrame(), pd.DataFrame())
+    retrieved, remedies = (
+        study.retrieval(documents, [asked[number] for number in numbers])
+        if asked is not None
+        else (pd.DataFrame(), pd.DataFrame())
+    )
     return Length(
         name=encoder.name,
         family=encoder.anatomy.family,
@@ -199,7 +258,7 @@ def length(
         top=ladder.top,
         last=ladder.last,
         counts={**vars(counts), "documents": len(ladder.cohort), "glued": len(ladder.glued)},
-        made={},
+        made={**store.versions(), "transformers": metadata.version("transformers")},
         heads=study.head_table(),
         focus=study.focus_table(),
         depths=study.depth_table(),
@@ -227,7 +286,8 @@ def _texts_and_queries(
     found = [line for line in read_lines(texts) if not blank(line.text or "")]
     asked = [line.query for line in found if line.query is not None]
     if asked and len(asked) < len(found):
-        raise BadInput(f"{len(asked)} of {len(found)} texts in {str(texts)!r} have a query; give all of them one, or none")
+        some = f"{len(asked)} of {len(found)} texts in {str(texts)!r} have a query"
+        raise BadInput(f"{some}; give all of them one, or none")
     return [line.text or "" for line in found], asked or None
 
 
@@ -344,12 +404,12 @@ class _Study:
         added = self.ladder.cohort.added
         return pieces[: (n - added) // (self.ladder.start - added)]
 
-    def forecast_table(self, scored: bool = True) -> pd.DataFrame:
+    def forecast_table(self) -> pd.DataFrame:
         """All forecasts; `measured` is NaN for lengths that were not measured."""
         parts = []
         for made in (*self.made, *self.beyond):
             layer, head = (index.ravel() for index in np.indices(made.deviation["entropy"].shape))
-            known = scored and made in self.made
+            known = bool(self.rungs) and made in self.made
             for name in STATISTICS:
                 low, high = made.interval(name, 1.0 if made in self.made else self.widened(name))
                 value = made.values[name][forecast.FORECAST]
@@ -421,7 +481,8 @@ class _Study:
         ahead = {made.n: self._forecast_focus(made) for made in (*self.made, *self.beyond)}
         columns["focus_at_start"] = focus[self.ladder.start]
         columns["loses_focus_at"] = _first_without(focus, self.ladder.start)
-        columns["forecast_to_lose_at"] = _first_without({self.ladder.start: focus[self.ladder.start], **ahead}, self.ladder.start)
+        now = {self.ladder.start: focus[self.ladder.start]}
+        columns["forecast_to_lose_at"] = _first_without(now | ahead, self.ladder.start)
         columns["score_gap"] = means["score_gap"][self.ladder.start]
         columns["gap_growth"] = _slope(means["score_gap"])
         for name, values in self._entropy_parts().items():
