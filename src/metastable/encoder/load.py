@@ -86,10 +86,10 @@ class Encoder:
         model = _copy(self.model)
         return replace(self, model=model, anatomy=anatomy(model))
 
-    def run(self, inputs: dict[str, torch.Tensor]) -> None:
-        """One forward pass on the model's device, without gradients and in the precision of the weights."""
+    def run(self, inputs: dict[str, torch.Tensor]) -> Any:
+        """The output of one forward pass on the model's device, without gradients and in the precision of the weights."""
         with torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
-            self.model(**{name: tensor.to(self.device) for name, tensor in inputs.items()})
+            return self.model(**{name: tensor.to(self.device) for name, tensor in inputs.items()})
 
     def reads_text(self) -> Any:
         """The tokenizer; BadInput with the reason if there is none."""

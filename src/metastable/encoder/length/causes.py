@@ -13,7 +13,7 @@ that of a piece alone to that of the whole document; each part is the difference
 
 - *averaging*: the mean of the embeddings of all pieces instead of the embedding of the first piece. The mean over more
   content is closer to the corpus mean; an ideal encoder does this too;
-- *positions*: pieces at the positions that they have in the document;
+- *positions*: pieces at the positions that they have in the document, after the special token at its beginning;
 - *attention*: the whole document at once instead of pieces: tokens attend to other pieces too.
 
 Encoders without a table of positions have no part *positions*.
@@ -25,7 +25,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from metastable.encoder.length.rung import Floats, Rung
+from metastable.encoder.length.intervals import jackknife
+from metastable.encoder.length.rung import Floats, Rung, unit
 
 ATTENTION = ("more tokens", "near tokens", "special tokens", "positions", "other scores")
 EMBEDDINGS = ("averaging", "positions", "attention")
@@ -51,8 +52,8 @@ def embedding_parts(
     early: Sequence[Rung], own: Sequence[Rung] | None, whole: Rung
 ) -> dict[str, tuple[float, float, float]]:
     """The parts of the change of the cosine between documents, each with its interval of 95 % over documents."""
-    averaged = _mean([_unit(piece.pooled) for piece in early])
-    placed = None if own is None else _mean([_unit(piece.pooled) for piece in own])
+    averaged = _mean([unit(piece.pooled) for piece in early])
+    placed = None if own is None else _mean([unit(piece.pooled) for piece in own])
     path = [early[0].pooled, averaged, placed, whole.pooled]
     names = [name for name, after in zip(EMBEDDINGS, path[1:], strict=True) if after is not None]
     known = [embeddings for embeddings in path if embeddings is not None]
@@ -65,30 +66,19 @@ def embedding_parts(
 
 def leave_one_out(embeddings: Floats) -> tuple[float, Floats]:
     """The mean cosine over pairs of different documents, and the same without each document in turn, (documents,)."""
-    unit = _unit(embeddings)
-    m = len(unit)
-    gram = unit @ unit.T
+    directions = unit(embeddings)
+    m = len(directions)
+    gram = directions @ directions.T
     rows = gram.sum(axis=1) - gram.diagonal()
     total = rows.sum()
     return total / (m * (m - 1)), (total - 2 * rows) / ((m - 1) * (m - 2))
 
 
-def jackknife(value: float, left_out: Floats) -> tuple[float, float, float]:
-    """A statistic with its interval of 95 % from its values without each document (Efron and Stein, 1981)."""
-    m = len(left_out)
-    reach = 1.96 * float(np.sqrt((m - 1) / m * ((left_out - left_out.mean()) ** 2).sum()))
-    return value, value - reach, value + reach
-
-
 def agreement(early: Sequence[Rung], whole: Rung) -> Floats:
     """The cosine between the embedding of each document and the mean of the embeddings of its pieces, (documents,)."""
-    averaged = _mean([_unit(piece.pooled) for piece in early])
-    return np.asarray((_unit(averaged) * _unit(whole.pooled)).sum(axis=1))
+    averaged = _mean([unit(piece.pooled) for piece in early])
+    return np.asarray((unit(averaged) * unit(whole.pooled)).sum(axis=1))
 
 
 def _mean(parts: Sequence[Floats]) -> Floats:
     return np.asarray(np.mean(np.stack(parts), axis=0))
-
-
-def _unit(vectors: Floats) -> Floats:
-    return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True))

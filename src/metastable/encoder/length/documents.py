@@ -18,6 +18,9 @@ from metastable.errors import BadInput
 SHORTEST = 32
 """The first rung of the ladder, in tokens."""
 
+MOST_TOKENS = 2**22
+"""Texts are read until they have this many tokens, so that memory is bounded."""
+
 Ids = tuple[int, ...]
 
 
@@ -58,29 +61,31 @@ class Documents:
         return self.of(ids for ids in self.ids if len(ids) + self.added >= n)
 
     def tokenized(self, tokenizer: Any, texts: Sequence[str], most: int) -> Documents:
-        """Other texts, each cut to `most` tokens; a text may be of any length, and a blank text has no token."""
+        """Other texts of any length, each cut to `most` tokens. A blank text has special tokens only."""
         rows = tokenizer(list(texts), add_special_tokens=False, truncation=True, max_length=most - self.added)
         return self.of(tuple(row) for row in rows["input_ids"])
 
     def first(self, many: int) -> Documents:
         return self.of(self.ids[:many])
 
-    def half(self, odd: bool) -> Documents:
-        """Every other document, from the first or from the second."""
-        return self.of(self.ids[int(odd) :: 2])
+    def half(self) -> Documents:
+        """Every other document, from the first."""
+        return self.of(self.ids[::2])
 
     def prefixes(self, n: int) -> Documents:
         """Their first n tokens."""
         return self.of(ids[: n - self.added] for ids in self.ids)
 
     def glued(self, n: int) -> Documents:
-        """The texts joined one after the other, in order, and cut into documents of n tokens. A rest is left out."""
+        """Documents of n tokens, each made of consecutive texts. The rest of the last text of each is left out, so that
+        every document begins where a text begins.
+        """
         size = n - self.added
         pieces: list[Ids] = []
         held: Ids = ()
         for ids in self.ids:
             held += ids
-            while len(held) >= size:
+            if len(held) >= size:
                 pieces.append(held[:size])
                 held = ()
         return self.of(pieces)
@@ -91,15 +96,10 @@ class Documents:
         return self.of(ids[number * size : (number + 1) * size] for ids in self.ids)
 
     def chunks(self, n: int) -> tuple[Documents, list[int]]:
-        """Pieces of at most n tokens that cover each document, sorted by length, and the document of each piece."""
+        """Pieces of at most n tokens that cover each document, and the document of each piece."""
         size = n - self.added
-        pieces = [
-            (ids[start : start + size], owner)
-            for owner, ids in enumerate(self.ids)
-            for start in range(0, len(ids), size)
-        ]
-        pieces.sort(key=lambda piece: (len(piece[0]), piece[1]))
-        return self.of(ids for ids, _ in pieces), [owner for _, owner in pieces]
+        places = [(owner, start) for owner, ids in enumerate(self.ids) for start in range(0, len(ids), size)]
+        return self.of(self.ids[owner][i : i + size] for owner, i in places), [owner for owner, _ in places]
 
     def batches(self, size: int) -> Iterator[Batch]:
         """Batches of at most `size` neighbouring documents of equal length, and of at most `TOKENS` tokens."""
@@ -134,7 +134,7 @@ def read_documents(
     before: Ids = ()
     after: Ids = ()
     extra: tuple[str, ...] = ()
-    most = 0
+    most = held = 0
     for row in tokenized(tokenizer, texts, longest, counts):
         own = row.inputs["input_ids"]
         first, last = _ordinary(row.added)
@@ -142,7 +142,9 @@ def read_documents(
         extra = tuple(name for name in row.inputs if name not in ("input_ids", "attention_mask"))
         ids.append(tuple(own[first:last]))
         numbers.append(row.number)
-        most = max(most, len(own))
+        most, held = max(most, len(own)), held + len(own)
+        if held > MOST_TOKENS:
+            break
     counts.check()
     if most < SHORTEST:
         raise BadInput(f"the longest text has {most} tokens; effects of length need texts of {SHORTEST} tokens or more")

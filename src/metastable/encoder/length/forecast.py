@@ -14,7 +14,7 @@ Simple rules use the measured values at n ≤ n₀:
 
 - *no change*: the value at n₀;
 - *constant H/log n*: the value at n₀ times log n'/log n₀ (for entropy and log participation);
-- *linear in log n*: the least-squares line in log n through all rungs up to n₀.
+- *linear in log n*: the least-squares line in log n through all rungs up to n₀, if there are two or more.
 
 error = mean over heads of |forecast − measured|, skill = 1 − error/error of the rule. A skill of 0 or less means that
 the rule is as good.
@@ -51,7 +51,7 @@ COVERAGE = 0.9
 
 DEVIATION = {"entropy": 0.10, "log_participation": 0.12, "top_weight": 0.09, "special_share": 0.17}
 """The standard deviation of the error of a forecast for each doubling; that of the logarithm for `LOGARITHMIC`.
-benchmarks/length.py measures it on several encoders."""
+From trials on two encoders."""
 
 
 @dataclass(frozen=True)
@@ -91,18 +91,17 @@ class Forecaster:
         self._misses = {base: self._difference(known, self._ahead(base, start)) for base in bases}
 
     def _ahead(self, base: int, n: int) -> dict[str, Floats]:
-        """Multiplicities and positions: by statistic, (documents, layers, heads)."""
+        """Multiplicities and positions: by statistic, (gaps, documents, layers, heads). The first gap is 0."""
         documents = self.documents.prefixes(base)
         room = n - base if self.meter.positions is None else min(n, self.meter.limit) - base
         gaps = (0,) if self.meter.positions is None else tuple(dict.fromkeys(round(share * room) for share in GAPS))
         parts = [self.meter.measure(documents, [n], Place(gap=gap, at=base // 2)) for gap in gaps]
-        self._plain = {name: parts[0].forecasts[name][..., 0].mean(axis=0) for name in STATISTICS}
-        return {name: np.mean([part.forecasts[name][..., 0] for part in parts], axis=0) for name in STATISTICS}
+        return {name: np.stack([part.forecasts[name][..., 0] for part in parts]) for name in STATISTICS}
 
     def _difference(self, known: Rung, ahead: dict[str, Floats]) -> dict[str, Floats]:
         return {
             name: _corrected_scale(name, known.heads[name].mean(axis=0))
-            - _corrected_scale(name, ahead[name].mean(axis=0))
+            - _corrected_scale(name, ahead[name].mean(axis=(0, 1)))
             for name in STATISTICS
         }
 
@@ -118,16 +117,18 @@ class Forecaster:
         values, deviation = {}, {}
         for name in STATISTICS:
             now = {length: rung.heads[name].mean(axis=0) for length, rung in self.measured.items()}
-            scaled = _corrected_scale(name, ahead[name].mean(axis=0)) + doublings * self.drift(name)
+            each = ahead[name].mean(axis=0)
+            scaled = _corrected_scale(name, each.mean(axis=0)) + doublings * self.drift(name)
             found = {
                 FORECAST: _plain_scale(name, scaled),
-                NEAR_FAR: self._plain[name],
+                NEAR_FAR: ahead[name][0].mean(axis=0),
                 "no change": now[self.start],
-                "linear in log n": line(now, n),
             }
+            if len(now) > 1:
+                found["linear in log n"] = line(now, n)
             if name not in LOGARITHMIC:
                 found["constant H/log n"] = now[self.start] * math.log(n) / math.log(self.start)
-            sampling = _corrected_scale(name, ahead[name]).std(axis=0, ddof=1) / math.sqrt(len(ahead[name]))
+            sampling = _corrected_scale(name, each).std(axis=0, ddof=1) / math.sqrt(len(each))
             values[name] = found
             deviation[name] = np.hypot(sampling, DEVIATION[name] * doublings)
         return Forecast(self.start, n, len(self.documents), values, deviation)
@@ -143,8 +144,6 @@ def _plain_scale(statistic: str, values: Floats) -> Floats:
 
 def line(values: Mapping[int, Floats], n: int) -> Floats:
     """The least-squares line in log n through values at several lengths, at n."""
-    if len(values) == 1:
-        return next(iter(values.values()))
     x = np.log(np.array(list(values), dtype=float))
     y = np.stack(list(values.values()))
     x_mean, y_mean = x.mean(), y.mean(axis=0)
@@ -170,7 +169,9 @@ def score(made: Forecast, measured: Floats, statistic: str, seed: int = 0, draws
         row: dict[str, object] = {"made_from": made.start, "n": made.n, "statistic": statistic, "method": method}
         row["error"] = float(errors[method][0])
         if method != FORECAST:
-            skill = 1 - errors[FORECAST] / errors[method]
+            # A rule without an error leaves nothing to gain: NaN.
+            rule = np.where(errors[method] > 0, errors[method], np.nan)
+            skill = 1 - errors[FORECAST] / rule
             low, high = np.quantile(skill[1:], [0.025, 0.975])
             row |= {"skill": float(skill[0]), "skill_low": float(low), "skill_high": float(high)}
         rows.append(row)

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import t as student
 
 from metastable.encoder.length.documents import Documents
-from metastable.encoder.length.rung import Floats, LengthMeter
+from metastable.encoder.length.intervals import mean_interval
+from metastable.encoder.length.rung import Floats, LengthMeter, unit
 
 CUTOFFS = (1, 5, 10)
 WAYS = ("whole", "mean of chunks", "maximum over chunks")
@@ -26,7 +26,7 @@ def ranks(queries: Floats, documents: Floats, owners: Sequence[int] | None = Non
 
     owners : the document of each row of `documents`; a document has the similarity of its closest row
     """
-    similarity = _unit(queries) @ _unit(documents).T
+    similarity = unit(queries) @ unit(documents).T
     if owners is not None:
         best = np.full((len(queries), max(owners) + 1), -np.inf)
         np.maximum.at(best.T, np.asarray(owners), similarity.T)
@@ -40,13 +40,11 @@ def ranks(queries: Floats, documents: Floats, owners: Sequence[int] | None = Non
 def ranks_by_way(meter: LengthMeter, queries: Floats, documents: Documents, n: int, chunk: int) -> dict[str, Floats]:
     """The ranks with documents cut to n tokens, for each of `WAYS`; only "whole" if n is not above the chunk size."""
     cut = documents.prefixes(n)
-    order = sorted(range(len(cut)), key=lambda i: len(cut.ids[i]))
-    embeddings = np.empty((len(cut), queries.shape[1]))
-    embeddings[order] = meter.embed(cut.of(cut.ids[i] for i in order))
+    embeddings = meter.embed(cut)
     found = {"whole": ranks(queries, embeddings)}
     if n > chunk:
         pieces, owners = cut.chunks(chunk)
-        embedded = _unit(meter.embed(pieces))
+        embedded = unit(meter.embed(pieces))
         sums = np.zeros_like(embeddings)
         np.add.at(sums, owners, embedded)
         found["mean of chunks"] = ranks(queries, sums)
@@ -56,20 +54,6 @@ def ranks_by_way(meter: LengthMeter, queries: Floats, documents: Documents, n: i
 
 def row(found: Floats) -> dict[str, float]:
     """MRR with its interval of 95 %, and recalls."""
-    reciprocal = 1 / found
-    mean, low, high = mean_interval(reciprocal)
+    mean, low, high = map(float, mean_interval(1 / found))
     recalls = {f"recall_{k}": float((found <= k).mean()) for k in CUTOFFS}
     return {"mrr": mean, "mrr_low": low, "mrr_high": high, **recalls}
-
-
-def mean_interval(values: Floats) -> tuple[float, float, float]:
-    """The mean with its interval of 95 % (Student's)."""
-    mean, count = float(values.mean()), len(values)
-    if count < 2:
-        return mean, float("nan"), float("nan")
-    reach = float(student.ppf(0.975, count - 1) * values.std(ddof=1) / np.sqrt(count))
-    return mean, mean - reach, mean + reach
-
-
-def _unit(vectors: Floats) -> Floats:
-    return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True))

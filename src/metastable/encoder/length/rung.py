@@ -24,7 +24,8 @@ from metastable.encoder.texts import Batch
 Floats = NDArray[np.float64]
 
 QUERIES = 64
-"""Attention is measured for this many tokens of a text, evenly spaced; tokens of effective ranks are the same."""
+"""Attention and effective ranks are measured for this many tokens of a text, evenly spaced between the special tokens
+at its ends. A special token inside a text counts as a query like any other."""
 
 DEPTHS = ("mean_cosine", "effective_rank", "hidden_cosine")
 """Statistics of the tokens of a text at a depth; the effective rank is that of `QUERIES` tokens at every length."""
@@ -105,16 +106,17 @@ class LengthMeter:
 
     def embed(self, documents: Documents) -> Floats:
         """The embedding of each document, of any lengths, (documents, d)."""
+        order = sorted(range(len(documents)), key=documents.length)
         found = []
-        for batch in documents.batches(self.batch_size):
-            with torch.inference_mode():
-                found.append(self._pooled(self.encoder.model(**batch.inputs).last_hidden_state))
+        for batch in documents.of(documents.ids[i] for i in order).batches(self.batch_size):
+            found.append(self._pooled(self.encoder.run(batch.inputs).last_hidden_state))
             self._count(batch)
-        return np.concatenate(found)
+        embeddings = np.concatenate(found)
+        return embeddings[np.argsort(order)]
 
     def _batch(self, documents: Documents, batch: Batch, targets: Sequence[int]) -> Rung:
         n = batch.mask.shape[1]
-        queries = _evenly(batch.special[0], QUERIES)
+        queries = _evenly(len(documents.before), n - len(documents.after)).to(self.encoder.device)
         heads: list[dict[str, Tensor]] = []
         ahead: list[dict[str, Tensor]] = []
         steps: list[dict[str, Tensor]] = []
@@ -137,7 +139,7 @@ class LengthMeter:
                 return
             layer = self.encoder.anatomy.layers[depth.index]
             scores = query_scores(layer, depth.x, queries)
-            groups = dilution.Groups(scores, queries, batch.special, dilution.WINDOW * n)
+            groups = dilution.Groups(scores, queries, ~chosen, dilution.WINDOW * n)
             heads.append(dilution.measured(groups))
             if targets:
                 ahead.append(dilution.forecast(groups, ordinary))
@@ -163,16 +165,21 @@ def query_scores(layer: AttentionLayer, x: Tensor, queries: Tensor) -> Tensor:
     """The scores of some queries over all keys, (texts, heads, queries, n); −inf for a key that is not seen."""
     k = layer.key(x)
     if layer.scores is not None:
-        return layer.scores(layer.query(x), k)[:, :, queries]
+        # All pairs of tokens at once: one text after the other bounds the memory, see `longest_text`.
+        q = layer.query(x)
+        return torch.cat([layer.scores(q[i : i + 1], k[i : i + 1])[:, :, queries] for i in range(len(x))])
     return layer.scale * layer.query(x[:, queries]) @ k.transpose(-1, -2)
 
 
-def _evenly(special: Tensor, most: int) -> Tensor:
-    """The positions of at most `most` ordinary tokens, evenly spaced."""
-    ordinary = (~special).nonzero().squeeze(-1)
-    if len(ordinary) <= most:
-        return ordinary
-    return ordinary[torch.linspace(0, len(ordinary) - 1, most).round().long()]
+def _evenly(first: int, end: int) -> Tensor:
+    """At most `QUERIES` positions from `first` to before `end`, evenly spaced."""
+    count = min(QUERIES, end - first)
+    return torch.linspace(first, end - 1, count, dtype=torch.float64).round().long()
+
+
+def unit(vectors: Floats) -> Floats:
+    """Each vector divided by its length, (…, d)."""
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True))
 
 
 def _stacked(parts: list[dict[str, Tensor]]) -> dict[str, Floats]:
@@ -193,15 +200,14 @@ def position_table(model: Any) -> nn.Embedding | None:
 
 @dataclass(frozen=True)
 class Place:
-    """Positions of a short text in a long one: tokens are `shift` places later, and `gap` more from token `at` on."""
+    """Positions of a short text in a long one: tokens from number `at` on are `gap` places later."""
 
-    shift: int = 0
-    gap: int = 0
-    at: int = 0
+    gap: int
+    at: int
 
     def __call__(self, positions: Tensor) -> Tensor:
         later = torch.arange(positions.shape[-1], device=positions.device) >= self.at
-        return positions + self.shift + self.gap * later
+        return positions + self.gap * later
 
 
 @contextmanager
