@@ -43,7 +43,7 @@ def length(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Measure a trained encoder on longer and longer texts: attention, similarity and retrieval, explained and forecast.
+    """Measure a trained encoder on longer and longer texts: attention, similarity and retrieval, and why they change.
 
     Forecasts are written to forecasts.csv before texts longer than --from are measured. Lengths are 32, 64, 128, …
     tokens. --fail-on asks about the first table that has all of its columns.

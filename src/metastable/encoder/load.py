@@ -87,7 +87,7 @@ class Encoder:
         return replace(self, model=model, anatomy=anatomy(model))
 
     def run(self, inputs: dict[str, torch.Tensor]) -> Any:
-        """The output of one forward pass on the model's device, without gradients and in the precision of the weights."""
+        """The output of one forward pass on the model's device, without gradients, in the precision of the weights."""
         with torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
             return self.model(**{name: tensor.to(self.device) for name, tensor in inputs.items()})
 

@@ -231,8 +231,8 @@ class _Study:
     def retrieve(self, documents: Documents, queries: Sequence[str]) -> None:
         """Rank documents for their queries by length and way, and with other temperatures at the last length."""
         top, chunk = self.ladder.top, min(self.ladder.start, self.ladder.top)
-        asked = documents.tokenized(self.meter.encoder.tokenizer, queries, self.ladder.last)
-        embedded = self.meter.embed(asked)
+        tokenizer = self.meter.encoder.tokenizer
+        embedded = self.meter.embed(documents.tokenized(tokenizer, queries, self.ladder.last))
         ranks: dict[str, Floats] = {}
         for n in self.ladder.rungs:
             if chunk <= n <= top:
@@ -246,7 +246,8 @@ class _Study:
         factors["log n/log n₀"] = math.log(top) / math.log(chunk)
         for name, factor in factors.items():
             with sharpened(self.meter.encoder, factor):
-                found = retrieval.ranks_by_way(self.meter, self.meter.embed(asked), documents, top, top)["whole"]
+                # Long documents only: queries are short and keep their embeddings.
+                found = retrieval.ranks_by_way(self.meter, embedded, documents, top, top)["whole"]
             # Bonferroni: one of several useless factors seems to help with probability 1 − LEVEL only.
             gain = mean_interval(1 / found - 1 / ranks["whole"], 1 - (1 - LEVEL) / len(factors))
             row = {"remedy": name, "factor": factor, "n": top, **retrieval.row(found), **named("mrr_gain", gain)}
@@ -337,10 +338,10 @@ class _Study:
         focus = {n: _focus(means["top_weight"][n], means["log_participation"][n], n) for n in rungs}
         ahead = {start: focus[start]}
         for made in (*self.made, *self.beyond):
-            values = {
-                name: made.values[name][forecast.FORECAST].ravel() for name in ("top_weight", "log_participation")
-            }
-            ahead[made.n] = _focus(values["top_weight"], values["log_participation"], made.n)
+            top_weight, log_participation = (
+                made.values[name][forecast.FORECAST].ravel() for name in ("top_weight", "log_participation")
+            )
+            ahead[made.n] = _focus(top_weight, log_participation, made.n)
         columns: dict[str, Any] = {
             **_places(rungs[start].heads["entropy"][0]),
             "focus_at_start": focus[start],
