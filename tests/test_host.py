@@ -121,14 +121,7 @@ NAMES = [
 
 # Calls that read or write files, start threads or have locks of their own.
 WITH_FILES_OR_THREADS = [
-    "attend tree",
-    "simulate",
-    "report",
-    "save and load",
-    "audit",
-    "length",
-    "Baseline.fit",
-    "Monitor",
+    *("attend tree", "simulate", "report", "save and load", "audit", "length", "Baseline.fit", "Monitor"),
 ]
 _WARM: set[str] = set()
 

@@ -25,7 +25,7 @@ def forecaster(meter, documents):
 
 @pytest.mark.parametrize("n", [128, 512])
 def test_a_forecast_is_exact_where_scores_repeat(forecaster, n):
-    made = forecaster.forecast(n)
+    made = forecaster.forecasts([n])[0]
     exact = {"entropy": math.log(n), "log_participation": math.log(n), "top_weight": 1 / n, "special_share": 2 / n}
     for name in STATISTICS:
         np.testing.assert_allclose(made.values[name][FORECAST], exact[name], rtol=1e-5)
@@ -33,11 +33,12 @@ def test_a_forecast_is_exact_where_scores_repeat(forecaster, n):
 
 
 def test_simple_rules(forecaster):
-    values = forecaster.forecast(128).values["entropy"]
+    (made,) = forecaster.forecasts([128])
+    values = made.values["entropy"]
     np.testing.assert_allclose(values["no change"], math.log(64), rtol=1e-6)
     np.testing.assert_allclose(values["constant H/log n"], math.log(128), rtol=1e-6)
     np.testing.assert_allclose(values["linear in log n"], math.log(128), rtol=1e-6)
-    assert "constant H/log n" not in forecaster.forecast(128).values["top_weight"]
+    assert "constant H/log n" not in made.values["top_weight"]
 
 
 def test_the_line_is_that_of_polyfit():
@@ -46,6 +47,15 @@ def test_the_line_is_that_of_polyfit():
     for place in np.ndindex(2, 3):
         slope, offset = np.polyfit(np.log([32, 64, 128]), [value[place] for value in values.values()], 1)
         assert line(values, 512)[place] == pytest.approx(offset + slope * math.log(512))
+
+
+def test_several_lengths_at_once(meter, documents):
+    own, some = meter("bert"), documents.first(4)
+    made = Forecaster(own, some, 32, {32: own.measure(some.prefixes(32))})
+    for each in made.forecasts([64, 128]):
+        (alone,) = made.forecasts([each.n])
+        for name in STATISTICS:
+            np.testing.assert_allclose(each.values[name][FORECAST], alone.values[name][FORECAST])
 
 
 def made_up(value, rule, deviation, statistic="entropy"):

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from metastable.encoder.length.result import FOCUS, SHARE
+
 if TYPE_CHECKING:
     from metastable.encoder.length.result import Length
 
 LINE = "linear in log n"
+MOST_NAMED = 5
+"""Heads that are named; the table focus has all of them."""
 
 
 def sentences(found: Length) -> list[str]:
@@ -44,9 +48,13 @@ def _focus(found: Length) -> Iterator[str]:
     heads = found.focus
     lost, sharp = heads["loses_focus_at"].notna(), int(heads["focus_at_start"].sum())
     yield (
-        f"{sharp} of {len(heads)} heads have focus at {found.start} tokens; {int(lost.sum())} of them lose it by "
-        f"{found.last} tokens."
+        f"{sharp} of {len(heads)} heads have focus at {found.start} tokens (top weight at least {FOCUS:g}, participation "
+        f"at most {SHARE:g} of the tokens); {int(lost.sum())} of them lose it by {found.last} tokens."
     )
+    if lost.any():
+        first = heads[lost].sort_values(["loses_focus_at", "layer", "head"]).head(MOST_NAMED)
+        names = ", ".join(f"layer {h.layer} head {h.head} at {h.loses_focus_at:.0f}" for h in first.itertuples())
+        yield f"The first to lose it: {names}."
     more = heads[~lost & (heads["forecast_to_lose_at"] > found.last)]
     if len(more):
         by = int(more["forecast_to_lose_at"].max())

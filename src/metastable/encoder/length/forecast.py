@@ -23,7 +23,7 @@ the rule is as good.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,15 +88,28 @@ class Forecaster:
         self.meter, self.documents, self.start, self.measured = meter, documents, start, measured
         bases = [base for base in (start // 2, start // 4) if base >= SMALLEST]
         known = measured[start]
-        self._misses = {base: self._difference(known, self._ahead(base, start)) for base in bases}
+        self._misses = {base: self._difference(known, self._ahead(base, [start])[0]) for base in bases}
 
-    def _ahead(self, base: int, n: int) -> dict[str, Floats]:
-        """Multiplicities and positions: by statistic, (gaps, documents, layers, heads). The first gap is 0."""
+    def _ahead(self, base: int, lengths: Sequence[int]) -> list[dict[str, Floats]]:
+        """Multiplicities and positions for each length: by statistic, (gaps, documents, layers, heads).
+
+        The first gap is 0; one pass serves all lengths there.
+        """
         documents = self.documents.prefixes(base)
-        room = n - base if self.meter.positions is None else min(n, self.meter.limit) - base
-        gaps = (0,) if self.meter.positions is None else tuple(dict.fromkeys(round(share * room) for share in GAPS))
-        parts = [self.meter.measure(documents, [n], Place(gap=gap, at=base // 2)) for gap in gaps]
-        return {name: np.stack([part.forecasts[name][..., 0] for part in parts]) for name in STATISTICS}
+        plain = self.meter.measure(documents, lengths)
+        found = []
+        for i, n in enumerate(lengths):
+            # Without a table of positions nothing moves. No position is beyond the table.
+            room = 0 if self.meter.positions is None else min(n, self.meter.limit) - base
+            gaps = sorted({round(share * room) for share in GAPS} - {0})
+            moved = [self.meter.measure(documents, [n], Place(gap, at=base // 2)) for gap in gaps]
+            found.append(
+                {
+                    name: np.stack([plain.forecasts[name][..., i], *(part.forecasts[name][..., 0] for part in moved)])
+                    for name in STATISTICS
+                }
+            )
+        return found
 
     def _difference(self, known: Rung, ahead: dict[str, Floats]) -> dict[str, Floats]:
         return {
@@ -111,9 +124,14 @@ class Forecaster:
         shape = self.measured[self.start].heads[statistic].shape[1:]
         return np.mean(per_doubling, axis=0) if per_doubling else np.zeros(shape)
 
-    def forecast(self, n: int) -> Forecast:
-        """All heads at n tokens."""
-        ahead, doublings = self._ahead(self.start, n), math.log2(n / self.start)
+    def forecasts(self, lengths: Sequence[int]) -> list[Forecast]:
+        """All heads at each length."""
+        if not lengths:
+            return []
+        return [self._forecast(n, ahead) for n, ahead in zip(lengths, self._ahead(self.start, lengths), strict=True)]
+
+    def _forecast(self, n: int, ahead: dict[str, Floats]) -> Forecast:
+        doublings = math.log2(n / self.start)
         values, deviation = {}, {}
         for name in STATISTICS:
             now = {length: rung.heads[name].mean(axis=0) for length, rung in self.measured.items()}

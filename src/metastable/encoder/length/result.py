@@ -20,6 +20,10 @@ from metastable.encoder.length.rung import DEPTHS
 from metastable.errors import BadInput, suggestion
 
 SCHEMA = "metastable.length/1"
+FOCUS = 0.25
+"""A head has focus where the mean top weight of its queries is at least this, …"""
+SHARE = 0.5
+"""… and its participation is at most this share of n."""
 
 
 def _ends(*names: str) -> tuple[str, ...]:

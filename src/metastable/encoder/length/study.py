@@ -24,7 +24,7 @@ from metastable.encoder.length.dilution import MEASURED, STATISTICS
 from metastable.encoder.length.documents import SHORTEST, Documents, read_documents
 from metastable.encoder.length.intervals import LEVEL, jackknife, mean_interval, named
 from metastable.encoder.length.ladder import Ladder
-from metastable.encoder.length.result import TABLES, Length, part_column, table_of
+from metastable.encoder.length.result import FOCUS, SHARE, TABLES, Length, part_column, table_of
 from metastable.encoder.length.rung import DEPTHS, Floats, LengthMeter, Place, Rung
 from metastable.encoder.length.temperature import sharpened
 from metastable.encoder.load import Encoder, load
@@ -36,10 +36,6 @@ BEYOND = 3
 """The number of doublings beyond the last rung that are forecast."""
 UNTABLED = 1024
 """The last rung of encoders without a table of positions, unless another one is asked for."""
-FOCUS = 0.25
-"""A head has focus where the mean top weight of its queries is at least this, …"""
-SHARE = 0.5
-"""… and its participation is at most this share of n."""
 FACTORS = (1.1, 1.25)
 """Constant factors of the scores that are tried as a remedy, beside log n/log n₀."""
 CANDIDATES = 1000
@@ -183,20 +179,20 @@ class _Study:
         self.retrieved: list[dict[str, Any]] = []
         self.remedies: list[dict[str, Any]] = []
         self._measure([(source, n) for source, n in ladder.measured if n <= ladder.start])
-        half = ladder.documents(ladder.source, ladder.start).half()
-        known = {n: self.rungs[ladder.source, n].some(slice(0, None, 2)) for n in ladder.rungs if n <= ladder.start}
-        forecaster = forecast.Forecaster(meter, half, ladder.start, known)
-        self.made = [forecaster.forecast(n) for n in ladder.rungs if n > ladder.start]
+        self.made = self._forecasts(ladder.source, ladder.start, [n for n in ladder.rungs if n > ladder.start])
+
+    def _forecasts(self, source: str, start: int, lengths: list[int]) -> list[forecast.Forecast]:
+        """Forecasts from one half of the documents, cut to `start` tokens."""
+        half = self.ladder.documents(source, start).half()
+        known = {n: self.rungs[source, n].some(slice(0, None, 2)) for n in self.ladder.rungs if n <= start}
+        return forecast.Forecaster(self.meter, half, start, known).forecasts(lengths)
 
     def measure(self) -> None:
         """Measure the upper rungs and the pieces of documents, and forecast beyond the last rung."""
         ladder = self.ladder
         self._measure([(source, n) for source, n in ladder.measured if n > ladder.start])
         self._measure_pieces()
-        upper = ladder.documents(ladder.upper, ladder.last)
-        known = {n: self.rungs[ladder.upper, n] for n in ladder.rungs}
-        forecaster = forecast.Forecaster(self.meter, upper, ladder.last, known)
-        self.beyond = [forecaster.forecast(ladder.last * 2**i) for i in range(1, BEYOND + 1)]
+        self.beyond = self._forecasts(ladder.upper, ladder.last, [ladder.last * 2**i for i in range(1, BEYOND + 1)])
 
     def _measure(self, wanted: Iterable[tuple[str, int]]) -> None:
         for source, n in wanted:
