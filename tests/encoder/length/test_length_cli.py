@@ -60,7 +60,7 @@ def test_json_reference_and_a_rule_that_is_met(folder, plain, tmp_path):
     assert found["schema"] == "metastable.length/1"
     assert found["findings"] == [{"n": 64, "source": "prefix", "layer": 1, "head": head} for head in range(4)]
     assert any("Reference" in sentence for sentence in found["sentences"])
-    assert "retrieval" not in found["written"]
+    assert pd.read_csv(found["written"]["retrieval"]).empty
 
 
 def test_a_rule_that_nothing_meets(folder, plain, tmp_path):
@@ -113,6 +113,7 @@ def test_bad_texts_are_one_line_and_leave_nothing(content, words, folder, tmp_pa
         (["--batch-size", 0], "batch"),
         (["--fail-on", "entropy <"], "cannot be read"),
         (["--fail-on", "entropi < 1"], "entropy"),
+        (["--fail-on", "mrr < 0.5"], "query"),
         (["--reference", "nowhere.json"], "nowhere.json"),
         (["--texts", "nowhere.txt"], "is no file"),
     ],

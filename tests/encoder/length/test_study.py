@@ -51,6 +51,7 @@ def test_numbers_are_consistent(found):
     at_top = heads[heads["n"] == 128].reset_index(drop=True)
     lost = found.focus["loses_focus_at"].notna()
     assert not at_top["focus"][found.focus["loses_focus_at"] == 128].any()
+    assert at_top["focus"][found.focus["forecast_to_lose_later"].notna()].all()
     assert found.focus["focus_at_start"][lost].all()
 
 
@@ -110,6 +111,7 @@ def test_texts_of_one_length_only(tokenizer):
     found = ms.length(tiny("bert", max_position_embeddings=40), texts, texts, tokenizer=tokenizer)
     assert (found.start, found.top, found.last) == (32, 32, 32)
     assert found.sentences()
+    assert found.findings("skill < 0").empty
 
 
 def test_forecasts_come_before_long_texts(tokenizer, long_texts, monkeypatch):

@@ -48,17 +48,22 @@ def _focus(found: Length) -> Iterator[str]:
     heads = found.focus
     lost, sharp = heads["loses_focus_at"].notna(), int(heads["focus_at_start"].sum())
     yield (
-        f"{sharp} of {len(heads)} heads have focus at {found.start} tokens (top weight at least {FOCUS:g}, participation "
-        f"at most {SHARE:g} of the tokens); {int(lost.sum())} of them lose it by {found.last} tokens."
+        f"{sharp} of {len(heads)} heads have focus at {found.start} tokens (top weight at least {FOCUS:g}, "
+        f"participation at most {SHARE:g} of the tokens); {int(lost.sum())} of them lose it by {found.last} tokens."
     )
     if lost.any():
         first = heads[lost].sort_values(["loses_focus_at", "layer", "head"]).head(MOST_NAMED)
         names = ", ".join(f"layer {h.layer} head {h.head} at {h.loses_focus_at:.0f}" for h in first.itertuples())
         yield f"The first to lose it: {names}."
-    more = heads[~lost & (heads["forecast_to_lose_at"] > found.last)]
-    if len(more):
-        by = int(more["forecast_to_lose_at"].max())
-        yield f"{len(more)} more {'is' if len(more) == 1 else 'are'} forecast to lose it by {by} tokens."
+    foreseen = heads["forecast_to_lose_at"].notna()
+    if (lost | foreseen).any():
+        yield (
+            f"The forecast made from {found.start} tokens names {int((lost & foreseen).sum())} of these heads and "
+            f"{int((foreseen & ~lost).sum())} others."
+        )
+    later = heads["forecast_to_lose_later"].dropna()
+    if len(later):
+        yield f"Forecast to lose it by {later.max():.0f} tokens: {len(later)} more."
 
 
 def _forecast(found: Length) -> Iterator[str]:

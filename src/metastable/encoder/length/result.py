@@ -39,7 +39,8 @@ _RETRIEVED = (*_ends("mrr"), *(f"recall_{k}" for k in CUTOFFS))
 TABLES: dict[str, tuple[str, ...]] = {
     "heads": ("n", "source", "layer", "head", *_ends(*MEASURED), "participation", "focus"),
     "focus": (
-        *("layer", "head", "focus_at_start", "loses_focus_at", "forecast_to_lose_at", "score_gap", "gap_growth"),
+        *("layer", "head", "focus_at_start", "loses_focus_at", "forecast_to_lose_at", "forecast_to_lose_later"),
+        *("score_gap", "gap_growth"),
         *map(part_column, ATTENTION),
     ),
     "depths": ("n", "source", "depth", *_ends(*DEPTHS)),
@@ -74,7 +75,8 @@ class Length:
     start : n₀, the length that forecasts are made from
     top : the longest rung of whole documents; last : the last rung, of glued texts if it is above `top`
     heads : a row for each length, source ("prefix" or "glued"), layer and head: `dilution.MEASURED` with intervals
-    focus : a row a head: where it loses its focus, by measurement and by forecast; the parts of its entropy change
+    focus : a row a head: the length at which it loses its focus: measured, forecast from n₀, and forecast from the
+        last rung for longer texts; its score gap and the slope of the gap in log n; the parts of its entropy change
     depths : a row for each length, source and depth: `rung.DEPTHS` with intervals
     documents : a row for each length: cosine between documents, agreement with the mean of pieces, with intervals
     forecasts : a row for each forecast of a head, with error bars and, where it was measured, the measured value
@@ -112,7 +114,7 @@ class Length:
     def findings(self, expression: str) -> pd.DataFrame:
         """The rows that meet an expression such as "n == 512 and top_weight < 0.1", of its table, see `table_of`."""
         table: pd.DataFrame = getattr(self, table_of(expression))
-        return parse(expression).rows(table)
+        return parse(expression).rows(table) if len(table) else table
 
     def sentences(self) -> list[str]:
         """What was found, in words."""
@@ -141,15 +143,14 @@ class Length:
             raise BadInput(f"cannot read {file} as a result of `metastable length`: {what}") from error
 
     def save(self, folder: str | Path) -> dict[str, Path]:
-        """Write length.json and one CSV file for each table with rows, each completely or not at all."""
+        """Write length.json and one CSV file for each table, each completely or not at all."""
         out = Path(folder)
         out.mkdir(parents=True, exist_ok=True)
         written = {"length": out / "length.json"}
         files.write_text(written["length"], files.to_json(self.to_dict(), indent=None))
         for name in TABLES:
-            if len(getattr(self, name)):
-                written[name] = out / f"{name}.csv"
-                files.write_text(written[name], getattr(self, name).to_csv(index=False))
+            written[name] = out / f"{name}.csv"
+            files.write_text(written[name], getattr(self, name).to_csv(index=False))
         return written
 
 

@@ -200,7 +200,10 @@ def position_table(model: Any) -> nn.Embedding | None:
 
 @dataclass(frozen=True)
 class Place:
-    """Positions of a short text in a long one: tokens from number `at` on are `gap` places later."""
+    """Positions of a short text in a long one: tokens from number `at` on are `gap` places later.
+
+    Only absolute positions move. Biases of relative positions stay those of the short text.
+    """
 
     gap: int
     at: int

@@ -7,7 +7,7 @@ measured. They are scored on the other half.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,8 @@ def length(
     meter = LengthMeter(encoder, way, batch_size, progress)
     longest = _longest(meter, up_to)
     known, asked = _texts_and_queries(texts, queries)
+    if asked is None and fail_on is not None and table_of(fail_on) in ("retrieval", "remedies"):
+        raise BadInput(f"{fail_on!r} is about retrieval; give a query for each text")
     counts = TextCounts()
     documents, numbers = read_documents(own_tokenizer, known, longest, counts)
     ladder = Ladder.of(documents, start, longest)
@@ -256,7 +258,7 @@ class _Study:
             for name in MEASURED:
                 columns |= named(name, mean_interval(rung.heads[name].reshape(len(rung), -1)))
             columns["participation"] = np.exp(columns["log_participation"])
-            columns["focus"] = _focus(columns["top_weight"], columns["log_participation"], n)
+            columns["focus"] = _focus(columns, n)
             parts.append(pd.DataFrame(columns))
         return pd.concat(parts, ignore_index=True)
 
@@ -331,18 +333,15 @@ class _Study:
         start = self.ladder.start
         rungs = {n: self.rungs[self.ladder.upper, n] for n in self.ladder.rungs}
         means = {name: {n: rung.heads[name].mean(axis=0).ravel() for n, rung in rungs.items()} for name in MEASURED}
-        focus = {n: _focus(means["top_weight"][n], means["log_participation"][n], n) for n in rungs}
-        ahead = {start: focus[start]}
-        for made in (*self.made, *self.beyond):
-            top_weight, log_participation = (
-                made.values[name][forecast.FORECAST].ravel() for name in ("top_weight", "log_participation")
-            )
-            ahead[made.n] = _focus(top_weight, log_participation, made.n)
+        focus = {n: _focus({name: means[name][n] for name in MEASURED}, n) for n in rungs}
+        last = self.ladder.last
+        ahead, later = ({made.n: _forecast_focus(made) for made in some} for some in (self.made, self.beyond))
         columns: dict[str, Any] = {
             **_places(rungs[start].heads["entropy"][0]),
             "focus_at_start": focus[start],
             "loses_focus_at": _first_without(focus, start),
-            "forecast_to_lose_at": _first_without(ahead, start),
+            "forecast_to_lose_at": _first_without({start: focus[start], **ahead}, start),
+            "forecast_to_lose_later": _first_without({last: focus[start] & focus[last], **later}, last),
             "score_gap": means["score_gap"][start],
             "gap_growth": _slope(means["score_gap"]),
         }
@@ -370,12 +369,17 @@ def _forecast_rows(made: forecast.Forecast, statistic: str, widened: float, know
     return pd.DataFrame({**columns, **{name: each.ravel() for name, each in values.items()}})
 
 
-def _focus(top_weight: Floats, log_participation: Floats, n: int) -> np.ndarray:
-    return np.asarray((top_weight >= FOCUS) & (np.exp(log_participation) <= SHARE * n))
+def _focus(values: Mapping[str, Floats], n: int) -> np.ndarray:
+    """Whether each head has focus, from its statistics at n tokens."""
+    return np.asarray((values["top_weight"] >= FOCUS) & (np.exp(values["log_participation"]) <= SHARE * n))
+
+
+def _forecast_focus(made: forecast.Forecast) -> np.ndarray:
+    return _focus({name: found[forecast.FORECAST].ravel() for name, found in made.values.items()}, made.n)
 
 
 def _first_without(focus: dict[int, np.ndarray], start: int) -> Floats:
-    """The first length above n₀ at which a head that has focus at n₀ has none; NaN if there is none."""
+    """The first length above `start` at which a head that has focus at `start` has none; NaN if there is none."""
     found = np.full(len(focus[start]), np.nan)
     for n in sorted(focus, reverse=True):
         if n > start:
