@@ -49,6 +49,9 @@ def test_short_documents_are_glued_for_the_upper_rungs():
     assert (ladder.start, ladder.top, ladder.last) == (64, 64, 256)
     assert len(ladder.glued) >= FEWEST
     assert {len(ids) for ids in ladder.documents("glued", 128).ids} == {126}
+    # Forecasts are made from one half and scored on the other: no text is in both.
+    texts = [{i // 1000 for i in ids} for ids in ladder.glued.ids]
+    assert not set.union(*texts[::2]) & set.union(*texts[1::2])
 
 
 @pytest.mark.parametrize(("start", "expected"), [(33, 32), (64, 64), (100, 64), (1000, 128)])

@@ -40,13 +40,8 @@ class Ladder:
         return self.rungs[-1]
 
     @property
-    def source(self) -> str:
-        """What forecasts are made from."""
-        return "prefix" if self.start <= self.top else "glued"
-
-    @property
     def upper(self) -> str:
-        """What reaches the last rung."""
+        """The source that reaches the last rung. Forecasts are made from it and scored on it."""
         return "prefix" if self.last <= self.top else "glued"
 
     @property

@@ -181,10 +181,11 @@ class _Study:
         self.retrieved: list[dict[str, Any]] = []
         self.remedies: list[dict[str, Any]] = []
         self._measure([(source, n) for source, n in ladder.measured if n <= ladder.start])
-        self.made = self._forecasts(ladder.source, ladder.start, [n for n in ladder.rungs if n > ladder.start])
+        self.made = self._forecasts(ladder.start, [n for n in ladder.rungs if n > ladder.start])
 
-    def _forecasts(self, source: str, start: int, lengths: list[int]) -> list[forecast.Forecast]:
-        """Forecasts from one half of the documents, cut to `start` tokens."""
+    def _forecasts(self, start: int, lengths: list[int]) -> list[forecast.Forecast]:
+        """Forecasts from one half of the documents that reach the last rung, cut to `start` tokens."""
+        source = self.ladder.upper
         half = self.ladder.documents(source, start).half()
         known = {n: self.rungs[source, n].some(slice(0, None, 2)) for n in self.ladder.rungs if n <= start}
         return forecast.Forecaster(self.meter, half, start, known).forecasts(lengths)
@@ -194,7 +195,7 @@ class _Study:
         ladder = self.ladder
         self._measure([(source, n) for source, n in ladder.measured if n > ladder.start])
         self._measure_pieces()
-        self.beyond = self._forecasts(ladder.upper, ladder.last, [ladder.last * 2**i for i in range(1, BEYOND + 1)])
+        self.beyond = self._forecasts(ladder.last, [ladder.last * 2**i for i in range(1, BEYOND + 1)])
 
     def _measure(self, wanted: Iterable[tuple[str, int]]) -> None:
         for source, n in wanted:
@@ -214,10 +215,8 @@ class _Study:
                 self.own.append(self.meter.measure(piece, [ladder.top], place) if number else self.early[0])
 
     def _scored_on(self, made: forecast.Forecast) -> Rung:
-        """The documents that the forecast was not made from, at its length."""
-        source = "prefix" if made.n <= self.ladder.top else "glued"
-        rung = self.rungs[source, made.n]
-        return rung.some(slice(1, None, 2)) if source == self.ladder.source else rung
+        """The half of the documents that the forecast was not made from, at its length."""
+        return self.rungs[self.ladder.upper, made.n].some(slice(1, None, 2))
 
     def widened(self, statistic: str) -> float:
         """How much wider than expected the error bars must be, from the forecasts that could be scored; at least 1."""
