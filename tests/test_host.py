@@ -59,13 +59,18 @@ def audit(model, texts, tokenizer):
 
 
 @pytest.fixture(scope="module")
+def long_texts(texts):
+    return [" ".join(texts[i : i + 10]) for i in range(0, 80, 10)]
+
+
+@pytest.fixture(scope="module")
 def other():
     # Not made inside the call: torch's way to seed a model is not safe in threads.
     return tiny("bert", seed=1)
 
 
 @pytest.fixture
-def calls(head, run, model, other, tokenizer, texts, baseline, audit, tmp_path):
+def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit, tmp_path):
     """Every public function that computes something, by name. `own_path` is another path for each call."""
     cloud = ms.uniform(300, d=3, seed=0)
     circle = ms.Head.from_interaction([[1.34, 0.2], [0.2, 0.76]], [[1.04, -0.29], [-0.29, 0.66]])
@@ -100,6 +105,7 @@ def calls(head, run, model, other, tokenizer, texts, baseline, audit, tmp_path):
         "audit": lambda: ms.audit(model, texts[:6], tokenizer=tokenizer),
         "audit report": lambda: audit.report(own_path(".html")),
         "compare": lambda: ms.compare(audit, ms.audit(other)),
+        "length": lambda: ms.length(model, long_texts, texts[:8], tokenizer=tokenizer).save(own_path(".length")),
         "Baseline.fit": lambda: ms.Baseline.fit(model, texts, tokenizer=tokenizer).save(own_path(".baseline")),
         "Monitor": examine,
     }
@@ -109,12 +115,14 @@ NAMES = [
     *("attend dense", "attend flash", "attend tree", "attend_with_bound", "velocity", "value_flow"),
     *("zero_temperature_flow", "clouds", "simulate", "simulate hardmax", "mean_field", "theory", "wasserstein"),
     *("certificate", "phases", "figures", "report", "save and load", "claims", "audit", "audit report", "compare"),
-    *("Baseline.fit", "Monitor"),
+    *("length", "Baseline.fit", "Monitor"),
 ]
 
 
 # Calls that read or write files, start threads or have locks of their own.
-WITH_FILES_OR_THREADS = ["attend tree", "simulate", "report", "save and load", "audit", "Baseline.fit", "Monitor"]
+WITH_FILES_OR_THREADS = [
+    *("attend tree", "simulate", "report", "save and load", "audit", "length", "Baseline.fit", "Monitor"),
+]
 _WARM: set[str] = set()
 
 
@@ -234,14 +242,14 @@ def test_in_a_forked_child(calls):
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_under_the_hosts_gradient_mode(mode, calls):
     with mode():
-        for name in ("theory", "simulate", "certificate", "report", "audit", "Monitor"):
+        for name in ("theory", "simulate", "certificate", "report", "audit", "length", "Monitor"):
             calls[name]()
 
 
 def test_under_another_default_dtype(calls):
     try:
         torch.set_default_dtype(torch.float64)
-        for name in ("theory", "simulate", "certificate", "attend flash", "audit", "Baseline.fit"):
+        for name in ("theory", "simulate", "certificate", "attend flash", "audit", "length", "Baseline.fit"):
             calls[name]()
     finally:
         torch.set_default_dtype(torch.float32)

@@ -12,6 +12,8 @@ from .encoder.audit import Audit as Audit
 from .encoder.audit import audit as audit
 from .encoder.compare import Comparison as Comparison
 from .encoder.compare import compare as compare
+from .encoder.length.result import Length as Length
+from .encoder.length.study import length as length
 from .errors import BadInput as BadInput
 from .errors import SimulationStopped as SimulationStopped
 from .flow.exact import value_flow as value_flow

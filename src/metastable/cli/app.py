@@ -16,6 +16,7 @@ from metastable.cli.calibrate import calibrate
 from metastable.cli.claims import claims
 from metastable.cli.compare import compare
 from metastable.cli.lab import lab
+from metastable.cli.length import length
 from metastable.cli.simulate import simulate
 from metastable.cli.sweep import sweep
 from metastable.cli.watch import watch
@@ -44,6 +45,7 @@ app.command(epilog="Example:  metastable claims laplace limit --full --out evide
 app.command(epilog="Example:  metastable audit ./my-encoder --texts sentences.txt --fail-on 'gap < 0.01' --out audit")(
     audit
 )
+app.command(epilog="Example:  metastable length ./my-encoder --texts pairs.jsonl --up-to 512 --out length")(length)
 app.command(epilog="Example:  metastable compare ./before ./after --texts sentences.txt --out moved")(compare)
 app.command(epilog="Example:  metastable calibrate ./my-encoder --texts clean.txt --out baseline")(calibrate)
 app.command(epilog="Example:  tail -F texts.log | metastable watch ./my-encoder --baseline baseline --out watched")(

@@ -73,6 +73,12 @@ class Projection:
         bias = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach()
         return cls(weight.reshape(heads, -1, weight.shape[1]), bias.reshape(heads, -1))
 
+    def __call__(self, x: Tensor) -> Tensor:
+        """(texts, n, d) → (texts, heads, n, width)."""
+        heads, width, d = self.weight.shape
+        flat = nn.functional.linear(x, self.weight.reshape(heads * width, d), self.bias.reshape(-1))
+        return flat.unflatten(-1, (heads, width)).transpose(1, 2)
+
 
 def projections(linears: Sequence[nn.Linear], heads: int) -> list[Projection]:
     """Query, key and value from their linear maps, or from one linear map that holds all three."""

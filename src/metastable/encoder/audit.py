@@ -110,15 +110,15 @@ class Audit:
             for (layer, head), (m, v) in self.weights.spectra.items()
         ]
         judged = [asdict(judgement) for judgement in self.verdict.layers]
-        verdict = {**vars(self.verdict), "layers": judged, "unusual": _records(self.verdict.unusual)}
+        verdict = {**vars(self.verdict), "layers": judged, "unusual": records(self.verdict.unusual)}
         return {
             "schema": SCHEMA,
             **{name: getattr(self, name) for name in PLAIN},
             "notes": list(self.notes),
             "verdict": verdict,
-            "heads": _records(self.heads),
-            "layers": _records(self.layers),
-            "weights": _records(self.weights.heads),
+            "heads": records(self.heads),
+            "layers": records(self.layers),
+            "weights": records(self.weights.heads),
             "spectra": spectra,
             "measured": None if self.measured is None else self.measured.to_dict(),
             "loop": None if self.loop is None else self.loop.to_dict(),
@@ -147,7 +147,7 @@ class Audit:
         return cls(
             **{name: saved[name] for name in PLAIN},
             notes=tuple(saved["notes"]),
-            weights=Weights(_frame(saved["weights"]), spectra),
+            weights=Weights(frame(saved["weights"]), spectra),
             measured=None if saved["measured"] is None else Measurements.from_dict(saved["measured"]),
             twin=None if saved["twin"] is None else cls._from_dict(saved["twin"]),
             loop=None if saved["loop"] is None else Loop.from_dict(saved["loop"]),
@@ -324,7 +324,8 @@ def _complex(pairs: list[list[float]]) -> np.ndarray:
     return np.array([complex(*pair) for pair in pairs])
 
 
-def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table for JSON: NaN is null, and infinities are "inf" and "-inf". `frame` reads them."""
     return [{str(name): _plain(value) for name, value in row.items()} for row in table.to_dict("records")]
 
 
@@ -334,9 +335,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _frame(records: list[dict[str, Any]]) -> pd.DataFrame:
+def frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
     words = {"inf": math.inf, "-inf": -math.inf}
-    table = pd.DataFrame([{name: words.get(value, value) for name, value in row.items()} for row in records])
+    table = pd.DataFrame([{name: words.get(value, value) for name, value in row.items()} for row in rows])
     for column in table.columns:
         if table[column].isna().any():
             table[column] = table[column].astype(float)

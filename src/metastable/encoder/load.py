@@ -46,6 +46,7 @@ class Encoder:
     model : the base model without a task head, in float32. It is the user's own model where that was given in float32:
         use `private` before running it.
     tokenizer : None for images and where there is none; `no_tokenizer` then says why.
+    folder : where it was read from; None for a model in memory.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Encoder:
     tokenizer: Any
     anatomy: Anatomy
     no_tokenizer: str = ""
+    folder: Path | None = None
 
     @property
     def limit(self) -> int:
@@ -84,10 +86,10 @@ class Encoder:
         model = _copy(self.model)
         return replace(self, model=model, anatomy=anatomy(model))
 
-    def run(self, inputs: dict[str, torch.Tensor]) -> None:
-        """One forward pass on the model's device, without gradients and in the precision of the weights."""
+    def run(self, inputs: dict[str, torch.Tensor]) -> Any:
+        """The output of one forward pass on the model's device, without gradients, in the precision of the weights."""
         with torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
-            self.model(**{name: tensor.to(self.device) for name, tensor in inputs.items()})
+            return self.model(**{name: tensor.to(self.device) for name, tensor in inputs.items()})
 
     def reads_text(self) -> Any:
         """The tokenizer; BadInput with the reason if there is none."""
@@ -119,7 +121,7 @@ def load(model: Any, allow_pickle: bool = False, tokenizer: Any = None) -> Encod
     if tokenizer is None:
         tokenizer, problem = _tokenizer(folder, settings["model_type"])
     _check_weights(name, base)
-    return Encoder(name, base.eval(), tokenizer, anatomy(base), problem)
+    return Encoder(name, base.eval(), tokenizer, anatomy(base), problem, folder)
 
 
 def twin(encoder: Encoder, seed: int = 0) -> Encoder:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metastable.encoder.anatomy import AttentionLayer
+from metastable.encoder.anatomy import Anatomy, AttentionLayer
 from metastable.encoder.exact_sums import ExactSums, Floats
 from metastable.encoder.fold import FoldedHead, fold
 from metastable.encoder.hooks import Depth, Tokens, read
@@ -146,6 +146,15 @@ def columns_of(name: str, tally: ExactSums) -> dict[str, Floats]:
     return {name: tally.mean(), f"{name}_low": low, f"{name}_high": high, f"{name}_slope": tally.slope()[0]}
 
 
+def longest_text(anatomy: Anatomy) -> int:
+    """The longest text that can be measured, in tokens: the limit of the encoder, or less where memory limits it.
+
+    Scores that depend on positions are computed for all pairs of tokens at once.
+    """
+    all_at_once = [layer.heads for layer in anatomy.layers if layer.scores is not None]
+    return min([anatomy.limit, *(int((SCORES / heads) ** 0.5) for heads in all_at_once)])
+
+
 class Meter:
     """An encoder ready to be measured, batch by batch: the statistics of each text, before any average over texts."""
 
@@ -154,8 +163,7 @@ class Meter:
         self.special = choice(special, "special", SPECIAL)
         self.lenses = [HeadLens(layer) for layer in encoder.anatomy.layers]
         self.betas = np.array([lens.beta for lens in self.lenses])
-        all_at_once = [layer.heads for layer in encoder.anatomy.layers if layer.scores is not None]
-        self.limit = min([encoder.limit, *(int((SCORES / heads) ** 0.5) for heads in all_at_once)])
+        self.limit = longest_text(encoder.anatomy)
 
     def empty(self) -> Measurements:
         """No texts yet."""

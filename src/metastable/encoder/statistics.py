@@ -53,6 +53,12 @@ def _over_pairs(total: Tensor, m: Tensor) -> Tensor:
     return torch.where(pairs > 0, total / pairs, torch.nan)
 
 
+def effective_rank(unit: Tensor) -> Tensor:
+    """The effective rank of clouds of unit vectors without padding, (texts, n, d) → (texts,): see `cloud`."""
+    m = torch.full((len(unit),), unit.shape[1], dtype=torch.float64, device=unit.device)
+    return _effective_rank(unit, unit @ unit.transpose(1, 2), m)
+
+
 def _effective_rank(x: Tensor, gram: Tensor, m: Tensor) -> Tensor:
     # Gram matrix and covariance share their nonzero eigenvalues; rows of padding only add zeros.
     small = gram if x.shape[1] <= x.shape[2] else x.transpose(1, 2) @ x

@@ -50,6 +50,7 @@ class Line:
 
     id, document : the fields of these names in a line of `.jsonl`, if they are strings or whole numbers. Texts of one
         document are not independent of each other.
+    query : the field of this name, if it is a string: a question that the text answers.
     """
 
     number: int
@@ -57,6 +58,7 @@ class Line:
     reason: str | None = None
     id: str | int | None = None
     document: str | None = None
+    query: str | None = None
 
 
 def read_texts(path: str | Path) -> Iterator[str]:
@@ -64,12 +66,17 @@ def read_texts(path: str | Path) -> Iterator[str]:
 
     Blank lines are returned; `batches` counts them. An unusable line, or a file without a text, is BadInput.
     """
+    return (line.text or "" for line in read_lines(path))
+
+
+def read_lines(path: str | Path) -> Iterator[Line]:
+    """The lines of a file, all with a text. An unusable line, or a file without a text, is BadInput."""
     any_text = False
     for line in lines(path):
         if line.text is None:
             raise BadInput(f"{_named(path)}, line {line.number}: {line.reason}")
         any_text = any_text or not blank(line.text)
-        yield line.text
+        yield line
     if not any_text:
         raise BadInput(f"{_named(path)} holds no text; give a file with one text a line")
 
@@ -151,7 +158,15 @@ def _record(number: int, text: str) -> Line:
     name, document = _name(record.get("id")), _name(record.get("document"))
     if len(str(name)) > LONGEST_ID:
         name = str(name)[: LONGEST_ID - 1] + "…"
-    return Line(number, None if reason else found, reason, name, None if document is None else str(document))
+    query = record.get("query")
+    return Line(
+        number,
+        None if reason else found,
+        reason,
+        name,
+        None if document is None else str(document),
+        query if isinstance(query, str) and not unusable(query) else None,
+    )
 
 
 def _name(value: Any) -> str | int | None:
@@ -179,6 +194,12 @@ class TextCounts:
     special: int = 0
     cut: int = 0
     skipped: int = 0
+
+    def add(self, rows: list[Row]) -> None:
+        """Count texts that are measured."""
+        self.texts += len(rows)
+        self.tokens += sum(len(row.special) for row in rows)
+        self.special += sum(sum(row.special) for row in rows)
 
     def check(self) -> None:
         """Refuse a corpus without a text."""
@@ -217,9 +238,16 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class _Tokens:
+class Row:
+    """One text as tokens.
+
+    inputs : the inputs of the model
+    added : which tokens the tokenizer added; special : these, and special tokens that the text itself contains
+    """
+
     number: int
     inputs: dict[str, list[int]]
+    added: list[bool]
     special: list[bool]
     cut: bool
 
@@ -236,18 +264,23 @@ def batches(
         raise BadInput(f"the batch size is {size}; it must be at least 1")
     counts = TextCounts() if counts is None else counts
     for window in windows(texts):
-        found = _tokenized(tokenizer, [(number, text) for number, text in window if not blank(text)], limit, counts)
-        counts.skipped += len(window) - len(found)
+        found = _tokenized(tokenizer, window, limit, counts)
         found.sort(key=lambda t: (len(t.special), t.number))
         while found:
             take = min(size, len(found))
             while take > 1 and take * len(found[take - 1].special) > TOKENS:
                 take -= 1
             part, found = found[:take], found[take:]
-            counts.texts += len(part)
-            counts.tokens += sum(len(t.special) for t in part)
-            counts.special += sum(sum(t.special) for t in part)
+            counts.add(part)
             yield _padded(tokenizer, part)
+
+
+def tokenized(tokenizer: Any, texts: Iterable[str], limit: int, counts: TextCounts) -> Iterator[Row]:
+    """The tokens of each text, cut to `limit`, in the order of the texts. Texts of special tokens only are skipped."""
+    for window in windows(texts):
+        found = _tokenized(tokenizer, window, limit, counts)
+        counts.add(found)
+        yield from found
 
 
 def strings(texts: Iterable[str]) -> Iterator[str]:
@@ -279,10 +312,11 @@ def windows(texts: Iterable[str]) -> Iterator[list[tuple[int, str]]]:
         yield window
 
 
-def _tokenized(tokenizer: Any, window: list[tuple[int, str]], limit: int, counts: TextCounts) -> list[_Tokens]:
+def _tokenized(tokenizer: Any, window: list[tuple[int, str]], limit: int, counts: TextCounts) -> list[Row]:
     special_ids = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     found = []
-    for (number, text), row in zip(window, _rows(tokenizer, [text for _, text in window], limit), strict=True):
+    known = [(number, text) for number, text in window if not blank(text)]
+    for (number, text), row in zip(known, _rows(tokenizer, [text for _, text in known], limit), strict=True):
         was_cut = row is None or len(row["input_ids"]) > limit
         if row is None or was_cut:
             row, was_cut = _cut(tokenizer, text, limit)
@@ -291,7 +325,8 @@ def _tokenized(tokenizer: Any, window: list[tuple[int, str]], limit: int, counts
         special = [bool(a) or i in special_ids for a, i in zip(added, row["input_ids"], strict=True)]
         if not all(special):
             counts.cut += was_cut
-            found.append(_Tokens(number, row, special, was_cut))
+            found.append(Row(number, row, [bool(a) for a in added], special, was_cut))
+    counts.skipped += len(window) - len(found)
     return found
 
 
@@ -327,7 +362,7 @@ def _cut(tokenizer: Any, text: str, limit: int) -> tuple[dict[str, list[int]], b
         end = min(4 * end, PIECE)
 
 
-def _padded(tokenizer: Any, part: list[_Tokens]) -> Batch:
+def _padded(tokenizer: Any, part: list[Row]) -> Batch:
     def column(rows: Iterable[list[Any]], value: int = 0) -> Tensor:
         return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
 

@@ -112,7 +112,8 @@ class BaseRun:
         return self._distance(p, target, cost)
 
     def _distance(self, p: float, target: str | Cloud, cost: str) -> xr.DataArray:
-        return self._distance_curve(f"W{p:g}", self._distances(self._clouds(), p, target, cost))
+        found = self._distances(self._clouds(), p, target, cost)
+        return self._distance_curve(f"W{p:g}", found)
 
     def _distances(self, clouds: Iterable[Cloud], p: float, target: str | Cloud, cost: str) -> list[transport.Distance]:
         if isinstance(target, Cloud):

@@ -1,0 +1,92 @@
+"""`metastable length`: what a trained encoder does as texts grow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from metastable.cli.exits import EXIT_FINDING, one_line_errors
+from metastable.cli.options import AllowPickle, AsJson, BatchSize, Debug, Model
+from metastable.errors import BadInput
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_SHOWN = 5
+"""Rows that meet --fail-on and are printed; the tables have all of them."""
+IN_JSON = ("schema", "name", "family", "fingerprint", "limit", "pooling", "start", "top", "last", "counts", "made")
+"""The parts of a result that --json prints; length.json has all of them."""
+PLACE = ("n", "source", "depth", "layer", "head", "statistic", "method", "quantity", "part", "way", "remedy")
+"""The columns that name a row of a table."""
+
+
+def length(
+    model: Model,
+    texts: Annotated[
+        str,
+        typer.Option(
+            help="One text a line, or .jsonl with a field text and, for retrieval, query; - is standard input."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for length.json and the CSV files.")] = Path("metastable-length"),
+    start: Annotated[int, typer.Option("--from", help="The length in tokens that forecasts are made from.")] = 128,
+    up_to: Annotated[int | None, typer.Option(help="The last length; at most the limit of the encoder.")] = None,
+    pooling: Annotated[str | None, typer.Option(help="mean or cls; by default that of the model's files.")] = None,
+    reference: Annotated[Path | None, typer.Option(help="The length.json of another encoder, for comparison.")] = None,
+    fail_on: Annotated[
+        str | None, typer.Option(help="Exit with 1 if a row of a table meets this: 'n == 512 and top_weight < 0.1'.")
+    ] = None,
+    batch_size: BatchSize = 32,
+    allow_pickle: AllowPickle = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Measure a trained encoder on longer and longer texts: attention, similarity and retrieval, and why they change.
+
+    Forecasts are written to forecasts.csv before texts longer than --from are measured. Lengths are 32, 64, 128, …
+    tokens. --fail-on asks about the first table that has all of its columns.
+    """
+    with one_line_errors(debug, resumes=False):
+        from metastable import files
+        from metastable.encoder.length import study
+        from metastable.progress import Texts
+
+        files.folder_for(out, "length.json")
+        if texts != "-" and not Path(texts).is_file():
+            raise BadInput(f"--texts {texts} is no file; give a file with one text a line, or - for standard input")
+
+        def write_forecasts(table: pd.DataFrame) -> None:
+            with files.writing(out):
+                out.mkdir(parents=True, exist_ok=True)
+            files.write_text(out / "forecasts.csv", table.to_csv(index=False))
+
+        with Texts(what="tokens") as bar:
+            found = study.length(
+                model, texts, start=start, up_to=up_to, pooling=pooling, reference=reference, batch_size=batch_size,
+                allow_pickle=allow_pickle, fail_on=fail_on, progress=bar, forecasted=write_forecasts,
+            )  # fmt: skip
+        places = None if fail_on is None else _places(found.findings(fail_on))
+        written = {name: str(path) for name, path in found.save(out).items()}
+        sentences = found.sentences()
+        if as_json:
+            saved = found.to_dict()
+            plain = {name: saved[name] for name in IN_JSON}
+            print(files.to_json({**plain, "sentences": sentences, "findings": places, "written": written}))
+        else:
+            print("\n".join([repr(found), *sentences, *_met(places), f"tables: {out}"]))
+        if places:
+            raise typer.Exit(EXIT_FINDING)
+
+
+def _met(places: list[dict[str, object]] | None) -> list[str]:
+    if places is None:
+        return []
+    shown = ["  " + ", ".join(f"{key} {at}" for key, at in place.items()) for place in places[:MOST_SHOWN]]
+    return [f"--fail-on is met by {len(places)} rows", *shown]
+
+
+def _places(rows: pd.DataFrame) -> list[dict[str, object]]:
+    """The columns that name each row."""
+    return [dict(row) for row in rows[[name for name in PLACE if name in rows]].to_dict("records")]

@@ -1,0 +1,1 @@
+"""Long texts: what a trained encoder does as texts grow, measured, explained and forecast."""

@@ -1,0 +1,202 @@
+"""Forecasts of attention at lengths that were not measured, their error bars, and their score against simple rules.
+
+A forecast from n₀ to n' uses documents of n₀ tokens only, and has three parts:
+
+1. *multiplicities*: near/far and atoms, see `dilution`;
+2. *positions*: the second half of the text is moved to later positions, as it would be in a text of n' tokens, by
+   0, 1/3, 2/3 and all of n' − n₀; the forecast is the mean of the four. Without a table of positions nothing moves;
+3. *drift*: scores sharpen or blur as contexts grow. The same forecast made from n₀/2 and n₀/4 misses the known value at
+   n₀; the mean miss for each doubling is added for each doubling from n₀ to n'.
+
+Entropy and log participation are corrected as they are, top weight and special share by their logarithms.
+
+Simple rules use the measured values at n ≤ n₀:
+
+- *no change*: the value at n₀;
+- *constant H/log n*: the value at n₀ times log n'/log n₀ (for entropy and log participation);
+- *linear in log n*: the least-squares line in log n through all rungs up to n₀, if there are two or more.
+
+error = mean over heads of |forecast − measured|, skill = 1 − error/error of the rule. A skill of 0 or less means that
+the rule is as good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import norm
+
+from metastable.encoder.length.dilution import STATISTICS
+from metastable.encoder.length.documents import Documents
+from metastable.encoder.length.rung import Floats, LengthMeter, Place, Rung
+
+FORECAST = "forecast"
+NEAR_FAR = "near/far alone"
+RULES = ("no change", "constant H/log n", "linear in log n")
+METHODS = (FORECAST, NEAR_FAR, *RULES)
+LOGARITHMIC = ("top_weight", "special_share")
+"""Statistics that are corrected by their logarithms."""
+
+SMALLEST = 16
+"""The shortest texts that drift is measured on, in tokens."""
+
+GAPS = (0.0, 1 / 3, 2 / 3, 1.0)
+"""How far the second half of a text is moved, as shares of n' − n₀."""
+
+COVERAGE = 0.9
+"""The nominal coverage of the error bars."""
+
+DEVIATION = {"entropy": 0.10, "log_participation": 0.12, "top_weight": 0.09, "special_share": 0.17}
+"""The standard deviation of the error of a forecast for each doubling; that of the logarithm for `LOGARITHMIC`.
+No committed program measures it yet."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Forecasts at one length for all heads, made before that length was measured.
+
+    start : n₀; n : n'; documents : the number of documents that it was made from
+    values : by statistic and method, (layers, heads)
+    deviation : by statistic, (layers, heads), the standard deviation of the error, on the scale of the correction
+    """
+
+    start: int
+    n: int
+    documents: int
+    values: dict[str, dict[str, Floats]]
+    deviation: dict[str, Floats]
+
+    def interval(self, statistic: str, widened: float = 1.0) -> tuple[Floats, Floats]:
+        """The ends of the error bars, which contain the measured value of a head with probability `COVERAGE`."""
+        reach = widened * norm.ppf(0.5 + COVERAGE / 2) * self.deviation[statistic]
+        value = _corrected_scale(statistic, self.values[statistic][FORECAST])
+        low, high = (_plain_scale(statistic, end) for end in (value - reach, value + reach))
+        return low, high
+
+
+class Forecaster:
+    """Documents cut to n₀ tokens and shorter, and what they say about longer ones.
+
+    documents : of at least n₀ tokens
+    measured : these documents at lengths up to n₀
+    """
+
+    def __init__(self, meter: LengthMeter, documents: Documents, start: int, measured: Mapping[int, Rung]) -> None:
+        self.meter, self.documents, self.start, self.measured = meter, documents, start, measured
+        bases = [base for base in (start // 2, start // 4) if base >= SMALLEST]
+        known = measured[start]
+        self._misses = {base: self._difference(known, self._ahead(base, [start])[0]) for base in bases}
+
+    def _ahead(self, base: int, lengths: Sequence[int]) -> list[dict[str, Floats]]:
+        """Multiplicities and positions for each length: by statistic, (gaps, documents, layers, heads).
+
+        The first gap is 0; one pass serves all lengths there.
+        """
+        documents = self.documents.prefixes(base)
+        plain = self.meter.measure(documents, lengths)
+        found = []
+        for i, n in enumerate(lengths):
+            # Without a table of positions nothing moves. No position is beyond the table.
+            room = 0 if self.meter.positions is None else min(n, self.meter.limit) - base
+            gaps = sorted({round(share * room) for share in GAPS} - {0})
+            moved = [self.meter.measure(documents, [n], Place(gap, at=base // 2)) for gap in gaps]
+            found.append(
+                {
+                    name: np.stack([plain.forecasts[name][..., i], *(part.forecasts[name][..., 0] for part in moved)])
+                    for name in STATISTICS
+                }
+            )
+        return found
+
+    def _difference(self, known: Rung, ahead: dict[str, Floats]) -> dict[str, Floats]:
+        return {
+            name: _corrected_scale(name, known.heads[name].mean(axis=0))
+            - _corrected_scale(name, ahead[name].mean(axis=(0, 1)))
+            for name in STATISTICS
+        }
+
+    def drift(self, statistic: str) -> Floats:
+        """The mean miss for each doubling, (layers, heads); 0 if n₀ is too short to know it."""
+        per_doubling = [miss[statistic] / math.log2(self.start / base) for base, miss in self._misses.items()]
+        shape = self.measured[self.start].heads[statistic].shape[1:]
+        return np.mean(per_doubling, axis=0) if per_doubling else np.zeros(shape)
+
+    def forecasts(self, lengths: Sequence[int]) -> list[Forecast]:
+        """All heads at each length."""
+        if not lengths:
+            return []
+        return [self._forecast(n, ahead) for n, ahead in zip(lengths, self._ahead(self.start, lengths), strict=True)]
+
+    def _forecast(self, n: int, ahead: dict[str, Floats]) -> Forecast:
+        doublings = math.log2(n / self.start)
+        values, deviation = {}, {}
+        for name in STATISTICS:
+            now = {length: rung.heads[name].mean(axis=0) for length, rung in self.measured.items()}
+            each = ahead[name].mean(axis=0)
+            scaled = _corrected_scale(name, each.mean(axis=0)) + doublings * self.drift(name)
+            found = {
+                FORECAST: _plain_scale(name, scaled),
+                NEAR_FAR: ahead[name][0].mean(axis=0),
+                "no change": now[self.start],
+            }
+            if len(now) > 1:
+                found["linear in log n"] = line(now, n)
+            if name not in LOGARITHMIC:
+                found["constant H/log n"] = now[self.start] * math.log(n) / math.log(self.start)
+            sampling = _corrected_scale(name, each).std(axis=0, ddof=1) / math.sqrt(len(each))
+            values[name] = found
+            deviation[name] = np.hypot(sampling, DEVIATION[name] * doublings)
+        return Forecast(self.start, n, len(self.documents), values, deviation)
+
+
+def _corrected_scale(statistic: str, values: Floats) -> Floats:
+    return np.log(np.maximum(values, 1e-9)) if statistic in LOGARITHMIC else values
+
+
+def _plain_scale(statistic: str, values: Floats) -> Floats:
+    return np.minimum(np.exp(values), 1.0) if statistic in LOGARITHMIC else values
+
+
+def line(values: Mapping[int, Floats], n: int) -> Floats:
+    """The least-squares line in log n through values at several lengths, at n."""
+    x = np.log(np.array(list(values), dtype=float))
+    y = np.stack(list(values.values()))
+    x_mean, y_mean = x.mean(), y.mean(axis=0)
+    slope = np.tensordot(x - x_mean, y - y_mean, axes=1) / ((x - x_mean) ** 2).sum()
+    return np.asarray(y_mean + slope * (math.log(n) - x_mean))
+
+
+def score(made: Forecast, measured: Floats, statistic: str, seed: int = 0, draws: int = 400) -> list[dict[str, object]]:
+    """A row for each method: its error on measured documents, and the skill of the forecast against it.
+
+    The intervals of 95 % are those of a bootstrap over the measured documents.
+
+    measured : (documents, layers, heads)
+    """
+    chance = np.random.default_rng(seed)
+    picks = chance.integers(0, len(measured), (draws, len(measured)))
+    means = np.stack([measured.mean(axis=0), *(measured[pick].mean(axis=0) for pick in picks)])
+    errors = {method: np.abs(found - means).mean(axis=(1, 2)) for method, found in made.values[statistic].items()}
+    rows: list[dict[str, object]] = []
+    for method in METHODS:
+        if method not in errors:
+            continue
+        row: dict[str, object] = {"made_from": made.start, "n": made.n, "statistic": statistic, "method": method}
+        row["error"] = float(errors[method][0])
+        if method != FORECAST:
+            # A rule without an error leaves nothing to gain: NaN.
+            rule = np.where(errors[method] > 0, errors[method], np.nan)
+            skill = 1 - errors[FORECAST] / rule
+            low, high = np.quantile(skill[1:], [0.025, 0.975])
+            row |= {"skill": float(skill[0]), "skill_low": float(low), "skill_high": float(high)}
+        rows.append(row)
+    return rows
+
+
+def misses(made: Forecast, measured: Floats, statistic: str) -> Floats:
+    """|error|/deviation for each head, (layers, heads)."""
+    scaled = [_corrected_scale(statistic, v) for v in (made.values[statistic][FORECAST], measured.mean(axis=0))]
+    return np.abs(scaled[0] - scaled[1]) / made.deviation[statistic]

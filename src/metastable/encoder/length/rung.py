@@ -1,0 +1,226 @@
+"""One rung of the ladder: an encoder on documents of one length, document by document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from metastable.encoder.anatomy import AttentionLayer
+from metastable.encoder.hooks import Depth, read
+from metastable.encoder.length import dilution
+from metastable.encoder.length.documents import Documents
+from metastable.encoder.load import Encoder
+from metastable.encoder.measure import longest_text
+from metastable.encoder.statistics import effective_rank, mean_cosine
+from metastable.encoder.texts import Batch
+
+Floats = NDArray[np.float64]
+
+QUERIES = 64
+"""Attention and effective ranks are measured for this many tokens of a text, evenly spaced between the special tokens
+at its ends. A special token inside a text counts as a query like any other."""
+
+DEPTHS = ("mean_cosine", "effective_rank", "hidden_cosine")
+"""Statistics of the tokens of a text at a depth; the effective rank is that of `QUERIES` tokens at every length."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """The statistics of each document at n tokens.
+
+    heads : by name (`dilution.MEASURED`), (documents, layers, heads)
+    forecasts : by name (`dilution.STATISTICS`), (documents, layers, heads, targets), forecasts at `targets`
+    steps : by name (`dilution.multiplied`), (documents, layers, heads), the entropy at the last of the targets
+    depths : by name (`DEPTHS`), (documents, depths)
+    pooled : (documents, d), the embedding of each document
+    """
+
+    n: int
+    targets: tuple[int, ...]
+    heads: dict[str, Floats]
+    forecasts: dict[str, Floats]
+    steps: dict[str, Floats]
+    depths: dict[str, Floats]
+    pooled: Floats
+
+    def __len__(self) -> int:
+        return len(self.pooled)
+
+    def some(self, chosen: Any) -> Rung:
+        """The same for some of the documents: indices, a slice or a mask."""
+        groups = {
+            name: {key: value[chosen] for key, value in getattr(self, name).items()}
+            for name in ("heads", "forecasts", "steps", "depths")
+        }
+        return Rung(self.n, self.targets, **groups, pooled=self.pooled[chosen])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Rung]) -> Rung:
+        """The documents of all parts, in order."""
+        groups = {
+            name: {key: np.concatenate([getattr(part, name)[key] for part in parts]) for key in getattr(parts[0], name)}
+            for name in ("heads", "forecasts", "steps", "depths")
+        }
+        return cls(parts[0].n, parts[0].targets, **groups, pooled=np.concatenate([part.pooled for part in parts]))
+
+
+class LengthMeter:
+    """An encoder ready to be measured on documents.
+
+    pooling : "mean" over all tokens, as sentence-transformers does, or "cls", the first token
+    """
+
+    def __init__(
+        self, encoder: Encoder, pooling: str, batch_size: int = 32, progress: Callable[[int], None] | None = None
+    ) -> None:
+        self.encoder = encoder.private()
+        self.pooling, self.batch_size = pooling, batch_size
+        self.positions = position_table(self.encoder.model)
+        self.limit = longest_text(self.encoder.anatomy)
+        self._progress, self._done = progress, 0
+
+    def measure(self, documents: Documents, targets: Sequence[int] = (), place: Place | None = None) -> Rung:
+        """Documents of one length.
+
+        targets : lengths to forecast
+        place : where the positions of the tokens are moved; nothing moves without a table of positions
+        """
+        parts = []
+        with moved(self.positions, place):
+            for batch in documents.batches(self.batch_size):
+                parts.append(self._batch(documents, batch, targets))
+                self._count(batch)
+        return Rung.joined(parts)
+
+    def _count(self, batch: Batch) -> None:
+        self._done += batch.mask.numel()
+        if self._progress is not None:
+            self._progress(self._done)
+
+    def embed(self, documents: Documents) -> Floats:
+        """The embedding of each document, of any lengths, (documents, d)."""
+        order = sorted(range(len(documents)), key=documents.length)
+        found = []
+        for batch in documents.of(documents.ids[i] for i in order).batches(self.batch_size):
+            found.append(self._pooled(self.encoder.run(batch.inputs).last_hidden_state))
+            self._count(batch)
+        embeddings = np.concatenate(found)
+        return embeddings[np.argsort(order)]
+
+    def _batch(self, documents: Documents, batch: Batch, targets: Sequence[int]) -> Rung:
+        n = batch.mask.shape[1]
+        queries = _evenly(len(documents.before), n - len(documents.after)).to(self.encoder.device)
+        heads: list[dict[str, Tensor]] = []
+        ahead: list[dict[str, Tensor]] = []
+        steps: list[dict[str, Tensor]] = []
+        depths: list[dict[str, Tensor]] = []
+        last: list[Tensor] = []
+        ordinary = [target - documents.added for target in targets]
+
+        def visit(depth: Depth) -> None:
+            chosen = depth.passage.chosen
+            hidden = depth.tokens.hidden
+            depths.append(
+                {
+                    "mean_cosine": mean_cosine(depth.tokens.unit, chosen),
+                    "effective_rank": effective_rank(depth.tokens.unit[:, queries]),
+                    "hidden_cosine": mean_cosine(nn.functional.normalize(hidden, dim=-1), chosen),
+                }
+            )
+            if depth.index == len(self.encoder.anatomy.layers):
+                last.append(hidden)
+                return
+            layer = self.encoder.anatomy.layers[depth.index]
+            scores = query_scores(layer, depth.x, queries)
+            groups = dilution.Groups(scores, queries, ~chosen, dilution.WINDOW * n)
+            heads.append(dilution.measured(groups))
+            if targets:
+                ahead.append(dilution.forecast(groups, ordinary))
+                steps.append(dilution.multiplied(groups, ordinary[-1], n - documents.added))
+
+        read(self.encoder, batch, "exclude", range(len(self.encoder.anatomy.layers) + 1), visit)
+        return Rung(
+            n,
+            tuple(targets),
+            heads=_stacked(heads),
+            forecasts=_stacked(ahead),
+            steps=_stacked(steps),
+            depths=_stacked(depths),
+            pooled=self._pooled(last[0]),
+        )
+
+    def _pooled(self, hidden: Tensor) -> Floats:
+        found = hidden[:, 0] if self.pooling == "cls" else hidden.mean(dim=1)
+        return found.double().cpu().numpy()
+
+
+def query_scores(layer: AttentionLayer, x: Tensor, queries: Tensor) -> Tensor:
+    """The scores of some queries over all keys, (texts, heads, queries, n); −inf for a key that is not seen."""
+    k = layer.key(x)
+    if layer.scores is not None:
+        # All pairs of tokens at once: one text after the other bounds the memory, see `longest_text`.
+        q = layer.query(x)
+        return torch.cat([layer.scores(q[i : i + 1], k[i : i + 1])[:, :, queries] for i in range(len(x))])
+    return layer.scale * layer.query(x[:, queries]) @ k.transpose(-1, -2)
+
+
+def _evenly(first: int, end: int) -> Tensor:
+    """At most `QUERIES` positions from `first` to before `end`, evenly spaced."""
+    count = min(QUERIES, end - first)
+    return torch.linspace(first, end - 1, count, dtype=torch.float64).round().long()
+
+
+def unit(vectors: Floats) -> Floats:
+    """Each vector divided by its length, (…, d)."""
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True))
+
+
+def _stacked(parts: list[dict[str, Tensor]]) -> dict[str, Floats]:
+    """(texts, …) of each layer or depth → (texts, layers, …)."""
+    return {
+        name: torch.stack([part[name] for part in parts], dim=1).double().cpu().numpy()
+        for name in (parts[0] if parts else ())
+    }
+
+
+def position_table(model: Any) -> nn.Embedding | None:
+    """The table of absolute positions; None for an encoder with relative or rotary positions only."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return module
+    return None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Positions of a short text in a long one: tokens from number `at` on are `gap` places later.
+
+    Only absolute positions move. Biases of relative positions stay those of the short text.
+    """
+
+    gap: int
+    at: int
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        later = torch.arange(positions.shape[-1], device=positions.device) >= self.at
+        return positions + self.gap * later
+
+
+@contextmanager
+def moved(table: nn.Embedding | None, place: Place | None) -> Iterator[None]:
+    """Within this context the positions of every pass are moved. The table must belong to a private model."""
+    if table is None or place is None:
+        yield
+        return
+    handle = table.register_forward_pre_hook(lambda _, arguments: (place(arguments[0]),))
+    try:
+        yield
+    finally:
+        handle.remove()

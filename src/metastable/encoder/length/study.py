@@ -1,0 +1,395 @@
+"""The effects of length on one encoder, step by step: forecasts, measurements, causes and retrieval.
+
+Forecasts are made from one half of the documents, cut to n₀ tokens, and they are complete before any longer text is
+measured. They are scored on the other half.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import norm
+
+from metastable import files
+from metastable.arrays import whole
+from metastable.encoder.length import forecast, retrieval
+from metastable.encoder.length.causes import agreement, attention_parts, embedding_parts, leave_one_out
+from metastable.encoder.length.dilution import MEASURED, STATISTICS
+from metastable.encoder.length.documents import SHORTEST, Documents, read_documents
+from metastable.encoder.length.intervals import LEVEL, jackknife, mean_interval, named
+from metastable.encoder.length.ladder import Ladder
+from metastable.encoder.length.result import FOCUS, SHARE, TABLES, Length, part_column, table_of
+from metastable.encoder.length.rung import DEPTHS, Floats, LengthMeter, Place, Rung
+from metastable.encoder.length.temperature import sharpened
+from metastable.encoder.load import Encoder, load
+from metastable.encoder.texts import TextCounts, blank, read_lines, strings
+from metastable.errors import BadInput, choice
+from metastable.run import storage as store
+
+BEYOND = 3
+"""The number of doublings beyond the last rung that are forecast."""
+UNTABLED = 1024
+"""The last rung of encoders without a table of positions, unless another one is asked for."""
+FACTORS = (1.1, 1.25)
+"""Constant factors of the scores that are tried as a remedy, beside log n/log n₀."""
+CANDIDATES = 1000
+"""Documents that compete in retrieval, the first ones."""
+
+
+def length(
+    model: Any,
+    texts: str | Path | Iterable[str],
+    queries: Sequence[str] | None = None,
+    *,
+    start: int = 128,
+    up_to: int | None = None,
+    pooling: str | None = None,
+    reference: Length | str | Path | None = None,
+    batch_size: int = 32,
+    allow_pickle: bool = False,
+    tokenizer: Any = None,
+    fail_on: str | None = None,
+    progress: Callable[[int], None] | None = None,
+    forecasted: Callable[[pd.DataFrame], None] | None = None,
+) -> Length:
+    """What happens to an encoder as texts grow.
+
+    The model of a host program is not touched: a copy of its modules that shares the weights is measured.
+
+    texts : a list, or a file with one text a line; in a file `.jsonl` a field query beside text makes pairs
+    queries : the query of each text, for retrieval
+    start : n₀, the length in tokens that forecasts are made from: the nearest rung below, and at most a quarter of the
+        last rung
+    up_to : the last length of the ladder, at most the limit of the encoder
+    pooling : "mean" or "cls"; None takes that of the model's sentence-transformers files, or "mean"
+    reference : the result for another encoder, for comparison
+    fail_on : an expression (see `Length.findings`); one that does not fit the tables is refused before texts are read
+    progress : called with the number of tokens done
+    forecasted : called with the table of forecasts before any text longer than n₀ is measured
+    """
+    if fail_on is not None:
+        table_of(fail_on)
+    whole(start, "start", SHORTEST, f"it must be a whole number, {SHORTEST} or more")
+    whole(batch_size, "the batch size", 1, "it must be at least 1")
+    beside = Length.load(reference) if isinstance(reference, (str, Path)) else reference
+    encoder = load(model, allow_pickle=allow_pickle, tokenizer=tokenizer)
+    own_tokenizer = encoder.reads_text()
+    way = pooling_of(encoder, pooling)
+    meter = LengthMeter(encoder, way, batch_size, progress)
+    longest = _longest(meter, up_to)
+    known, asked = _texts_and_queries(texts, queries)
+    if asked is None and fail_on is not None and table_of(fail_on) in ("retrieval", "remedies"):
+        raise BadInput(f"{fail_on!r} is about retrieval; give a query for each text")
+    counts = TextCounts()
+    documents, numbers = read_documents(own_tokenizer, known, longest, counts)
+    ladder = Ladder.of(documents, start, longest)
+    study = _Study(meter, ladder)
+    if forecasted is not None:
+        forecasted(study.forecast_table())
+    study.measure()
+    if asked is not None:
+        study.retrieve(documents.first(CANDIDATES), [asked[number] for number in numbers[:CANDIDATES]])
+    return Length(
+        name=encoder.name,
+        family=encoder.anatomy.family,
+        fingerprint=encoder.fingerprint,
+        limit=meter.limit,
+        pooling=way,
+        start=ladder.start,
+        top=ladder.top,
+        last=ladder.last,
+        counts={**vars(counts), "documents": len(ladder.cohort), "glued": len(ladder.glued)},
+        made={**store.versions(), "transformers": metadata.version("transformers")},
+        heads=study.head_table(),
+        focus=study.focus_table(),
+        depths=study.depth_table(),
+        documents=study.document_table(),
+        forecasts=study.forecast_table(),
+        skill=study.skill_table(),
+        causes=study.cause_table(),
+        retrieval=_table("retrieval", study.retrieved),
+        remedies=_table("remedies", study.remedies),
+        reference=beside,
+    )
+
+
+def _texts_and_queries(
+    texts: str | Path | Iterable[str], queries: Sequence[str] | None
+) -> tuple[Iterable[str], Sequence[str] | None]:
+    """The texts, and the query of each text or None."""
+    if not isinstance(texts, (str, Path)):
+        if queries is None:
+            return texts, None
+        known, asked = list(texts), list(strings(queries))
+        if len(asked) != len(known):
+            raise BadInput(f"there are {len(asked)} queries for {len(known)} texts; give one query for each text")
+        return known, asked
+    if queries is not None:
+        raise BadInput('queries are given beside a file of texts; give them as the field "query" of a .jsonl file')
+    found = [line for line in read_lines(texts) if not blank(line.text or "")]
+    asked = [line.query for line in found if line.query is not None]
+    if asked and len(asked) < len(found):
+        some = f"{len(asked)} of {len(found)} texts in {str(texts)!r} have a query"
+        raise BadInput(f"{some}; give all of them one, or none")
+    return [line.text or "" for line in found], asked or None
+
+
+def pooling_of(encoder: Encoder, asked: str | None) -> str:
+    """How token embeddings become one: as asked, as the model's sentence-transformers files say, or their mean."""
+    if asked is not None:
+        return choice(asked, "pooling", ("mean", "cls"))
+    settings = encoder.folder / "1_Pooling" / "config.json" if encoder.folder is not None else None
+    if settings is None or not settings.is_file():
+        return "mean"
+    return "cls" if files.read_json(settings, "the file").get("pooling_mode_cls_token") else "mean"
+
+
+def _longest(meter: LengthMeter, up_to: int | None) -> int:
+    """The longest text that is read, in tokens."""
+    limit = meter.limit
+    if limit < SHORTEST:
+        raise BadInput(f"the encoder reads at most {limit} tokens; effects of length begin at {SHORTEST} tokens")
+    if up_to is None:
+        return limit if meter.positions is not None else min(limit, UNTABLED)
+    rule = f"it must be a whole number from {SHORTEST} to {limit}, the limit of the encoder"
+    if whole(up_to, "up_to", SHORTEST, rule) > limit:
+        raise BadInput(f"up_to is {up_to}; {rule}")
+    return up_to
+
+
+class _Study:
+    """One study under way. It is made with the rungs up to n₀ and the forecasts from them; `measure` adds the others.
+
+    rungs : by source and length, see `Ladder.measured`
+    made : forecasts from n₀ at the upper rungs; beyond : forecasts from the last rung
+    early, own : the documents in pieces of n₀ tokens, at the first positions and at their own positions; own is None
+        without a table of positions
+    """
+
+    def __init__(self, meter: LengthMeter, ladder: Ladder) -> None:
+        self.meter, self.ladder = meter, ladder
+        self.rungs: dict[tuple[str, int], Rung] = {}
+        self.beyond: list[forecast.Forecast] = []
+        self.early: list[Rung] = []
+        self.own: list[Rung] | None = None if meter.positions is None else []
+        self.retrieved: list[dict[str, Any]] = []
+        self.remedies: list[dict[str, Any]] = []
+        self._measure([(source, n) for source, n in ladder.measured if n <= ladder.start])
+        self.made = self._forecasts(ladder.start, [n for n in ladder.rungs if n > ladder.start])
+
+    def _forecasts(self, start: int, lengths: list[int]) -> list[forecast.Forecast]:
+        """Forecasts from one half of the documents that reach the last rung, cut to `start` tokens."""
+        source = self.ladder.upper
+        half = self.ladder.documents(source, start).half()
+        known = {n: self.rungs[source, n].some(slice(0, None, 2)) for n in self.ladder.rungs if n <= start}
+        return forecast.Forecaster(self.meter, half, start, known).forecasts(lengths)
+
+    def measure(self) -> None:
+        """Measure the upper rungs and the pieces of documents, and forecast beyond the last rung."""
+        ladder = self.ladder
+        self._measure([(source, n) for source, n in ladder.measured if n > ladder.start])
+        self._measure_pieces()
+        self.beyond = self._forecasts(ladder.last, [ladder.last * 2**i for i in range(1, BEYOND + 1)])
+
+    def _measure(self, wanted: Iterable[tuple[str, int]]) -> None:
+        for source, n in wanted:
+            self.rungs[source, n] = self.meter.measure(self.ladder.documents(source, n))
+
+    def _measure_pieces(self) -> None:
+        ladder = self.ladder
+        if ladder.top <= ladder.start:
+            return
+        first = len(ladder.cohort.before)
+        size = ladder.start - ladder.cohort.added
+        for number in range((ladder.top - ladder.cohort.added) // size):
+            piece = ladder.cohort.piece(number, ladder.start)
+            self.early.append(self.meter.measure(piece, [ladder.top]))
+            if self.own is not None:
+                place = Place(gap=number * size, at=first)
+                self.own.append(self.meter.measure(piece, [ladder.top], place) if number else self.early[0])
+
+    def _scored_on(self, made: forecast.Forecast) -> Rung:
+        """The half of the documents that the forecast was not made from, at its length."""
+        return self.rungs[self.ladder.upper, made.n].some(slice(1, None, 2))
+
+    def widened(self, statistic: str) -> float:
+        """How much wider than expected the error bars must be, from the forecasts that could be scored; at least 1."""
+        found = [forecast.misses(made, self._scored_on(made).heads[statistic], statistic) for made in self.made]
+        if not found:
+            return 1.0
+        return max(1.0, float(np.quantile(np.stack(found), forecast.COVERAGE)) / norm.ppf(0.5 + forecast.COVERAGE / 2))
+
+    def retrieve(self, documents: Documents, queries: Sequence[str]) -> None:
+        """Rank documents for their queries by length and way, and with other temperatures at the last length."""
+        top, chunk = self.ladder.top, min(self.ladder.start, self.ladder.top)
+        tokenizer = self.meter.encoder.tokenizer
+        embedded = self.meter.embed(documents.tokenized(tokenizer, queries, self.ladder.last))
+        ranks: dict[str, Floats] = {}
+        for n in self.ladder.rungs:
+            if chunk <= n <= top:
+                ranks = retrieval.ranks_by_way(self.meter, embedded, documents, n, chunk)
+                self.retrieved += [
+                    {"n": n, "way": way, "queries": len(found), **retrieval.row(found)} for way, found in ranks.items()
+                ]
+        if top == chunk:
+            return
+        factors = {f"{factor:g}": factor for factor in FACTORS}
+        factors["log n/log n₀"] = math.log(top) / math.log(chunk)
+        for name, factor in factors.items():
+            with sharpened(self.meter.encoder, factor):
+                # Long documents only: queries are short and keep their embeddings.
+                found = retrieval.ranks_by_way(self.meter, embedded, documents, top, top)["whole"]
+            # Bonferroni: one of several useless factors seems to help with probability 1 − LEVEL only.
+            gain = mean_interval(1 / found - 1 / ranks["whole"], 1 - (1 - LEVEL) / len(factors))
+            row = {"remedy": name, "factor": factor, "n": top, **retrieval.row(found), **named("mrr_gain", gain)}
+            self.remedies.append(row)
+
+    def head_table(self) -> pd.DataFrame:
+        parts = []
+        for (source, n), rung in self.rungs.items():
+            columns: dict[str, Any] = {"n": n, "source": source, **_places(rung.heads["entropy"][0])}
+            for name in MEASURED:
+                columns |= named(name, mean_interval(rung.heads[name].reshape(len(rung), -1)))
+            columns["participation"] = np.exp(columns["log_participation"])
+            columns["focus"] = _focus(columns, n)
+            parts.append(pd.DataFrame(columns))
+        return pd.concat(parts, ignore_index=True)
+
+    def depth_table(self) -> pd.DataFrame:
+        parts = []
+        for (source, n), rung in self.rungs.items():
+            columns: dict[str, Any] = {"n": n, "source": source}
+            columns["depth"] = np.arange(rung.depths["mean_cosine"].shape[1])
+            for name in DEPTHS:
+                columns |= named(name, mean_interval(rung.depths[name]))
+            parts.append(pd.DataFrame(columns))
+        return pd.concat(parts, ignore_index=True)
+
+    def document_table(self) -> pd.DataFrame:
+        """Cosines between documents at each rung, and above n₀ the agreement with the mean of the pieces."""
+        rows: list[dict[str, Any]] = []
+        for n in self._whole_documents():
+            rung = self.rungs["prefix", n]
+            row = {"n": n, **named("document_cosine", jackknife(*leave_one_out(rung.pooled)))}
+            if n > self.ladder.start:
+                row |= named("agreement", mean_interval(agreement(self._inside(self.early, n), rung)))
+            rows.append(row)
+        return _table("documents", rows)
+
+    def _whole_documents(self) -> list[int]:
+        return [n for n in self.ladder.rungs if n <= self.ladder.top]
+
+    def _inside(self, pieces: list[Rung], n: int) -> list[Rung]:
+        """The pieces that lie in the first n tokens of each document."""
+        added = self.ladder.cohort.added
+        return pieces[: (n - added) // (self.ladder.start - added)]
+
+    def forecast_table(self) -> pd.DataFrame:
+        """All forecasts so far; `measured` is NaN for lengths that were not measured."""
+        parts = []
+        for made in self.made:
+            known = self._scored_on(made) if self.beyond else None
+            parts += [_forecast_rows(made, name, 1.0, known) for name in STATISTICS]
+        for made in self.beyond:
+            parts += [_forecast_rows(made, name, self.widened(name), None) for name in STATISTICS]
+        return pd.concat(parts, ignore_index=True) if parts else _table("forecasts", [])
+
+    def skill_table(self) -> pd.DataFrame:
+        rows: list[dict[str, Any]] = []
+        for made in self.made:
+            measured = self._scored_on(made)
+            for name in STATISTICS:
+                rows += forecast.score(made, measured.heads[name], name)
+        return _table("skill", rows)
+
+    def cause_table(self) -> pd.DataFrame:
+        """The parts of each change from n₀ on, see `causes`."""
+        rows: list[dict[str, Any]] = []
+        for n in self._whole_documents():
+            if n > self.ladder.start:
+                own = None if self.own is None else self._inside(self.own, n)
+                parts = embedding_parts(self._inside(self.early, n), own, self.rungs["prefix", n])
+                for name, ends in parts.items():
+                    rows.append({"quantity": "document_cosine", "n": n, "part": name, **named("change", ends)})
+        for name, values in self._entropy_parts().items():
+            ends = mean_interval(values.mean(axis=(1, 2)))
+            rows.append({"quantity": "entropy", "n": self.ladder.top, "part": name, **named("change", ends)})
+        return _table("causes", rows)
+
+    def _entropy_parts(self) -> dict[str, Floats]:
+        if not self.early:
+            return {}
+        return attention_parts(self.early, self.own, self.rungs["prefix", self.ladder.top])
+
+    def focus_table(self) -> pd.DataFrame:
+        """One row a head: where it loses its focus, by measurement and by forecast."""
+        start = self.ladder.start
+        rungs = {n: self.rungs[self.ladder.upper, n] for n in self.ladder.rungs}
+        means = {name: {n: rung.heads[name].mean(axis=0).ravel() for n, rung in rungs.items()} for name in MEASURED}
+        focus = {n: _focus({name: means[name][n] for name in MEASURED}, n) for n in rungs}
+        last = self.ladder.last
+        ahead, later = ({made.n: _forecast_focus(made) for made in some} for some in (self.made, self.beyond))
+        columns: dict[str, Any] = {
+            **_places(rungs[start].heads["entropy"][0]),
+            "focus_at_start": focus[start],
+            "loses_focus_at": _first_without(focus, start),
+            "forecast_to_lose_at": _first_without({start: focus[start], **ahead}, start),
+            "forecast_to_lose_later": _first_without({last: focus[start] & focus[last], **later}, last),
+            "score_gap": means["score_gap"][start],
+            "gap_growth": _slope(means["score_gap"]),
+        }
+        for name, values in self._entropy_parts().items():
+            columns[part_column(name)] = values.mean(axis=0).ravel()
+        return pd.DataFrame(columns, columns=list(TABLES["focus"]))
+
+
+def _table(name: str, rows: list[dict[str, Any]]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=list(TABLES[name]))
+
+
+def _places(of_heads: Floats) -> dict[str, Any]:
+    """The columns layer and head for values (layers, heads)."""
+    layer, head = np.indices(of_heads.shape)
+    return {"layer": layer.ravel(), "head": head.ravel()}
+
+
+def _forecast_rows(made: forecast.Forecast, statistic: str, widened: float, known: Rung | None) -> pd.DataFrame:
+    value = made.values[statistic][forecast.FORECAST]
+    low, high = made.interval(statistic, widened)
+    measured = np.full(value.shape, np.nan) if known is None else known.heads[statistic].mean(axis=0)
+    values = {"forecast": value, "low": low, "high": high, "measured": measured}
+    columns = {"made_from": made.start, "n": made.n, **_places(value), "statistic": statistic}
+    return pd.DataFrame({**columns, **{name: each.ravel() for name, each in values.items()}})
+
+
+def _focus(values: Mapping[str, Floats], n: int) -> np.ndarray:
+    """Whether each head has focus, from its statistics at n tokens."""
+    return np.asarray((values["top_weight"] >= FOCUS) & (np.exp(values["log_participation"]) <= SHARE * n))
+
+
+def _forecast_focus(made: forecast.Forecast) -> np.ndarray:
+    return _focus({name: found[forecast.FORECAST].ravel() for name, found in made.values.items()}, made.n)
+
+
+def _first_without(focus: dict[int, np.ndarray], start: int) -> Floats:
+    """The first length above `start` at which a head that has focus at `start` has none; NaN if there is none."""
+    found = np.full(len(focus[start]), np.nan)
+    for n in sorted(focus, reverse=True):
+        if n > start:
+            found = np.where(focus[start] & ~focus[n], n, found)
+    return found
+
+
+def _slope(values: dict[int, Floats]) -> Floats:
+    """The least-squares slope of values against log n; NaN for one length."""
+    if len(values) < 2:
+        return np.full_like(next(iter(values.values())), np.nan)
+    x = np.log(np.array(list(values), dtype=float))
+    centred = x - x.mean()
+    return np.asarray(np.tensordot(centred, np.stack(list(values.values())), axes=1) / (centred**2).sum())

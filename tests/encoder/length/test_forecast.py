@@ -1,0 +1,91 @@
+"""Forecasts: exact where scores repeat, simple rules against numpy, errors and coverage on made-up numbers."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from metastable.encoder.length.dilution import STATISTICS
+from metastable.encoder.length.forecast import FORECAST, Forecast, Forecaster, line, misses, score
+from tests.encoder.length.conftest import encoder
+
+
+@pytest.fixture
+def forecaster(meter, documents):
+    """An encoder whose queries are 0: all scores are 0 at every length and position."""
+    model = encoder("bert")
+    with torch.no_grad():
+        for layer in model.encoder.layer:
+            layer.attention.self.query.weight.zero_()
+            layer.attention.self.query.bias.zero_()
+    own, some = meter(model), documents.first(4)
+    return Forecaster(own, some, 64, {n: own.measure(some.prefixes(n)) for n in (32, 64)})
+
+
+@pytest.mark.parametrize("n", [128, 512])
+def test_a_forecast_is_exact_where_scores_repeat(forecaster, n):
+    made = forecaster.forecasts([n])[0]
+    exact = {"entropy": math.log(n), "log_participation": math.log(n), "top_weight": 1 / n, "special_share": 2 / n}
+    for name in STATISTICS:
+        np.testing.assert_allclose(made.values[name][FORECAST], exact[name], rtol=1e-5)
+        np.testing.assert_allclose(forecaster.drift(name), 0.0, atol=1e-5)
+
+
+def test_simple_rules(forecaster):
+    (made,) = forecaster.forecasts([128])
+    values = made.values["entropy"]
+    np.testing.assert_allclose(values["no change"], math.log(64), rtol=1e-6)
+    np.testing.assert_allclose(values["constant H/log n"], math.log(128), rtol=1e-6)
+    np.testing.assert_allclose(values["linear in log n"], math.log(128), rtol=1e-6)
+    assert "constant H/log n" not in made.values["top_weight"]
+
+
+def test_the_line_is_that_of_polyfit():
+    draw = np.random.default_rng(0)
+    values = {n: draw.normal(size=(2, 3)) for n in (32, 64, 128)}
+    for place in np.ndindex(2, 3):
+        slope, offset = np.polyfit(np.log([32, 64, 128]), [value[place] for value in values.values()], 1)
+        assert line(values, 512)[place] == pytest.approx(offset + slope * math.log(512))
+
+
+def test_several_lengths_at_once(meter, documents):
+    own, some = meter("bert"), documents.first(4)
+    made = Forecaster(own, some, 32, {32: own.measure(some.prefixes(32))})
+    for each in made.forecasts([64, 128]):
+        (alone,) = made.forecasts([each.n])
+        for name in STATISTICS:
+            np.testing.assert_allclose(each.values[name][FORECAST], alone.values[name][FORECAST])
+
+
+def made_up(value, rule, deviation, statistic="entropy"):
+    return Forecast(64, 256, 4, {statistic: {FORECAST: value, "no change": rule}}, {statistic: deviation})
+
+
+def test_errors_and_skill():
+    measured = np.array([[[1.0, 2.0]], [[3.0, 4.0]]])  # means over documents 2 and 3
+    made = made_up(np.array([[2.5, 3.0]]), np.array([[1.0, 1.0]]), np.ones((1, 2)))
+    own, rule = score(made, measured, "entropy")
+    assert own["error"] == pytest.approx(0.25)
+    assert rule["error"] == pytest.approx(1.5)
+    assert rule["skill"] == pytest.approx(1 - 0.25 / 1.5)
+    assert rule["skill_low"] <= rule["skill"] <= rule["skill_high"]
+
+
+def test_a_rule_without_an_error_leaves_no_skill():
+    measured = np.ones((3, 1, 2))
+    _, rule = score(made_up(np.zeros((1, 2)), np.ones((1, 2)), np.ones((1, 2))), measured, "entropy")
+    assert math.isnan(rule["skill"])
+
+
+@pytest.mark.parametrize("statistic", ["entropy", "top_weight"])
+def test_error_bars_cover_nine_of_ten(statistic):
+    """Errors are normal, on the logarithmic scale for weights."""
+    draw, shape = np.random.default_rng(0), (50, 100)
+    value, deviation = draw.uniform(0.05, 0.1, shape), draw.uniform(0.1, 0.3, shape)
+    error = deviation * draw.normal(size=shape)
+    measured = value + error if statistic == "entropy" else value * np.exp(error)
+    made = made_up(value, value, deviation, statistic)
+    low, high = made.interval(statistic)
+    assert ((low <= measured) & (measured <= high)).mean() == pytest.approx(0.9, abs=0.02)
+    np.testing.assert_allclose(misses(made, measured[None], statistic), np.abs(error) / deviation)

@@ -1,0 +1,180 @@
+"""`ms.length` from texts to tables, words and files."""
+
+import dataclasses
+import json
+import random
+
+import pandas as pd
+import pytest
+
+import metastable as ms
+from metastable.encoder.length.result import TABLES
+from metastable.encoder.length.rung import LengthMeter
+from metastable.encoder.length.study import pooling_of
+from metastable.encoder.load import load
+from tests.conftest import WORDS
+from tests.encoder.length.conftest import encoder
+from tests.encoder.models import tiny
+
+
+@pytest.fixture(scope="module")
+def queries(long_texts):
+    return [" ".join(text.split()[:6]) for text in long_texts]
+
+
+@pytest.fixture(scope="module")
+def found(tokenizer, long_texts, queries):
+    return ms.length(encoder("bert"), long_texts, queries, tokenizer=tokenizer)
+
+
+def test_tables_have_their_columns_and_rows(found):
+    assert (found.start, found.top, found.last, found.limit) == (32, 128, 128, 128)
+    for name, columns in TABLES.items():
+        table = getattr(found, name)
+        assert list(table.columns) == list(columns), name
+        assert len(table), name
+    assert len(found.heads) == 3 * 3 * 4
+    assert set(found.forecasts["n"]) == {64, 128, 256, 512, 1024}
+    known = found.forecasts.groupby("n")["measured"].count() > 0
+    assert known.to_dict() == {64: True, 128: True, 256: False, 512: False, 1024: False}
+
+
+def test_numbers_are_consistent(found):
+    heads = found.heads
+    assert (heads["entropy_low"] <= heads["entropy"]).all()
+    assert (heads["entropy"] <= heads["entropy_high"]).all()
+    assert ((heads["focus"]) == ((heads["top_weight"] >= 0.25) & (heads["participation"] <= heads["n"] / 2))).all()
+    cosine = found.documents.set_index("n")["document_cosine"]
+    parts = found.causes[found.causes["quantity"] == "document_cosine"].groupby("n")["change"].sum()
+    for n in (64, 128):
+        assert parts[n] == pytest.approx(cosine[n] - cosine[32], abs=1e-6)
+    at_top = heads[heads["n"] == 128].reset_index(drop=True)
+    lost = found.focus["loses_focus_at"].notna()
+    assert not at_top["focus"][found.focus["loses_focus_at"] == 128].any()
+    assert at_top["focus"][found.focus["forecast_to_lose_later"].notna()].all()
+    assert found.focus["focus_at_start"][lost].all()
+
+
+def test_a_saved_result_is_the_same(found, tmp_path):
+    written = found.save(tmp_path / "out")
+    assert sorted(written) == sorted(["length", *TABLES])
+    for path in (tmp_path / "out", tmp_path / "out" / "length.json"):
+        again = ms.Length.load(path)
+        for field in dataclasses.fields(found):
+            if field.name in TABLES:
+                pd.testing.assert_frame_equal(getattr(again, field.name), getattr(found, field.name), check_dtype=False)
+            else:
+                assert getattr(again, field.name) == getattr(found, field.name)
+        assert again.sentences() == found.sentences()
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"schema": "metastable.length/1"}'])
+def test_a_damaged_file_is_bad_input(content, tmp_path):
+    (tmp_path / "length.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ms.BadInput):
+        ms.Length.load(tmp_path)
+
+
+def test_findings_of_the_table_that_has_the_columns(found):
+    assert set(found.findings("n == 64 and top_weight < 2")["n"]) == {64}
+    assert "loses_focus_at" in found.findings("loses_focus_at > 0 or score_gap > 0 or gap_growth < 9")
+    assert len(found.findings("way == 'whole'")) == 3
+    with pytest.raises(ms.BadInput, match="top_weight"):
+        found.findings("top_wait < 1")
+    with pytest.raises(ms.BadInput, match="one table"):
+        found.findings("way == 'whole' and layer == 0")
+
+
+@pytest.mark.parametrize("case", ["mpnet", "modernbert", "deberta-v2", "albert"])
+def test_families_without_queries(case, tokenizer, long_texts, found):
+    other = ms.length(encoder(case), iter(long_texts), tokenizer=tokenizer, up_to=64, reference=found)
+    assert other.last == 64
+    assert not len(other.retrieval)
+    assert not len(other.remedies)
+    assert any("BertModel" in sentence for sentence in other.sentences())
+    assert ("positions" in set(other.causes["part"])) == (case in ("mpnet", "albert"))
+
+
+def test_short_texts_are_glued(tokenizer):
+    draw = random.Random(0)
+    texts = [" ".join(draw.choices(WORDS, k=40)) for _ in range(40)]
+    found = ms.length(encoder("bert"), texts, texts, tokenizer=tokenizer, start=64)
+    assert (found.start, found.top, found.last) == (32, 32, 128)
+    assert found.heads.groupby("source")["n"].unique().map(list).to_dict() == {"glued": [32, 64, 128], "prefix": [32]}
+    assert set(found.retrieval["n"]) == {32}
+    assert any("glued" in sentence for sentence in found.sentences())
+
+
+def test_texts_of_one_length_only(tokenizer):
+    draw = random.Random(0)
+    texts = [" ".join(draw.choices(WORDS, k=40)) for _ in range(8)]
+    found = ms.length(tiny("bert", max_position_embeddings=40), texts, texts, tokenizer=tokenizer)
+    assert (found.start, found.top, found.last) == (32, 32, 32)
+    assert found.sentences()
+    assert found.findings("skill < 0").empty
+
+
+def test_forecasts_come_before_long_texts(tokenizer, long_texts, monkeypatch):
+    """No document above n₀ is measured before the forecasts are handed out, and they do not change afterwards."""
+    seen, made, plain = [], [], LengthMeter.measure
+
+    def watched(self, documents, *rest):
+        seen.append(documents.length(0))
+        return plain(self, documents, *rest)
+
+    def forecasted(table):
+        assert max(seen) == 32
+        made.append(table)
+
+    monkeypatch.setattr(LengthMeter, "measure", watched)
+    found = ms.length(encoder("bert"), long_texts, tokenizer=tokenizer, forecasted=forecasted)
+    assert max(seen) == 128
+    columns = ["made_from", "n", "layer", "head", "statistic", "forecast", "low", "high"]
+    pd.testing.assert_frame_equal(made[0][columns], found.forecasts[columns].iloc[: len(made[0])])
+
+
+def test_the_half_that_scores_has_no_part_in_the_forecast(tokenizer, long_texts):
+    """Other documents in the second half change the measured values only."""
+    draw = random.Random(5)
+    other = [" ".join(draw.choices(WORDS[:9], k=140)) if i % 2 else text for i, text in enumerate(long_texts)]
+    tables = [ms.length(encoder("bert"), texts, tokenizer=tokenizer).forecasts for texts in (long_texts, other)]
+    from_start = [table[table["made_from"] == 32] for table in tables]
+    pd.testing.assert_series_equal(from_start[0]["forecast"], from_start[1]["forecast"], rtol=1e-5)
+    assert (from_start[0]["measured"] - from_start[1]["measured"]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"texts": []}, "no text"),
+        ({"texts": ["w1 w2", "w3"]}, "4 tokens"),
+        ({"texts": ["w1 " * 50]}, "1 of 1"),
+        ({"queries": ["w1"]}, "1 queries for 12"),
+        ({"up_to": 200}, "128"),
+        ({"up_to": 8}, "32"),
+        ({"start": 8}, "32"),
+        ({"pooling": "maximum"}, "mean"),
+        ({"batch_size": 0}, "batch"),
+        ({"fail_on": "entropi > 1"}, "entropy"),
+        ({"tokenizer": None}, "tokenizer"),
+    ],
+)
+def test_bad_input_is_one_line(changes, words, tokenizer, long_texts):
+    settings = {"texts": long_texts, "tokenizer": tokenizer, **changes}
+    with pytest.raises(ms.BadInput, match=words) as error:
+        ms.length(encoder("bert"), settings.pop("texts"), **settings)
+    assert "\n" not in str(error.value)
+
+
+def test_an_encoder_that_reads_too_little(tokenizer, long_texts):
+    with pytest.raises(ms.BadInput, match="at most 20"):
+        ms.length(tiny("bert", max_position_embeddings=20), long_texts, tokenizer=tokenizer)
+
+
+def test_pooling_of_sentence_transformers(tokenizer, tmp_path):
+    encoder("bert").save_pretrained(tmp_path)
+    assert pooling_of(load(tmp_path, tokenizer=tokenizer), None) == "mean"
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}), encoding="utf-8")
+    assert pooling_of(load(tmp_path, tokenizer=tokenizer), None) == "cls"
+    assert pooling_of(load(tmp_path, tokenizer=tokenizer), "mean") == "mean"
