@@ -230,6 +230,21 @@ def test_an_older_or_damaged_baseline_is_not_read_but_replaced(fitted, saved):
         Baseline.load(saved)
 
 
+def test_a_description_that_is_no_json_says_what_to_do(saved):
+    (saved / FILES[0]).write_text("{")
+    refused(saved, "remove the folder and calibrate again")
+
+
+def test_a_disk_that_is_full_while_arrays_are_written_is_one_line(fitted, tmp_path, monkeypatch):
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(BadInput, match="No space left"):
+        fitted.save(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("name", ["rename", "fsync"])
 def test_a_write_that_fails_leaves_the_old_one_whole(fitted, saved, monkeypatch, name):
     before = {file: (saved / file).read_bytes() for file in FILES}
