@@ -79,7 +79,7 @@ def _forecast(found: Length) -> Iterator[str]:
     if other.skill_low > 0:
         yield f"{made} is better than {name}: {errors} ({skill})."
     else:
-        yield f"{made} has no skill on this encoder: {errors} ({skill}). Do not rely on longer forecasts."
+        yield f"{made} is not better than {name} beyond its error: {errors} ({skill}). Do not rely on longer forecasts."
 
 
 def _similarity(found: Length) -> Iterator[str]:
