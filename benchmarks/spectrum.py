@@ -27,7 +27,8 @@ def main() -> None:
     few = heads[:6]
 
     def factored() -> list[torch.Tensor]:
-        return [head.theory().eigenvalues for head in heads]
+        # A head keeps its theory, so each time new heads of the same matrices are asked.
+        return [ms.Head(**head.matrices).theory().eigenvalues for head in heads]
 
     def dense() -> list[torch.Tensor]:
         return [torch.linalg.eigvals(head.M) for head in few]

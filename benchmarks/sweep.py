@@ -16,7 +16,7 @@ import metastable as ms
 from metastable.files import Journal
 from metastable.scale import cluster
 from metastable.scale.plan import Plan, make
-from metastable.scale.points import compute, packed
+from metastable.scale.points import compute
 from metastable.scale.sweep import PointsBar, compute_points
 
 HEAD = {"interaction": [1.5, 0.6], "value": [1.0, 0.7]}
@@ -53,9 +53,8 @@ def _in(client: Any, chosen: Plan) -> None:
 def overhead() -> dict[str, Any]:
     """One worker against the same calls in a plain loop of this process: the difference a point."""
     chosen = plan(400, 20, 1.0, 5)
-    spec = packed(chosen)
     with cluster.connected(workers=1) as client:
-        row = ratios(lambda: lead(client, chosen), lambda: compute(spec, range(chosen.size)), repeats=5)
+        row = ratios(lambda: lead(client, chosen), lambda: compute(chosen, range(chosen.size)), repeats=5)
     each = 1000 * (row["slow_seconds"] - row["fast_seconds"]) / chosen.size
     return {"what": "1 worker against a plain loop", "points": chosen.size, "overhead_ms_a_point": each, **row}
 

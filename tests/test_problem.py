@@ -1,14 +1,17 @@
 """A simulation as one value: from tables and TOML, with other values, back to TOML, and as a program."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import metastable as ms
+from metastable.cli.app import app
 from metastable.errors import BadInput
-from metastable.problem import HEAD_CHANGES, LAWS, OPTIONS, build_head, law_parameters, script
+from metastable.problem import HEAD_CHANGES, LAWS, RUN_KEYS, build_head, law_parameters, script
 
 SPECTRA = {"interaction": [1.5, 0.6], "value": [1.0, 0.7]}
 PROBLEM = ms.Problem({**SPECTRA, "angle": 30.0}, {"law": "uniform", "n": 20, "seed": 3}, 50.0, 2.0, {"tol": 1e-5})
@@ -89,6 +92,7 @@ def test_toml_with_a_byte_order_mark_and_files_beside_it(tmp_path):
             cloud={"law": "mixture", "n": 9, "means": [[1.0, 0.0], [0.0, 1.0]], "kappas": 3.0},
         ),
         PROBLEM.replace(cloud={"law": "graded", "n": 9}),
+        PROBLEM.replace(gamma=1.5),
     ],
 )
 def test_toml_and_program_give_the_same_run(problem, tmp_path):
@@ -130,7 +134,53 @@ def test_heads_that_cannot_be_built(table, word):
     assert "\n" not in str(caught.value)
 
 
+GAMMA = PROBLEM.replace(gamma=2.0)
+
+
+def test_gamma_is_beta_over_log_n():
+    run = solved(GAMMA)
+    assert run.beta == 2.0 * math.log(20)
+    assert run.configuration["gamma"] == 2.0
+    assert torch.equal(run.frames, solved(PROBLEM.replace(beta=2.0 * math.log(20))).frames)
+    assert "gamma" not in solved(PROBLEM).configuration
+    assert solved(GAMMA.replace(n=7)).beta == 2.0 * math.log(7)
+
+
+def test_beta_and_gamma_replace_each_other():
+    assert GAMMA.arguments == {"gamma": 2.0, "until": 2.0, "tol": 1e-5}
+    assert GAMMA.replace(beta=3.0).arguments == {"beta": 3.0, "until": 2.0, "tol": 1e-5}
+    assert GAMMA.replace(n=5).gamma == 2.0
+    assert GAMMA.faults() == {}
+    assert GAMMA.replace(gamma=-1.0).faults()["gamma"].startswith("gamma is -1.0; ")
+    assert "both beta and gamma" in PROBLEM.replace(beta=1.0, gamma=2.0).faults()["beta"]
+    assert "beta is missing" in PROBLEM.replace(beta=None).faults()["beta"]
+
+
+@pytest.mark.parametrize(
+    ("tables", "word"), [({}, "beta is missing"), ({"beta": 1.0, "gamma": 2.0}, "both beta and gamma")]
+)
+def test_tables_have_one_temperature(tables, word):
+    with pytest.raises(BadInput, match=word) as caught:
+        ms.Problem.from_tables({"until": 1.0, **tables})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_flag_replaces_the_temperature_of_the_file(tmp_path):
+    config = tmp_path / "run.toml"
+    config.write_text("beta = 5\nuntil = 1\nt_eval = 4\n[cloud]\nn = 30\n")
+
+    def run(*flags):
+        return CliRunner().invoke(app, ["simulate", str(config), *flags, "--json", "--out", str(tmp_path / "out")])
+
+    found = json.loads(run("--gamma", "2").stdout)
+    assert (found["beta"], found["gamma"]) == (2.0 * math.log(30), 2.0)
+    assert json.loads(run("--beta", "3", "--overwrite").stdout)["gamma"] is None
+    refused = run("--gamma", "2", "--beta", "3")
+    assert refused.exit_code == 2
+    assert "both beta and gamma are given" in refused.stderr
+
+
 def test_no_argument_of_a_law_has_the_name_of_something_else():
     """`Problem.replace` and sweeps take all names alike, so a law's `angle` would change the head."""
-    others = {*HEAD_CHANGES, *OPTIONS, "beta", "until"}
+    others = {*HEAD_CHANGES, *RUN_KEYS}
     assert not others & {name for law in LAWS for name in law_parameters(law)}

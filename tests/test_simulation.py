@@ -142,6 +142,12 @@ def test_a_field_too_rough_for_the_tolerance_stops_with_a_remedy(monkeypatch):
     [
         ({"beta": -1.0}, "beta is -1.0"),
         ({"beta": math.nan}, "beta is nan"),
+        ({"beta": None}, "beta is missing; give beta, or gamma"),
+        ({"gamma": 2.0}, "both beta and gamma are given"),
+        ({"beta": None, "gamma": -1.0}, "gamma is -1.0"),
+        ({"beta": None, "gamma": math.inf}, "gamma is inf"),
+        ({"beta": None, "gamma": "2"}, "gamma is '2'"),
+        ({"until": None}, "until is None"),
         ({"until": 0}, "until is 0"),
         ({"until": -3.0}, "until is -3.0"),
         ({"until": math.inf}, "until is inf"),
@@ -166,6 +172,26 @@ def test_bad_arguments_are_refused_in_one_line(options, message):
     arguments = {"head": HEAD, "cloud": CLOUD, "beta": 5.0, "until": 5.0, **options}
     with pytest.raises(ms.BadInput, match=message) as caught:
         ms.simulate(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_gamma_says_how_beta_grows_with_the_number_of_tokens(tmp_path):
+    for n in (30, 60):
+        cloud = ms.uniform(n, d=2, seed=0)
+        run = ms.simulate(
+            HEAD, cloud, until=1.0, gamma=np.float32(2), t_eval=3, merge=0.01, checkpoint=tmp_path / f"{n}.zarr"
+        )
+        assert run.beta == 2.0 * math.log(n)
+        plain = ms.simulate(HEAD, cloud, 2.0 * math.log(n), 1.0, t_eval=3, merge=0.01)
+        assert torch.equal(run.frames, plain.frames)
+        kept = ms.Run.load(tmp_path / f"{n}.zarr")
+        assert (kept.beta, kept.configuration["gamma"]) == (run.beta, 2.0)
+        assert "gamma" not in plain.configuration
+
+
+def test_a_mean_field_has_no_number_of_tokens():
+    with pytest.raises(ms.BadInput, match="no number of tokens N") as caught:
+        ms.mean_field(HEAD, "uniform", until=1.0, gamma=2.0)
     assert "\n" not in str(caught.value)
 
 

@@ -2,7 +2,7 @@
 
 In TOML:
 
-    beta = 100.0
+    beta = 100.0              # or gamma = 2.0: beta = gamma log N for N tokens
     until = 20.0              # also tol, t_eval, method, step, engine, merge, as in `simulate`
 
     [head]
@@ -25,7 +25,7 @@ import inspect
 import json
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -36,12 +36,15 @@ import numpy as np
 import torch
 
 from metastable import cloud as laws
-from metastable.arrays import finite, inverse_temperature, positive, seeded
+from metastable.arrays import finite, inverse_temperature, positive, real, seeded
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, choice, suggestion
 from metastable.head import MATRICES, Head
 
+# The two ways to state the inverse temperature; a simulation has exactly one of them.
+TEMPERATURES = ("beta", "gamma")
 OPTIONS = ("tol", "t_eval", "method", "step", "engine", "merge")
+RUN_KEYS = (*TEMPERATURES, "until", *OPTIONS)
 HEAD_KEYS = ("interaction", "value", "gap", "angle", "seed", *MATRICES, "file")
 # The keys of a head that `Problem.replace` changes; its `seed` is that of the cloud.
 HEAD_CHANGES = ("gap", "angle", "interaction", "value")
@@ -73,9 +76,10 @@ class Problem:
     ----------
     head_spec : a [head] table as in TOML (see the module), or a Head
     cloud_spec : a [cloud] table as in TOML, or a Cloud
-    beta : inverse temperature; inf is hardmax
+    beta : inverse temperature; inf is hardmax. None if gamma is given
     until : the time at which the simulation ends
     options : further arguments of `simulate`: tol, t_eval, method, step, engine, merge
+    gamma : β = γ log N for a cloud of N tokens, in place of beta
 
     The head and the cloud are built when they are asked for. `faults` lists everything that is wrong.
 
@@ -91,19 +95,21 @@ class Problem:
 
     head_spec: Head | dict[str, Any]
     cloud_spec: Cloud | dict[str, Any]
-    beta: float
+    beta: Any
     until: float
     options: dict[str, Any] = field(default_factory=dict)
+    gamma: float | None = None
 
     @classmethod
     def from_tables(cls, tables: Mapping[str, Any]) -> Problem:
         """A problem from the tables of a TOML file."""
-        refuse_unknown(tables, ("beta", "until", *OPTIONS, "head", "cloud"), "the simulation")
-        for key in ("beta", "until"):
-            if key not in tables:
-                raise BadInput(f"{key} is missing; give it as a flag (--{key}) or in the TOML file")
+        refuse_unknown(tables, (*RUN_KEYS, "head", "cloud"), "the simulation")
+        one_temperature(tables)
+        if "until" not in tables:
+            raise BadInput("until is missing; give it as a flag (--until) or in the TOML file")
         options = {key: tables[key] for key in OPTIONS if key in tables}
-        return cls(tables.get("head", {}), tables.get("cloud", {}), tables["beta"], tables["until"], options)
+        head, cloud = tables.get("head", {}), tables.get("cloud", {})
+        return cls(head, cloud, tables.get("beta"), tables["until"], options, tables.get("gamma"))
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Problem:
@@ -111,14 +117,17 @@ class Problem:
         return cls.from_tables(read_toml(path))
 
     def replace(self, **changes: Any) -> Problem:
-        """The same problem with other values: beta, until, an option, or a key of the law or of the head.
+        """The same problem with other values: beta or gamma, until, an option, or a key of the law or of the head.
 
-        `seed` is the seed of the cloud. `head` and `cloud` replace the whole specification.
+        `beta` and `gamma` replace each other. `seed` is the seed of the cloud. `head` and `cloud` replace the whole
+        specification.
         """
         fields: dict[str, Any] = {}
         head, cloud, options = changes.pop("head", self.head_spec), changes.pop("cloud", self.cloud_spec), {}
         for name, value in changes.items():
-            if name in ("beta", "until"):
+            if name in TEMPERATURES:
+                fields = {**dict.fromkeys(TEMPERATURES), **fields, name: value}
+            elif name == "until":
                 fields[name] = value
             elif name in OPTIONS:
                 options[name] = value
@@ -127,7 +136,7 @@ class Problem:
                     raise BadInput(f"{name} cannot change a head that is given as matrices; give the head as spectra")
                 head = {**head, name: value}
             else:
-                refuse_unknown([name], (*LAW_KEYS, "beta", "until", *OPTIONS, *HEAD_CHANGES), "the simulation")
+                refuse_unknown([name], (*LAW_KEYS, *RUN_KEYS, *HEAD_CHANGES), "the simulation")
                 if isinstance(cloud, Cloud):
                     raise BadInput(f"{name} cannot change a cloud that is given as points; give the cloud as a law")
                 cloud = {**cloud, name: value}
@@ -145,7 +154,8 @@ class Problem:
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of `simulate` besides the head and the cloud."""
-        return {"beta": self.beta, "until": self.until, **self.options}
+        given = {name: value for name in TEMPERATURES if (value := getattr(self, name)) is not None}
+        return {**given, "until": self.until, **self.options}
 
     def faults(self) -> dict[str, str]:
         """What is wrong, one line for each field; empty if everything can be built. No large cloud is built.
@@ -161,6 +171,7 @@ class Problem:
             except BadInput as error:
                 found.setdefault(name, str(error))
 
+        attempt("beta", lambda: one_temperature(self.arguments))
         for table in (self.arguments, *tables):
             for name, value in table.items():
                 attempt(name, lambda name=name, value=value: check_value(name, value))  # type: ignore[misc]
@@ -201,7 +212,7 @@ def read_toml(path: str | Path, further: Iterable[str] = ()) -> dict[str, Any]:
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read {path}: {error}") from error
-    refuse_unknown(tables, ("beta", "until", *OPTIONS, "head", "cloud", *further), str(path))
+    refuse_unknown(tables, (*RUN_KEYS, "head", "cloud", *further), str(path))
     for name in ("head", "cloud"):
         table = tables.get(name, {})
         if not isinstance(table, dict):
@@ -213,8 +224,29 @@ def read_toml(path: str | Path, further: Iterable[str] = ()) -> dict[str, Any]:
     return tables
 
 
+def one_temperature(given: Container[str]) -> None:
+    """Raise BadInput unless exactly one of the names beta and gamma is given."""
+    if all(name in given for name in TEMPERATURES):
+        raise BadInput("both beta and gamma are given; gamma means beta = gamma log N: give one of them")
+    if not any(name in given for name in TEMPERATURES):
+        raise BadInput("beta is missing; give beta, or gamma for beta = gamma log N")
+
+
+def log_scaling(gamma: Any) -> float:
+    """γ of β = γ log N as a float in [0, ∞)."""
+    rule = "it must be a finite number, 0 or more, for beta = gamma log N"
+    return real(gamma, "gamma", rule, allowed=math.isfinite)
+
+
+def resolved_beta(beta: Any, gamma: Any, n: int) -> float:
+    """β itself, or β = γ log n for n tokens; BadInput unless exactly one of the two is given."""
+    one_temperature([name for name, value in (("beta", beta), ("gamma", gamma)) if value is not None])
+    return inverse_temperature(beta) if gamma is None else log_scaling(gamma) * math.log(n)
+
+
 CHECKS: dict[str, Callable[[Any], object]] = {
     "beta": inverse_temperature,
+    "gamma": log_scaling,
     "n": laws.token_count,
     "seed": seeded,
     "kappa": laws.concentration,

@@ -10,6 +10,7 @@ import torch
 import metastable as ms
 from metastable.errors import BadInput
 from metastable.scale.plan import make
+from metastable.scale.points import measure
 
 SPECTRA = {"interaction": [1.5, 0.6], "value": [1.0, 0.7]}
 
@@ -49,6 +50,18 @@ def test_points_that_differ_in_beta_or_head_share_their_tokens_and_others_do_not
     # Not even the first twenty of thirty tokens are those of the smaller cloud.
     small, large = (found.problem(i).cloud.points for i in (0, 2))
     assert not torch.equal(small, large[:20])
+
+
+def test_gamma_and_n_are_crossed():
+    found = make({"gamma": [0.5, 2.0], "n": [20, 30]}, SPECTRA, {}, {"until": 1.0}, ["distance"])
+    arguments = [found.problem(i).arguments for i in range(4)]
+    assert [given["gamma"] for given in arguments] == [0.5, 0.5, 2.0, 2.0]
+    assert not any("beta" in given for given in arguments)
+    assert [found.cloud_seed(0), found.cloud_seed(1)] == [found.cloud_seed(2), found.cloud_seed(3)]
+    fixed = make({"n": [20, 30]}, SPECTRA, {}, {"until": 1.0, "gamma": 2.0}, ["distance"])
+    by_hand = make({"n": [30]}, SPECTRA, {}, {"until": 1.0, "beta": 2.0 * math.log(30)}, ["distance"])
+    assert np.array_equal(measure(fixed, 1), measure(found, 3))
+    assert np.array_equal(measure(fixed, 1), measure(by_hand, 0))
 
 
 def test_seeds_do_not_depend_on_the_order_of_axes_or_on_other_points():
@@ -134,6 +147,13 @@ BAD = {
     "none": (lambda: plan({"merge": [None, 0.1]}), "all numbers, all words or all lists"),
     "nan": (lambda: plan({"tol": [math.nan]}), "numbers"),
     "fixed too": (lambda: plan({"beta": [1.0]}), "both an axis and a fixed value"),
+    "no beta": (lambda: make({"until": [1.0]}, SPECTRA, {"n": 3}, {}), "beta is missing"),
+    "beta and gamma": (lambda: plan({"gamma": [1.0]}), "both beta and gamma"),
+    "negative gamma": (lambda: plan({"gamma": [-1.0, 5.0]}), "gamma is -1"),
+    "gamma of a mean field": (
+        lambda: make({"gamma": [1.0]}, SPECTRA, {}, {"until": 1.0, "mean_field": True}),
+        "no number",
+    ),
     "no until": (lambda: make({"beta": [1.0]}, SPECTRA, {"n": 3}, {}), "until is missing"),
     "no n": (lambda: plan({"seed": [0]}, cloud={"law": "uniform"}), "need n"),
     "wrong law": (lambda: plan({"law": ["unform"]}), "law is 'unform'"),

@@ -16,7 +16,7 @@ from metastable.head import Head
 
 NAMES = (
     *("limit", "lyapunov", "laplace", "stability", "bound", "log-beta", "metastability", "terminal", "mean-field"),
-    *("boundaries", "two-tokens", "equiangular", "clusters", "long-plateaus"),
+    *("boundaries", "two-tokens", "equiangular", "clusters", "long-plateaus", "critical-scaling"),
 )
 """The ten claims of the paper, then those of related papers. Each is in the file of its name."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from metastable.cli.exits import EXIT_FINDING, one_line_errors
-from metastable.cli.options import AllowPickle, AsJson, BatchSize, Debug, Model
+from metastable.cli.options import AllowPickle, AsJson, BatchSize, Debug, Model, Scheduler, Workers
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 5
 """Rows that meet --fail-on and are printed; the tables have all of them."""
-IN_JSON = ("schema", "name", "family", "fingerprint", "limit", "pooling", "start", "top", "last", "counts", "made")
+IN_JSON = ("schema", "name", "family", "fingerprint", "limit", "pooling", "asked", "start", "top", "last", "counts", "made")
 """The parts of a result that --json prints; length.json has all of them."""
-PLACE = ("n", "source", "depth", "layer", "head", "statistic", "method", "quantity", "part", "way", "remedy")
+PLACE = ("n", "source", "depth", "layer", "head", "statistic", "method", "quantity", "part", "way", "chunk")
 """The columns that name a row of a table."""
 
 
@@ -30,7 +30,9 @@ def length(
             help="One text a line, or .jsonl with a field text and, for retrieval, query; - is standard input."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for length.json and the CSV files.")] = Path("metastable-length"),
+    out: Annotated[Path, typer.Option(help="Folder for report.html, length.json and the CSV files.")] = Path(
+        "metastable-length"
+    ),
     start: Annotated[int, typer.Option("--from", help="The length in tokens that forecasts are made from.")] = 128,
     up_to: Annotated[int | None, typer.Option(help="The last length; at most the limit of the encoder.")] = None,
     pooling: Annotated[str | None, typer.Option(help="mean or cls; by default that of the model's files.")] = None,
@@ -39,6 +41,8 @@ def length(
         str | None, typer.Option(help="Exit with 1 if a row of a table meets this: 'n == 512 and top_weight < 0.1'.")
     ] = None,
     batch_size: BatchSize = 32,
+    scheduler: Scheduler = None,
+    workers: Workers = None,
     allow_pickle: AllowPickle = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -46,11 +50,15 @@ def length(
     """Measure a trained encoder on longer and longer texts: attention, similarity and retrieval, and why they change.
 
     Forecasts are written to forecasts.csv before texts longer than --from are measured. Lengths are 32, 64, 128, …
-    tokens. --fail-on asks about the first table that has all of its columns.
+    tokens. Without queries, passages of the texts are looked up. --fail-on asks about the first table that has all of
+    its columns.
     """
     with one_line_errors(debug, resumes=False):
+        from contextlib import ExitStack
+
         from metastable import files
         from metastable.encoder.length import study
+        from metastable.encoder.length.rung import Work, run_here
         from metastable.progress import Texts
 
         files.folder_for(out, "length.json")
@@ -62,20 +70,25 @@ def length(
                 out.mkdir(parents=True, exist_ok=True)
             files.write_text(out / "forecasts.csv", table.to_csv(index=False))
 
-        with Texts(what="tokens") as bar:
+        with ExitStack() as stack:
+            work: Work = run_here
+            if scheduler is not None or workers is not None:
+                from metastable.scale.corpora import JobsOnWorkers
+
+                work = stack.enter_context(JobsOnWorkers(scheduler, workers, allow_pickle))
+            bar = stack.enter_context(Texts(what="tokens"))
             found = study.length(
                 model, texts, start=start, up_to=up_to, pooling=pooling, reference=reference, batch_size=batch_size,
-                allow_pickle=allow_pickle, fail_on=fail_on, progress=bar, forecasted=write_forecasts,
+                allow_pickle=allow_pickle, fail_on=fail_on, progress=bar, forecasted=write_forecasts, work=work,
             )  # fmt: skip
         places = None if fail_on is None else _places(found.findings(fail_on))
         written = {name: str(path) for name, path in found.save(out).items()}
-        sentences = found.sentences()
         if as_json:
             saved = found.to_dict()
-            plain = {name: saved[name] for name in IN_JSON}
-            print(files.to_json({**plain, "sentences": sentences, "findings": places, "written": written}))
+            plain = {name: saved[name] for name in (*IN_JSON, "advice", "sentences")}
+            print(files.to_json({**plain, "findings": places, "written": written}))
         else:
-            print("\n".join([repr(found), *sentences, *_met(places), f"tables: {out}"]))
+            print("\n".join([repr(found), *found.sentences(), *_met(places), f"report: {written['report']}"]))
         if places:
             raise typer.Exit(EXIT_FINDING)
 

@@ -25,6 +25,9 @@ DEFAULT_CLOUD = {"law": "uniform", "n": 1000}
 def simulate(
     config: Annotated[Path | None, typer.Argument(help="A TOML file; flags override its values.")] = None,
     beta: Annotated[float | None, typer.Option(help="Inverse temperature, 0 or more; inf is hardmax.")] = None,
+    gamma: Annotated[
+        float | None, typer.Option(help="In place of --beta: beta = gamma log N for N tokens, gamma 0 or more.")
+    ] = None,
     until: Annotated[float | None, typer.Option(help="The time at which to stop.")] = None,
     interaction: Annotated[str | None, typer.Option(help="Eigenvalues of B, for example 1.5,1.0,0.6.")] = None,
     value: Annotated[str | None, typer.Option(help="Eigenvalues of V, for example 1.2,0.9,0.5.")] = None,
@@ -63,7 +66,8 @@ def simulate(
 
     The run is saved while it is computed: the same command after an interruption resumes it.
     """
-    flags = _given(beta=beta, until=until, tol=tol, method=method, step=step, t_eval=t_eval, engine=engine, merge=merge)
+    flags = _given(beta=beta, gamma=gamma, until=until)
+    flags |= _given(tol=tol, method=method, step=step, t_eval=t_eval, engine=engine, merge=merge)
     law_flags = _given(law=law, n=n, seed=seed)
     with one_line_errors(debug):
         from metastable import files
@@ -104,9 +108,11 @@ def _given(**flags: Any) -> dict[str, Any]:
 
 def _written_head(config: Path | None, flags: dict[str, Any], head: dict[str, Any], law: dict[str, Any]) -> Problem:
     """The simulation of the TOML file, if any, with the flags written over it."""
-    from metastable.problem import Problem, read_toml
+    from metastable.problem import TEMPERATURES, Problem, read_toml
 
     tables = read_toml(config) if config else {}
+    if any(name in flags for name in TEMPERATURES):
+        tables = {name: value for name, value in tables.items() if name not in TEMPERATURES}
     head = head if "file" in head else {**(tables.get("head") or DEFAULT_HEAD), **head}
     cloud = {**(tables.get("cloud") or DEFAULT_CLOUD), **law}
     return Problem.from_tables({**tables, **flags, "head": head, "cloud": cloud})
@@ -116,11 +122,19 @@ def _trained_head(config: Path | None, address: str, texts: str | None, flags: d
     """The simulation of a head of a trained encoder, MODEL:layer:head. One unit of time is one layer."""
     from metastable.encoder import trained_head
     from metastable.encoder.texts import read_texts
+    from metastable.problem import one_temperature, resolved_beta
 
     if config is not None:
         raise BadInput(f"--head {address} is a head of a trained encoder and takes flags only; leave out {config}")
+    if "gamma" in flags:
+        one_temperature(flags)
     chosen = {key: flags.pop(key) for key in ("beta", "until", "law", "n", "seed") if key in flags}
-    return trained_head.prepare(address, None if texts is None else list(read_texts(texts)), **chosen).replace(**flags)
+    problem = trained_head.prepare(address, None if texts is None else list(read_texts(texts)), **chosen)
+    problem = problem.replace(**flags)
+    if "gamma" in flags and "until" not in chosen:
+        beta = resolved_beta(None, problem.gamma, len(problem.cloud))
+        problem = problem.replace(until=trained_head.default_horizon(problem.head, beta))
+    return problem
 
 
 def _spectrum(name: str, text: str) -> list[float]:
@@ -138,6 +152,7 @@ def findings(run: Run) -> dict[str, Any]:
         "tokens": len(run.cloud),
         "dimension": run.cloud.dim,
         "beta": run.beta,
+        "gamma": run.configuration.get("gamma"),
         "horizon": run.horizon,
         "law": run.cloud.law["law"],
         "steps": run.configuration.get("steps"),
@@ -191,7 +206,8 @@ def _merging(run: Run) -> dict[str, Any] | None:
 def _lines(found: dict[str, Any]) -> list[str]:
     """The findings for a terminal."""
     text = [f"finished earlier, loaded from {found['run']}"] if found["loaded"] else []
-    size = f"{found['tokens']} tokens, d = {found['dimension']}, beta = {found['beta']}, to t = {found['horizon']:g}"
+    beta = found["beta"] if found["gamma"] is None else f"{found['beta']:.6g} = {found['gamma']:g} log N"
+    size = f"{found['tokens']} tokens, d = {found['dimension']}, beta = {beta}, to t = {found['horizon']:g}"
     text.append(f"{size}: {found['steps']} steps, {found['evaluations']} field evaluations ({found['engine']})")
     unmet = ", ".join(found["unmet"])
     text.append(f"assumptions of the theory: {f'not all hold: {unmet}' if unmet else 'all hold'}")

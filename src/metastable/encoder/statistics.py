@@ -53,6 +53,13 @@ def _over_pairs(total: Tensor, m: Tensor) -> Tensor:
     return torch.where(pairs > 0, total / pairs, torch.nan)
 
 
+def mean_square_cosine(unit: Tensor) -> Tensor:
+    """The mean of ⟨x̂_i, x̂_j⟩² over pairs i ≠ j of clouds without padding, (texts, n, d) → (texts,): see `cloud`."""
+    squares = (unit @ unit.transpose(1, 2)).square().double()
+    m = torch.full((len(unit),), unit.shape[1], dtype=torch.float64, device=unit.device)
+    return _over_pairs(squares.sum(dim=(1, 2)) - squares.diagonal(dim1=1, dim2=2).sum(1), m)
+
+
 def effective_rank(unit: Tensor) -> Tensor:
     """The effective rank of clouds of unit vectors without padding, (texts, n, d) → (texts,): see `cloud`."""
     m = torch.full((len(unit),), unit.shape[1], dtype=torch.float64, device=unit.device)

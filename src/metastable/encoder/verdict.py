@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from metastable.encoder.exact_sums import ExactSums
     from metastable.encoder.measure import Measurements
 
+Ends = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""A statistic at each depth with the lower and the upper limit of its interval."""
 ONE_POINT, STILL, CLOSE, HALF, LEAST = 0.05, 0.05, 0.6, 0.5, 0.005
 """Thresholds of the phases and predictions, see above. STILL is relative to s; LEAST is a distance."""
 BEHAVIOUR = ("entropy", "logit_gap", "special_share", "maximiser_angle", "update_length")
@@ -111,8 +113,7 @@ def _judgements(heads: pd.DataFrame, measured: Measurements, twin: Measurements 
         random = at_length(twin.depths["mean_cosine"], n)
         usual = 1 - np.maximum(random, at_length(twin.depths["mean_square_cosine"], n))
     found = []
-    for depth in range(len(spread)):
-        phase = "terminal" if 1 - mean[depth] <= ONE_POINT else _phase(spread, least, most, usual[depth], depth)
+    for depth, phase in enumerate(phases(mean, (spread, least, most), usual)):
         prediction, why = _prediction(heads, depth)
         known = f"{low[depth]:.2f} to {high[depth]:.2f}" if math.isfinite(low[depth]) else "one text, no interval"
         words = f"depth {depth}: {phase}"
@@ -127,14 +128,26 @@ def _judgements(heads: pd.DataFrame, measured: Measurements, twin: Measurements 
 
 def _spread(measured: Measurements) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """s and its lower and upper limit, at each depth."""
-    sides = []
-    for name in ("mean_cosine", "mean_square_cosine"):
-        tally = measured.depths[name]
-        low, high = tally.interval()
-        sides.append((1 - tally.mean(), 1 - high, 1 - low))
-    lesser = sides[1][0] < sides[0][0]
-    spread, least, most = (np.where(lesser, other, one) for one, other in zip(*sides, strict=True))
-    return spread, least, most
+    tallies = [measured.depths[name] for name in ("mean_cosine", "mean_square_cosine")]
+    return spread_of(*((tally.mean(), *tally.interval()) for tally in tallies))
+
+
+def spread_of(cosine: Ends, square: Ends) -> Ends:
+    """s with its interval, from the mean cosine and the mean squared cosine with theirs, at each depth."""
+    lesser = square[0] > cosine[0]
+    mean, low, high = (np.where(lesser, other, one) for one, other in zip(cosine, square, strict=True))
+    return 1 - mean, 1 - high, 1 - low
+
+
+def phases(cosine: np.ndarray, spread: Ends, usual: np.ndarray) -> list[str]:
+    """The phase at each depth.
+
+    cosine : the mean cosine; spread : s with its interval; usual : s of the twin, 1 without a twin
+    """
+    together = 1 - cosine <= ONE_POINT
+    return [
+        "terminal" if together[depth] else _phase(*spread, usual[depth], depth) for depth in range(len(spread[0]))
+    ]
 
 
 def _phase(spread: np.ndarray, least: np.ndarray, most: np.ndarray, usual: float, depth: int) -> str:

@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from metastable.figures.curves import depth_curves, lengths, loop_curves
 from metastable.figures.distance import distance, distance_curves, distances
 from metastable.figures.heads import comparison, heat_map
+from metastable.figures.length import depth_by_length, forecast_points, length_curves, waterfall, way_points, word_map
 from metastable.figures.look import caption
 from metastable.figures.observables import observables
 from metastable.figures.phase_diagram import phase_diagram
@@ -31,16 +32,22 @@ __all__ = [
     "OF_A_RUN",
     "caption",
     "comparison",
+    "depth_by_length",
     "depth_curves",
     "distance",
     "distance_curves",
     "distances",
     "eigenvalues",
+    "forecast_points",
     "heat_map",
+    "length_curves",
     "lengths",
     "loop_curves",
     "observables",
     "phase_diagram",
     "spectrum",
     "sphere",
+    "waterfall",
+    "way_points",
+    "word_map",
 ]

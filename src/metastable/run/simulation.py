@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from metastable import files
-from metastable.arrays import inverse_temperature, positive, serial, whole
+from metastable.arrays import positive, serial, whole
 from metastable.attention import choose
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, SimulationStopped, choice
@@ -25,6 +25,7 @@ from metastable.flow.merging import Merging
 from metastable.flow.solve import Motion
 from metastable.flow.steppers import FIXED, first_step
 from metastable.head import Head
+from metastable.problem import resolved_beta
 from metastable.progress import Watcher, watching
 from metastable.run import storage
 from metastable.run.checkpoint import Checkpoint, discard, open_checkpoint, refuse_another
@@ -53,9 +54,10 @@ class Stopwatch:
 def simulate(
     head: Head,
     cloud: Cloud,
-    beta: float,
-    until: float,
+    beta: float | None = None,
+    until: float | None = None,
     *,
+    gamma: float | None = None,
     method: str = "auto",
     tol: float | None = None,
     step: float | None = None,
@@ -71,6 +73,8 @@ def simulate(
     Parameters
     ----------
     beta : inverse temperature, 0 ≤ β ≤ inf; inf is hardmax
+    until : the time at which the simulation ends; always needed
+    gamma : β = γ log N, where N is the number of tokens of `cloud`. Give either beta or gamma
     method : "dopri5" adapts its steps to `tol`; "euler", "heun" and "rk4" take steps of at most `step`.
         "auto" is dopri5, and for β = inf, where the field jumps, heun
     tol : largest estimated error per step (RMS over tokens of the length of the error), for dopri5. The default is
@@ -92,7 +96,7 @@ def simulate(
     BadInput : an argument cannot be used
     SimulationStopped : a number is no longer finite, or no step is small enough for `tol`
     """
-    solver = _Solver(head, cloud, beta, until, method, tol, step, t_eval, engine, merge)
+    solver = _Solver(head, cloud, beta, gamma, until, method, tol, step, t_eval, engine, merge)
     if checkpoint is None:
         return solver.run(watching(solver.times[-1], progress))
     target = storage.run_path(checkpoint)
@@ -163,8 +167,9 @@ class _Solver:
         self,
         head: Head,
         cloud: Cloud,
-        beta: float,
-        until: float,
+        beta: float | None,
+        gamma: float | None,
+        until: float | None,
         method: str,
         tol: float | None,
         step: float | None,
@@ -174,7 +179,8 @@ class _Solver:
     ) -> None:
         if head.dim != cloud.dim:
             raise BadInput(f"the head has d = {head.dim} and the cloud d = {cloud.dim}; they must agree")
-        self.beta = inverse_temperature(beta)
+        self.beta = resolved_beta(beta, gamma, len(cloud))
+        self.gamma = None if gamma is None else float(gamma)
         until = positive(until, "until")
         self.tol = positive((1e-6 if len(cloud) <= MANY else 1e-4) if tol is None else tol, "tol")
         self.method = choice(method, "method", METHODS)
@@ -195,10 +201,12 @@ class _Solver:
         self.evaluations = 0
 
     def configuration(self) -> dict[str, Any]:
-        """What the numbers of the run depend on, besides the head and the cloud."""
+        """What the numbers of the run depend on, besides the head and the cloud; and γ if it was given."""
         chosen = {} if self.method == "dopri5" else {"step": self.step}
         if self.method == "dopri5" or self.engine == "tree":
             chosen["tol"] = self.tol
+        if self.gamma is not None:
+            chosen["gamma"] = self.gamma
         return {
             "beta": "inf" if math.isinf(self.beta) else self.beta,
             "method": self.method,

@@ -1,7 +1,8 @@
-"""Texts by the million: the audit's measurement and the monitor's records, computed on workers.
+"""Texts by the million: the audit's measurement, the effects of length and the monitor's records, on workers.
 
 This process reads the texts and sends them to the workers in pieces, cut where a single process cuts too: at the
-windows of `encoder.texts.windows`, or at the monitor's batches of lines. So the model sees the same batches. Sums over
+windows of `encoder.texts.windows`, at the jobs of `encoder.length`, or at the monitor's batches of lines. So the model
+sees the same batches. Sums over
 texts are exact integers and merge in any order. Records are put in order here, where the alarm is. With one thread for
 each process, the results equal those of a single process to the last bit.
 """
@@ -17,16 +18,17 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from metastable import files
+from metastable.encoder.length.rung import Job, LengthMeter
 from metastable.encoder.load import Encoder, load
 from metastable.encoder.measure import Measurements, Meter
 from metastable.encoder.texts import Line, windows
@@ -39,6 +41,9 @@ from metastable.monitor.stream import examined
 from metastable.run import storage as store
 from metastable.scale.cluster import connected, installed
 from metastable.scale.tasks import Item, Tasks
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 # The journal of sums is rewritten as one record whenever it has this many.
 FOLD = 32
@@ -147,12 +152,30 @@ class WatchTask:
         return f"lines {batch[0].number} to {batch[-1].number}"
 
 
+@dataclass(frozen=True)
+class LengthTask:
+    """What a worker needs to run the jobs of a study of lengths."""
+
+    source: Source
+    pooling: str
+
+    def ready(self) -> Callable[[Job], Any]:
+        """A function that returns the result of a job."""
+        return LengthMeter(self.source.found(), self.pooling).run
+
+    def name(self, job: Job) -> str:
+        return f"{len(job.documents)} texts of {job.documents.length(0)} tokens"
+
+
+Task = MeasureTask | WatchTask | LengthTask
+
+
 @lru_cache(maxsize=1)
-def _ready(task: MeasureTask | WatchTask) -> Callable[[Any], Any]:
+def _ready(task: Task) -> Callable[[Any], Any]:
     return task.ready()
 
 
-def process(task: MeasureTask | WatchTask, pieces: Sequence[Any]) -> list[Any]:
+def process(task: Task, pieces: Sequence[Any]) -> list[Any]:
     """The result of each piece. Workers run this."""
     with _one_at_a_time:
         function = _ready(task)
@@ -164,9 +187,33 @@ def forget() -> None:
     _ready.cache_clear()
 
 
+@contextmanager
+def _model_on_workers(scheduler: str | None, workers: int | None) -> Iterator[Client]:
+    """Workers that load a model. At the end, workers of other people forget the model."""
+    with connected(scheduler, workers) as client:
+        try:
+            yield client
+        finally:
+            if scheduler is not None and client.status == "running":
+                with suppress(Exception):
+                    client.run(forget)
+
+
+def _tasks(client: Client, task: Task, kept: Callable[[], str]) -> Tasks:
+    """The computation of pieces. A piece on which workers die ends it."""
+
+    def died(piece: Any) -> None:
+        raise BadInput(
+            f"a worker died each time it processed {task.name(piece)}: out of memory, or ended from outside; use fewer "
+            "texts at a time (--batch-size) or fewer workers"
+        )
+
+    return Tasks(client, process, task, versions=versions(), died=died, kept=kept)
+
+
 def _results(
     order: Callable[[Tasks, Iterable[Item]], Iterator[Any]],
-    task: MeasureTask | WatchTask,
+    task: Task,
     items: Iterator[Item],
     scheduler: str | None,
     workers: int | None,
@@ -175,27 +222,34 @@ def _results(
     """The results of numbered pieces. Without a piece no worker is started.
 
     order : `Tasks.groups` or `Tasks.in_order`
-
-    A piece on which workers die ends the computation. At the end, workers of other people forget the model.
     """
-
-    def died(piece: Any) -> None:
-        raise BadInput(
-            f"a worker died each time it processed {task.name(piece)}: out of memory, or ended from outside; use fewer "
-            "texts at a time (--batch-size) or fewer workers"
-        )
-
     first = next(items, None)
     if first is None:
         return
-    with connected(scheduler, workers) as client:
-        try:
-            tasks = Tasks(client, process, task, versions=versions(), died=died, kept=kept)
-            yield from order(tasks, chain([first], items))
-        finally:
-            if scheduler is not None and client.status == "running":
-                with suppress(Exception):
-                    client.run(forget)
+    with _model_on_workers(scheduler, workers) as client:
+        yield from order(_tasks(client, task, kept), chain([first], items))
+
+
+class JobsOnWorkers:
+    """The jobs of a study of lengths on workers, for `length(work=…)`: a context manager, with the same result."""
+
+    def __init__(self, scheduler: str | None = None, workers: int | None = None, allow_pickle: bool = False) -> None:
+        self.scheduler, self.workers, self.allow_pickle = scheduler, workers, allow_pickle
+        self._stack = ExitStack()
+        self._ready: tuple[Client, LengthTask] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.close()
+
+    def __call__(self, meter: LengthMeter, jobs: Sequence[Job]) -> Iterator[Any]:
+        if self._ready is None:
+            task = LengthTask(Source.of(meter.encoder, self.allow_pickle), meter.pooling)
+            client = self._stack.enter_context(_model_on_workers(self.scheduler, self.workers))
+            self._ready = client, task
+        return _tasks(*self._ready, lambda: "start again").in_order(enumerate(jobs))
 
 
 def records_on_workers(

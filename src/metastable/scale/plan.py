@@ -27,18 +27,20 @@ from metastable.problem import (
     LAW_KEYS,
     LAWS,
     OPTIONS,
+    RUN_KEYS,
     Problem,
     check_value,
     cloud_from_file,
     law_parameters,
+    one_temperature,
     refuse_unknown,
 )
 from metastable.run import storage as store
+from metastable.run.mean_field import WITHOUT_N
 from metastable.run.simulation import saved_times
 
 SCHEMA = "metastable.sweep/1"
-# Arguments of `simulate`, and those that `mean_field` takes of them.
-RUN_KEYS = ("beta", "until", *OPTIONS)
+# The arguments of `simulate` that `mean_field` takes.
 MEAN_FIELD_KEYS = ("beta", "until", "tol", "t_eval", "mean_field")
 # What cannot be an axis, and why.
 REFUSED = {"t_eval": "every point is saved at the same times", "d": "the head has the dimension"}
@@ -184,6 +186,8 @@ def make(
     if fixed.get("mean_field"):
         if "n" in listed:
             raise BadInput("a mean field has no number of tokens; remove the axis n")
+        if "gamma" in (*fixed, *listed):
+            raise BadInput(WITHOUT_N)
         refuse_unknown([*fixed, *(key for key in listed if key in RUN_KEYS)], MEAN_FIELD_KEYS, "a sweep of mean fields")
         # Only the law counts there, and not how many tokens are drawn from it.
         cloud = cloud if isinstance(cloud, Cloud) else {"n": 1, **cloud}
@@ -194,13 +198,13 @@ def make(
             raise BadInput(f"{name} is both an axis and a fixed value; remove one of the two")
     for name, value in (*fixed.items(), *tables["head"].items(), *tables["cloud"].items()):
         check_value(name, value)
-    for key in ("beta", "until"):
-        if key not in fixed and key not in listed:
-            raise BadInput(f"{key} is missing; give it a value or make it an axis")
+    one_temperature((*fixed, *listed))
+    if "until" not in fixed and "until" not in listed:
+        raise BadInput("until is missing; give it a value or make it an axis")
     head = _checked_head(head, listed)
     _check_law(cloud, listed)
     options = {key: value for key, value in fixed.items() if key in OPTIONS}
-    base = Problem(head, cloud, fixed.get("beta", math.inf), fixed.get("until", 1.0), options)
+    base = Problem(head, cloud, fixed.get("beta"), fixed.get("until", 1.0), options, fixed.get("gamma"))
     base = base.replace(**{name: values[0] for name, values in listed.items()})
     base = _with_files_read(base, listed)
     last = max(positive(until, "until") for until in listed.get("until", [fixed.get("until")]))

@@ -16,14 +16,14 @@ from metastable.cloud import Cloud
 from metastable.errors import BadInput
 from metastable.files import Entry, Journal
 from metastable.head import Head
-from metastable.problem import LAW_KEYS, read_toml
+from metastable.problem import LAW_KEYS, RUN_KEYS, read_toml
 from metastable.progress import _Bar
 from metastable.run import storage as store
 from metastable.run.checkpoint import refuse_another
 from metastable.scale import dataset
 from metastable.scale.cluster import connected
 from metastable.scale.dataset import Places
-from metastable.scale.plan import RUN_KEYS, Plan, make
+from metastable.scale.plan import Plan, make
 from metastable.scale.points import FAILED, compute
 from metastable.scale.tasks import Tasks
 
@@ -62,6 +62,7 @@ def sweep(
     kappas: float | Sequence[float] | None = None,
     proportions: Sequence[float] | None = None,
     beta: float | None = None,
+    gamma: float | None = None,
     until: float | None = None,
     tol: float | None = None,
     t_eval: int | Sequence[float] | None = None,
@@ -90,7 +91,8 @@ def sweep(
     cloud : a Cloud, or a [cloud] table as in TOML; or else:
     law, n, d, seed, smallest, mean, kappa, means, kappas, proportions : the starting law ("uniform" by default) and
         its arguments, see `uniform`, `graded`, `von_mises_fisher`, `mixture`
-    beta, until, tol, t_eval, method, step, engine, merge : arguments of `simulate` that are the same everywhere
+    beta, gamma, until, tol, t_eval, method, step, engine, merge : arguments of `simulate` that are the same everywhere.
+        Either beta or gamma is an axis or a fixed value; gamma means β = γ log N with the N of each point
     mean_field : solve the continuity equation (see `mean_field`) instead of following tokens; no n is needed
     outputs : names of "distance", "phases" and "observables", or a table: {"distance": True, or a list of times;
         "phases": True, or a list of names; "observables": the same}. By default distance and phases

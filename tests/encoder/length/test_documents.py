@@ -32,7 +32,7 @@ def test_glued_documents_begin_where_a_text_begins():
 
 def test_batches_have_one_length_and_mark_special_tokens():
     documents = made(4, 4, 4, 6)
-    batches = list(documents.batches(2))
+    batches = [part.batch() for part in documents.parts(2)]
     assert [tuple(batch.mask.shape) for batch in batches] == [(2, 6), (1, 6), (1, 8)]
     assert batches[0].special[0].tolist() == [True, False, False, False, False, True]
     assert all(batch.mask.all() for batch in batches)

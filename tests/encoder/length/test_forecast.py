@@ -1,13 +1,14 @@
 """Forecasts: exact where scores repeat, simple rules against numpy, errors and coverage on made-up numbers."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 from metastable.encoder.length.dilution import STATISTICS
-from metastable.encoder.length.forecast import FORECAST, Forecast, Forecaster, line, misses, score
+from metastable.encoder.length.forecast import FORECAST, Forecast, Forecaster, line, score, widening
 from tests.encoder.length.conftest import encoder
 
 
@@ -88,4 +89,27 @@ def test_error_bars_cover_nine_of_ten(statistic):
     made = made_up(value, value, deviation, statistic)
     low, high = made.interval(statistic)
     assert ((low <= measured) & (measured <= high)).mean() == pytest.approx(0.9, abs=0.02)
-    np.testing.assert_allclose(misses(made, measured[None], statistic), np.abs(error) / deviation)
+    wider = made_up(value, value, deviation / 2, statistic)
+    assert widening([made], [Measured({statistic: measured[None]})], statistic) == pytest.approx(1.0, abs=0.05)
+    assert widening([wider], [Measured({statistic: measured[None]})], statistic) == pytest.approx(2.0, abs=0.1)
+    assert widening([], [], statistic) == 1.0
+
+
+class Measured(NamedTuple):
+    """The part of a rung that scoring reads."""
+
+    heads: dict
+
+
+def test_error_bars_are_those_of_the_forecast_from_half_the_length(meter, documents):
+    """The quantile of the errors of the forecast from 32 to 64 tokens, for each doubling, beside the sampling error."""
+    own, some = meter("bert"), documents.first(6)
+    rungs = {n: own.measure(some.prefixes(n)) for n in (32, 64)}
+    (earlier,) = Forecaster(own, some, 32, {32: rungs[32]}).forecasts([64])
+    for made in Forecaster(own, some, 64, rungs).forecasts([128, 256]):
+        doublings = math.log2(made.n / 64)
+        for name, scale in (("entropy", lambda x: x), ("top_weight", np.log)):
+            errors = scale(earlier.values[name][FORECAST]) - scale(rungs[64].heads[name].mean(axis=0))
+            expected = max(0.01, np.quantile(np.abs(errors), 0.9) / 1.6449) * doublings
+            assert made.deviation[name].min() >= 0.999 * expected
+            assert made.deviation[name].min() < 2 * expected

@@ -42,9 +42,9 @@ def plain(long_texts, tmp_path_factory):
 def test_pairs(folder, pairs, tmp_path):
     result = invoke(folder, "--texts", pairs, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    tables = ("causes", "depths", "documents", "focus", "forecasts", "heads", "remedies", "retrieval", "skill")
+    tables = ("causes", "depths", "documents", "focus", "forecasts", "heads", "retrieval", "skill")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
-        ["length.json", *(f"{name}.csv" for name in tables)]
+        ["length.json", "report.html", *(f"{name}.csv" for name in tables)]
     )
     for word in ("entropy", "focus", "forecast", "cosine", "reciprocal rank", "temperature"):
         assert word in result.stdout
@@ -57,10 +57,11 @@ def test_json_reference_and_a_rule_that_is_met(folder, plain, tmp_path):
     result = invoke(folder, "--texts", plain, "--from", 32, "--json", *rule, "--out", tmp_path / "out")
     assert result.exit_code == 1
     found = json.loads(result.stdout, parse_constant=lambda word: pytest.fail(f"{word} in JSON"))
-    assert found["schema"] == "metastable.length/1"
+    assert found["schema"] == "metastable.length/2"
     assert found["findings"] == [{"n": 64, "source": "prefix", "layer": 1, "head": head} for head in range(4)]
     assert any("Reference" in sentence for sentence in found["sentences"])
-    assert pd.read_csv(found["written"]["retrieval"]).empty
+    assert {piece["topic"] for piece in found["advice"]} >= {"safe length", "long documents"}
+    assert list(pd.read_csv(found["written"]["retrieval"])["n"])[:2] == [64, 128]
 
 
 def test_a_rule_that_nothing_meets(folder, plain, tmp_path):
@@ -113,7 +114,7 @@ def test_bad_texts_are_one_line_and_leave_nothing(content, words, folder, tmp_pa
         (["--batch-size", 0], "batch"),
         (["--fail-on", "entropy <"], "cannot be read"),
         (["--fail-on", "entropi < 1"], "entropy"),
-        (["--fail-on", "mrr < 0.5"], "query"),
+        (["--fail-on", "mrr < 0.5 and layer == 0"], "one table"),
         (["--reference", "nowhere.json"], "nowhere.json"),
         (["--texts", "nowhere.txt"], "is no file"),
     ],

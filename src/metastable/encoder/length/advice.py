@@ -1,13 +1,18 @@
-"""The result of `length` in words, each sentence with the numbers that carry it."""
+"""The result of `length` in words: what to do, and what was found, each sentence with the numbers that carry it.
+
+**Safe length**: the last length before whole documents are first found worse than at the best shorter length, beyond the
+error; the last length if they never are. A loss that these queries cannot resolve is not found, so the sentence states
+the interval.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-import pandas as pd
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from metastable.encoder.length.result import FOCUS, SHARE
+from metastable.encoder.length.retrieval import MAXIMUM, MEAN, PASSAGE, WHOLE
 
 if TYPE_CHECKING:
     from metastable.encoder.length.result import Length
@@ -15,15 +20,120 @@ if TYPE_CHECKING:
 LINE = "linear in log n"
 MOST_NAMED = 5
 """Heads that are named; the table focus has all of them."""
+ASKED = {"pairs": "the given queries", "passages": f"passages of {PASSAGE} tokens of the documents themselves"}
+"""The queries of retrieval in words."""
+REPRESENTED = {MEAN: "the mean of the chunk embeddings", MAXIMUM: "the chunk closest to the query"}
+"""The ways of representing a document by chunks in words."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One piece of advice.
+
+    topic : what it is about; value : the advice in a few words; sentence : the reason, with numbers
+    """
+
+    topic: str
+    value: str
+    sentence: str
+
+
+def advice(found: Length) -> list[Advice]:
+    """What to do about long documents, temperature, heads and forecasts, as far as the texts allow to say."""
+    return [*_long_documents(found), *_temperature(found), *_heads(found), *_forecast(found)]
 
 
 def sentences(found: Length) -> list[str]:
-    """What was found about attention, focus, forecasts, similarity, retrieval and remedies."""
-    said = [*_attention(found), *_focus(found), *_forecast(found), *_similarity(found), *_retrieval(found)]
+    """The advice, then what was found about attention, focus and similarity, then the reference."""
+    said = [piece.sentence for piece in advice(found)]
+    said += [*_attention(found), *_focus(found), *_similarity(found)]
     if found.reference is not None:
         other = found.reference
-        said += [f"Reference {other.name!r}: {sentence}" for sentence in (*_attention(other), *_focus(other))]
+        compared = [piece.sentence for piece in _long_documents(other)]
+        said += [f"Reference {other.name!r}: {s}" for s in (*compared, *_attention(other), *_focus(other))]
     return said
+
+
+def _long_documents(found: Length) -> Iterator[Advice]:
+    table = found.retrieval
+    whole = table[table["way"] == WHOLE].set_index("n")
+    if len(whole) < 2:
+        return
+    queries = f"{whole['queries'].iloc[0]:.0f} queries, {ASKED[found.asked]}"
+    lost = whole[whole["mrr_gain_high"] < 0]
+    if len(lost):
+        n = int(lost.index[0])
+        safe = int(max(length for length in whole.index if length < n))
+        known = f"Whole documents are safe up to {safe} tokens. At {n} tokens"
+    else:
+        n = safe = found.top
+        known = f"No loss was found up to {safe} tokens, the longest documents. There"
+    row = whole.loc[n]
+    yield Advice(
+        "safe length",
+        f"{safe} tokens" if len(lost) else f"at least {safe} tokens",
+        f"{known} the mean reciprocal rank is {row.mrr:.2f}, and at {row.against:.0f} tokens it is "
+        f"{whole.loc[int(row.against)].mrr:.2f}: a change of {_signed(row, 'mrr_gain')} ({queries}).",
+    )
+    chunks = table[table["way"].isin(REPRESENTED)]
+    best = chunks.loc[chunks["mrr_gain"].idxmax()]
+    split = f"split documents of {found.top} tokens into chunks of {best.chunk:.0f} and rank them by {REPRESENTED[best.way]}"
+    change = f"{best.mrr:.2f} instead of {whole.loc[found.top].mrr:.2f}, a change of {_signed(best, 'mrr_gain')}"
+    if best.mrr_gain_low > 0:
+        value = f"chunks of {best.chunk:.0f} tokens, {'closest chunk' if best.way == MAXIMUM else 'mean of chunks'}"
+        yield Advice("long documents", value, f"{split.capitalize()}: the mean reciprocal rank is {change}.")
+    else:
+        what = f"No chunk size is better than whole documents of {found.top} tokens beyond the error"
+        yield Advice("long documents", "no need for chunks", f"{what}. The best is to {split}: {change}.")
+
+
+def _temperature(found: Length) -> Iterator[Advice]:
+    remedies = found.retrieval[found.retrieval["way"].str.startswith("scores")]
+    if not len(remedies):
+        return
+    best = remedies.loc[remedies["mrr_gain"].idxmax()]
+    tried = f"Of {len(remedies)} factors of the scores at {found.top} tokens (a lower temperature), the best is"
+    change = f"{best.way.removeprefix('scores × ')}; it changes the mean reciprocal rank by {_signed(best, 'mrr_gain')}"
+    helps = best.mrr_gain_low > 0
+    verdict = "It helps" if helps else "This is no gain beyond the error"
+    yield Advice("temperature", best.way if helps else "leave it as it is", f"{tried} {change}. {verdict}.")
+
+
+def _heads(found: Length) -> Iterator[Advice]:
+    heads = found.focus
+    sharp, lost = heads["focus_at_start"].astype(bool), heads["loses_focus_at"].notna()
+    if not sharp.any() or found.start == found.last:
+        return
+    growing = int((heads["gap_growth"][sharp] >= 1).sum())
+    words = f"{int(lost.sum())} of the {int(sharp.sum())} heads with focus at {found.start} tokens lose it by {found.last}"
+    if lost.any():
+        first = heads[lost].sort_values(["loses_focus_at", "layer", "head"]).head(MOST_NAMED)
+        names = ", ".join(f"layer {h.layer} head {h.head} at {h.loses_focus_at:.0f}" for h in first.itertuples())
+        words += f"; the first: {names}"
+    words += (
+        f". A head keeps its focus at every length only if its score gap grows at least like log n: {growing} of "
+        f"{int(sharp.sum())} do."
+    )
+    yield Advice("heads", f"{int(lost.sum())} of {int(sharp.sum())} lose focus", words)
+
+
+def _forecast(found: Length) -> Iterator[Advice]:
+    rows = found.skill[(found.skill["n"] == found.last) & (found.skill["statistic"] == "entropy")].set_index("method")
+    if not len(rows):
+        return
+    # With one length up to n₀ there is no line.
+    rule, name = (LINE, "the line in log n") if LINE in rows.index else ("no change", "the value without a change")
+    own, other = rows.loc["forecast"], rows.loc[rule]
+    made = f"The forecast of the entropy at {found.last} tokens, made from {found.start} tokens,"
+    errors = f"its mean error is {own.error:.2f} nats and that of {name} is {other.error:.2f}"
+    skill = f"skill {other.skill:.2f}, {other.skill_low:.2f} to {other.skill_high:.2f}"
+    if other.skill_low > 0:
+        later = found.focus["forecast_to_lose_later"].dropna()
+        more = f" By {later.max():.0f} tokens, {len(later)} more heads are forecast to lose focus." if len(later) else ""
+        yield Advice("forecasts", "usable", f"{made} is better than {name}: {errors} ({skill}).{more}")
+    else:
+        worse = f"{made} is not better than {name} beyond its error: {errors} ({skill})."
+        yield Advice("forecasts", "do not use them", f"{worse} Do not rely on longer forecasts.")
 
 
 def _attention(found: Length) -> Iterator[str]:
@@ -51,35 +161,12 @@ def _focus(found: Length) -> Iterator[str]:
         f"{sharp} of {len(heads)} heads have focus at {found.start} tokens (top weight at least {FOCUS:g}, "
         f"participation at most {SHARE:g} of the tokens); {int(lost.sum())} of them lose it by {found.last} tokens."
     )
-    if lost.any():
-        first = heads[lost].sort_values(["loses_focus_at", "layer", "head"]).head(MOST_NAMED)
-        names = ", ".join(f"layer {h.layer} head {h.head} at {h.loses_focus_at:.0f}" for h in first.itertuples())
-        yield f"The first to lose it: {names}."
     foreseen = heads["forecast_to_lose_at"].notna()
     if (lost | foreseen).any():
         yield (
             f"The forecast made from {found.start} tokens names {int((lost & foreseen).sum())} of these heads and "
             f"{int((foreseen & ~lost).sum())} others."
         )
-    later = heads["forecast_to_lose_later"].dropna()
-    if len(later):
-        yield f"Forecast to lose it by {later.max():.0f} tokens: {len(later)} more."
-
-
-def _forecast(found: Length) -> Iterator[str]:
-    rows = found.skill[(found.skill["n"] == found.last) & (found.skill["statistic"] == "entropy")].set_index("method")
-    if not len(rows):
-        return
-    # With one length up to n₀ there is no line.
-    rule, name = (LINE, "the line in log n") if LINE in rows.index else ("no change", "the value without a change")
-    own, other = rows.loc["forecast"], rows.loc[rule]
-    made = f"The forecast of the entropy at {found.last} tokens, made from {found.start} tokens,"
-    errors = f"its mean error is {own.error:.2f} nats and that of {name} is {other.error:.2f}"
-    skill = f"skill {other.skill:.2f}, {other.skill_low:.2f} to {other.skill_high:.2f}"
-    if other.skill_low > 0:
-        yield f"{made} is better than {name}: {errors} ({skill})."
-    else:
-        yield f"{made} is not better than {name} beyond its error: {errors} ({skill}). Do not rely on longer forecasts."
 
 
 def _similarity(found: Length) -> Iterator[str]:
@@ -94,29 +181,6 @@ def _similarity(found: Length) -> Iterator[str]:
     )
 
 
-def _retrieval(found: Length) -> Iterator[str]:
-    if not len(found.retrieval):
-        return
-    whole = found.retrieval[found.retrieval["way"] == "whole"].set_index("n")["mrr"]
-    by_length = ", ".join(f"{mrr:.2f} at {n} tokens" for n, mrr in whole.items())
-    yield f"Retrieval with {found.retrieval['queries'].iloc[0]} queries, mean reciprocal rank by length: {by_length}."
-    chunks = found.retrieval[(found.retrieval["n"] == found.top) & (found.retrieval["way"] != "whole")]
-    if len(chunks):
-        ways = ", ".join(f"{row.way} {row.mrr:.2f}" for _, row in chunks.iterrows())
-        yield f"With documents of {found.top} tokens in chunks of {found.start} it is: {ways}."
-    if len(found.remedies):
-        yield _remedy(found.remedies)
-
-
-def _remedy(remedies: pd.DataFrame) -> str:
-    best = remedies.loc[remedies["mrr_gain"].idxmax()]
-    gain = f"changes the mean reciprocal rank by {_signed(best, 'mrr_gain')}"
-    what = f"Of {len(remedies)} temperature factors the best, {best.remedy},"
-    if best.mrr_gain_low > 0:
-        return f"{what} {gain}: it helps."
-    return f"{what} {gain}: no gain beyond the error."
-
-
-def _signed(row: pd.Series, name: str) -> str:
+def _signed(row: Any, name: str) -> str:
     """A change with its interval."""
     return f"{row[name]:+.2f} ({row[f'{name}_low']:+.2f} to {row[f'{name}_high']:+.2f})"

@@ -101,8 +101,8 @@ class Documents:
         places = [(owner, start) for owner, ids in enumerate(self.ids) for start in range(0, len(ids), size)]
         return self.of(self.ids[owner][i : i + size] for owner, i in places), [owner for owner, _ in places]
 
-    def batches(self, size: int) -> Iterator[Batch]:
-        """Batches of at most `size` neighbouring documents of equal length, and of at most `TOKENS` tokens."""
+    def parts(self, size: int) -> Iterator[Documents]:
+        """Parts of at most `size` neighbouring documents of equal length, and of at most `TOKENS` tokens."""
         place = 0
         while place < len(self.ids):
             n = self.length(place)
@@ -110,16 +110,17 @@ class Documents:
             end = place + 1
             while end < len(self.ids) and end - place < most and self.length(end) == n:
                 end += 1
-            yield self._batch(range(place, end))
+            yield self.of(self.ids[place:end])
             place = end
 
-    def _batch(self, numbers: Sequence[int]) -> Batch:
-        rows = torch.tensor([(*self.before, *self.ids[i], *self.after) for i in numbers])
+    def batch(self) -> Batch:
+        """Documents of equal length as inputs of the model."""
+        rows = torch.tensor([(*self.before, *ids, *self.after) for ids in self.ids])
         mask = torch.ones_like(rows, dtype=torch.bool)
         inputs = {"input_ids": rows, "attention_mask": mask.long()}
         inputs |= {name: torch.zeros_like(rows) for name in self.extra}
         special = torch.isin(rows, torch.tensor(sorted(self.special), dtype=rows.dtype))
-        return Batch(inputs, mask, special, torch.tensor(list(numbers)))
+        return Batch(inputs, mask, special, torch.arange(len(self)))
 
 
 def read_documents(

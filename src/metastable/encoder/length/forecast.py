@@ -10,6 +10,10 @@ A forecast from n₀ to n' uses documents of n₀ tokens only, and has three par
 
 Entropy and log participation are corrected as they are, top weight and special share by their logarithms.
 
+Error bars come from the same encoder: the whole forecast is also made from n₀/2 to n₀, where the truth is known. The
+quantile of its errors over heads gives the error for one doubling, and the error grows in proportion to the number of
+doublings. Where n₀ is too short for that, `DEVIATION` is used.
+
 Simple rules use the measured values at n ≤ n₀:
 
 - *no change*: the value at n₀;
@@ -50,8 +54,11 @@ COVERAGE = 0.9
 """The nominal coverage of the error bars."""
 
 DEVIATION = {"entropy": 0.10, "log_participation": 0.12, "top_weight": 0.09, "special_share": 0.17}
-"""The standard deviation of the error of a forecast for each doubling; that of the logarithm for `LOGARITHMIC`.
-No committed program measures it yet."""
+"""The standard deviation of the error for each doubling, that of the logarithm for `LOGARITHMIC`, where the encoder's own
+is not known."""
+
+LEAST_DEVIATION = 0.01
+"""The smallest standard deviation of the error for each doubling."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,8 @@ class Forecaster:
     """
 
     def __init__(self, meter: LengthMeter, documents: Documents, start: int, measured: Mapping[int, Rung]) -> None:
-        self.meter, self.documents, self.start, self.measured = meter, documents, start, measured
+        self.meter, self.documents, self.start = meter, documents, start
+        self.measured = {n: rung for n, rung in measured.items() if n <= start}
         bases = [base for base in (start // 2, start // 4) if base >= SMALLEST]
         known = measured[start]
         self._misses = {base: self._difference(known, self._ahead(base, [start])[0]) for base in bases}
@@ -128,9 +136,22 @@ class Forecaster:
         """All heads at each length."""
         if not lengths:
             return []
-        return [self._forecast(n, ahead) for n, ahead in zip(lengths, self._ahead(self.start, lengths), strict=True)]
+        error, found = self._doubling_error(), zip(lengths, self._ahead(self.start, lengths), strict=True)
+        return [self._forecast(n, ahead, error) for n, ahead in found]
 
-    def _forecast(self, n: int, ahead: dict[str, Floats]) -> Forecast:
+    def _doubling_error(self) -> dict[str, float]:
+        """The error of a forecast for one doubling, as a standard deviation: that of the forecast from n₀/2 to n₀."""
+        below, known = self.start // 2, self.measured[self.start]
+        if below not in self.measured:
+            return DEVIATION
+        earlier = Forecaster(self.meter, self.documents, below, self.measured)
+        made = earlier._forecast(self.start, earlier._ahead(below, [self.start])[0], dict.fromkeys(STATISTICS, 1.0))
+        return {
+            name: max(LEAST_DEVIATION, _spread_of(_errors(made, known.heads[name], name))) for name in STATISTICS
+        }
+
+    def _forecast(self, n: int, ahead: dict[str, Floats], error: Mapping[str, float]) -> Forecast:
+        """error : for one doubling, as a standard deviation, by statistic"""
         doublings = math.log2(n / self.start)
         values, deviation = {}, {}
         for name in STATISTICS:
@@ -148,7 +169,7 @@ class Forecaster:
                 found["constant H/log n"] = now[self.start] * math.log(n) / math.log(self.start)
             sampling = _corrected_scale(name, each).std(axis=0, ddof=1) / math.sqrt(len(each))
             values[name] = found
-            deviation[name] = np.hypot(sampling, DEVIATION[name] * doublings)
+            deviation[name] = np.hypot(sampling, error[name] * doublings)
         return Forecast(self.start, n, len(self.documents), values, deviation)
 
 
@@ -196,7 +217,21 @@ def score(made: Forecast, measured: Floats, statistic: str, seed: int = 0, draws
     return rows
 
 
-def misses(made: Forecast, measured: Floats, statistic: str) -> Floats:
-    """|error|/deviation for each head, (layers, heads)."""
-    scaled = [_corrected_scale(statistic, v) for v in (made.values[statistic][FORECAST], measured.mean(axis=0))]
-    return np.abs(scaled[0] - scaled[1]) / made.deviation[statistic]
+def widening(made: Sequence[Forecast], measured: Sequence[Rung], statistic: str) -> float:
+    """How much wider than expected the error bars must be, from forecasts that can be scored; at least 1."""
+    found = [
+        np.abs(_errors(each, rung.heads[statistic], statistic)) / each.deviation[statistic]
+        for each, rung in zip(made, measured, strict=True)
+    ]
+    return max(1.0, _spread_of(np.stack(found))) if found else 1.0
+
+
+def _errors(made: Forecast, measured: Floats, statistic: str) -> Floats:
+    """Forecast − measured on the scale of the correction, (layers, heads). measured : (documents, layers, heads)"""
+    forecast, seen = made.values[statistic][FORECAST], measured.mean(axis=0)
+    return _corrected_scale(statistic, forecast) - _corrected_scale(statistic, seen)
+
+
+def _spread_of(errors: Floats) -> float:
+    """The standard deviation of the normal distribution whose central interval of `COVERAGE` has as many errors."""
+    return float(np.quantile(np.abs(errors), COVERAGE) / norm.ppf(0.5 + COVERAGE / 2))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -19,7 +19,10 @@ from metastable.encoder.length.retrieval import CUTOFFS
 from metastable.encoder.length.rung import DEPTHS
 from metastable.errors import BadInput, suggestion
 
-SCHEMA = "metastable.length/1"
+if TYPE_CHECKING:
+    from metastable.encoder.length.advice import Advice
+
+SCHEMA = "metastable.length/2"
 FOCUS = 0.25
 """A head has focus where the mean top weight of its queries is at least this, …"""
 SHARE = 0.5
@@ -35,7 +38,6 @@ def part_column(part: str) -> str:
     return f"entropy_{part.replace(' ', '_')}"
 
 
-_RETRIEVED = (*_ends("mrr"), *(f"recall_{k}" for k in CUTOFFS))
 TABLES: dict[str, tuple[str, ...]] = {
     "heads": ("n", "source", "layer", "head", *_ends(*MEASURED), "participation", "focus"),
     "focus": (
@@ -43,13 +45,15 @@ TABLES: dict[str, tuple[str, ...]] = {
         *("score_gap", "gap_growth"),
         *map(part_column, ATTENTION),
     ),
-    "depths": ("n", "source", "depth", *_ends(*DEPTHS)),
+    "depths": ("n", "source", "depth", "phase", *_ends(*DEPTHS)),
     "documents": ("n", *_ends("document_cosine", "agreement")),
     "forecasts": ("made_from", "n", "layer", "head", "statistic", "forecast", "low", "high", "measured"),
     "skill": ("made_from", "n", "statistic", "method", "error", *_ends("skill")),
     "causes": ("quantity", "n", "part", *_ends("change")),
-    "retrieval": ("n", "way", "queries", *_RETRIEVED),
-    "remedies": ("remedy", "factor", "n", *_RETRIEVED, *_ends("mrr_gain")),
+    "retrieval": (
+        *("n", "way", "chunk", "queries", *_ends("mrr"), *(f"recall_{k}" for k in CUTOFFS)),
+        *("against", *_ends("mrr_gain")),
+    ),
 }
 """The tables of a result and their columns. Values that do not apply are NaN."""
 
@@ -77,13 +81,15 @@ class Length:
     heads : a row for each length, source ("prefix" or "glued"), layer and head: `dilution.MEASURED` with intervals
     focus : a row a head: the length at which it loses its focus: measured, forecast from n₀, and forecast from the
         last rung for longer texts; its score gap and the slope of the gap in log n; the parts of its entropy change
-    depths : a row for each length, source and depth: `rung.DEPTHS` with intervals
+    depths : a row for each length, source and depth: the phase of the tokens as in an audit, `rung.DEPTHS` with
+        intervals. Glued texts have no twin, so their phases are those without one
     documents : a row for each length: cosine between documents, agreement with the mean of pieces, with intervals
     forecasts : a row for each forecast of a head, with error bars and, where it was measured, the measured value
     skill : a row for each length, statistic and method: errors, and the skill of the forecast against the method
     causes : a row for each part of a change of entropy or of similarity, see `causes`
-    retrieval : a row for each length and way of representing a document; empty without queries
-    remedies : a row for each factor of the scores that was tried; empty without queries
+    asked : the queries of `retrieval`: "pairs" of the user, or "passages" of the documents themselves
+    retrieval : a row for each length and way of representing a document, with its gain over whole documents of
+        `against` tokens: the best shorter length for whole documents, the same length for the other ways
     """
 
     name: str
@@ -91,6 +97,7 @@ class Length:
     fingerprint: str
     limit: int
     pooling: str
+    asked: str
     start: int
     top: int
     last: int
@@ -104,7 +111,6 @@ class Length:
     skill: pd.DataFrame
     causes: pd.DataFrame
     retrieval: pd.DataFrame
-    remedies: pd.DataFrame
     reference: Length | None = None
 
     def __repr__(self) -> str:
@@ -116,16 +122,29 @@ class Length:
         table: pd.DataFrame = getattr(self, table_of(expression))
         return parse(expression).rows(table) if len(table) else table
 
+    def advice(self) -> list[Advice]:
+        """What to do, each piece of advice with the numbers that carry it."""
+        from metastable.encoder.length.advice import advice
+
+        return advice(self)
+
     def sentences(self) -> list[str]:
-        """What was found, in words."""
+        """The advice and what was found, in words."""
         from metastable.encoder.length.advice import sentences
 
         return sentences(self)
 
+    def report(self, path: str | Path) -> Path:
+        """Write everything as one HTML file that needs no network."""
+        from metastable.encoder.length.report import write
+
+        return write(self, path)
+
     def to_dict(self) -> dict[str, Any]:
-        """Everything except the reference, for JSON."""
+        """Everything except the reference, for JSON, with the advice and the sentences."""
         plain = {name: value for name, value in vars(self).items() if name not in (*TABLES, "reference")}
-        return {"schema": SCHEMA, **plain, **{name: records(getattr(self, name)) for name in TABLES}}
+        words = {"advice": [vars(piece) for piece in self.advice()], "sentences": self.sentences()}
+        return {"schema": SCHEMA, **plain, **words, **{name: records(getattr(self, name)) for name in TABLES}}
 
     @classmethod
     def load(cls, path: str | Path) -> Length:
@@ -135,7 +154,8 @@ class Length:
             saved = json.loads(file.read_text(encoding="utf-8"))
             if saved.pop("schema", None) != SCHEMA:
                 raise BadInput(f"{file} is not a result of `metastable length` ({SCHEMA}); give its length.json")
-            return cls(**{**saved, **{name: _table(name, saved[name]) for name in TABLES}})
+            plain = {field.name: saved[field.name] for field in fields(cls) if field.name != "reference"}
+            return cls(**{**plain, **{name: _table(name, saved[name]) for name in TABLES}})
         except BadInput:
             raise
         except Exception as error:
@@ -143,10 +163,10 @@ class Length:
             raise BadInput(f"cannot read {file} as a result of `metastable length`: {what}") from error
 
     def save(self, folder: str | Path) -> dict[str, Path]:
-        """Write length.json and one CSV file for each table, each completely or not at all."""
+        """Write report.html, length.json and one CSV file for each table, each completely or not at all."""
         out = Path(folder)
         out.mkdir(parents=True, exist_ok=True)
-        written = {"length": out / "length.json"}
+        written = {"length": out / "length.json", "report": self.report(out / "report.html")}
         files.write_text(written["length"], files.to_json(self.to_dict(), indent=None))
         for name in TABLES:
             written[name] = out / f"{name}.csv"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,19 +16,20 @@ from metastable.encoder.anatomy import AttentionLayer
 from metastable.encoder.hooks import Depth, read
 from metastable.encoder.length import dilution
 from metastable.encoder.length.documents import Documents
+from metastable.encoder.length.temperature import sharpened
 from metastable.encoder.load import Encoder
 from metastable.encoder.measure import longest_text
-from metastable.encoder.statistics import effective_rank, mean_cosine
-from metastable.encoder.texts import Batch
+from metastable.encoder.statistics import effective_rank, mean_cosine, mean_square_cosine
 
 Floats = NDArray[np.float64]
 
 QUERIES = 64
-"""Attention and effective ranks are measured for this many tokens of a text, evenly spaced between the special tokens
-at its ends. A special token inside a text counts as a query like any other."""
+"""Attention, effective ranks and squared cosines are measured for this many tokens of a text, evenly spaced between the
+special tokens at its ends. A special token inside a text counts as a query like any other."""
 
-DEPTHS = ("mean_cosine", "effective_rank", "hidden_cosine")
-"""Statistics of the tokens of a text at a depth; the effective rank is that of `QUERIES` tokens at every length."""
+DEPTHS = ("mean_cosine", "mean_square_cosine", "effective_rank", "hidden_cosine")
+"""Statistics of the tokens of a text at a depth. Effective rank and squared cosines are those of `QUERIES` tokens at
+every length."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,30 @@ class Rung:
         return cls(parts[0].n, parts[0].targets, **groups, pooled=np.concatenate([part.pooled for part in parts]))
 
 
+@dataclass(frozen=True)
+class Job:
+    """Documents of one length, few enough for one pass, and what to compute from them. Workers can run it.
+
+    targets, place : see `LengthMeter.measure`
+    factor : of the scores, see `temperature`
+    embeddings : only the embeddings, not the statistics
+    """
+
+    documents: Documents
+    targets: tuple[int, ...] = ()
+    place: Place | None = None
+    factor: float = 1.0
+    embeddings: bool = False
+
+
+Work = Callable[["LengthMeter", Sequence[Job]], Iterable[Any]]
+"""Runs jobs and returns their results in order: `LengthMeter.run` for each job, here or on workers."""
+
+
+def run_here(meter: LengthMeter, jobs: Sequence[Job]) -> Iterator[Any]:
+    return map(meter.run, jobs)
+
+
 class LengthMeter:
     """An encoder ready to be measured on documents.
 
@@ -78,10 +103,15 @@ class LengthMeter:
     """
 
     def __init__(
-        self, encoder: Encoder, pooling: str, batch_size: int = 32, progress: Callable[[int], None] | None = None
+        self,
+        encoder: Encoder,
+        pooling: str,
+        batch_size: int = 32,
+        progress: Callable[[int], None] | None = None,
+        work: Work = run_here,
     ) -> None:
         self.encoder = encoder.private()
-        self.pooling, self.batch_size = pooling, batch_size
+        self.pooling, self.batch_size, self.work = pooling, batch_size, work
         self.positions = position_table(self.encoder.model)
         self.limit = longest_text(self.encoder.anatomy)
         self._progress, self._done = progress, 0
@@ -92,30 +122,34 @@ class LengthMeter:
         targets : lengths to forecast
         place : where the positions of the tokens are moved; nothing moves without a table of positions
         """
-        parts = []
-        with moved(self.positions, place):
-            for batch in documents.batches(self.batch_size):
-                parts.append(self._batch(documents, batch, targets))
-                self._count(batch)
-        return Rung.joined(parts)
+        parts = documents.parts(self.batch_size)
+        return Rung.joined(self._results([Job(part, tuple(targets), place) for part in parts]))
 
-    def _count(self, batch: Batch) -> None:
-        self._done += batch.mask.numel()
-        if self._progress is not None:
-            self._progress(self._done)
-
-    def embed(self, documents: Documents) -> Floats:
-        """The embedding of each document, of any lengths, (documents, d)."""
+    def embed(self, documents: Documents, factor: float = 1.0) -> Floats:
+        """The embedding of each document, of any lengths, (documents, d), with scores multiplied by `factor`."""
         order = sorted(range(len(documents)), key=documents.length)
-        found = []
-        for batch in documents.of(documents.ids[i] for i in order).batches(self.batch_size):
-            found.append(self._pooled(self.encoder.run(batch.inputs).last_hidden_state))
-            self._count(batch)
-        embeddings = np.concatenate(found)
-        return embeddings[np.argsort(order)]
+        parts = documents.of(documents.ids[i] for i in order).parts(self.batch_size)
+        found = self._results([Job(part, factor=factor, embeddings=True) for part in parts])
+        return np.asarray(np.concatenate(found)[np.argsort(order)])
 
-    def _batch(self, documents: Documents, batch: Batch, targets: Sequence[int]) -> Rung:
-        n = batch.mask.shape[1]
+    def _results(self, jobs: Sequence[Job]) -> list[Any]:
+        found = []
+        for job, result in zip(jobs, self.work(self, jobs), strict=True):
+            found.append(result)
+            self._done += len(job.documents) * job.documents.length(0)
+            if self._progress is not None:
+                self._progress(self._done)
+        return found
+
+    def run(self, job: Job) -> Rung | Floats:
+        """The statistics of a job's documents, or their embeddings, (documents, d)."""
+        with moved(self.positions, job.place), sharpened(self.encoder, job.factor):
+            if job.embeddings:
+                return self._pooled(self.encoder.run(job.documents.batch().inputs).last_hidden_state)
+            return self._rung(job.documents, job.targets)
+
+    def _rung(self, documents: Documents, targets: Sequence[int]) -> Rung:
+        batch, n = documents.batch(), documents.length(0)
         queries = _evenly(len(documents.before), n - len(documents.after)).to(self.encoder.device)
         heads: list[dict[str, Tensor]] = []
         ahead: list[dict[str, Tensor]] = []
@@ -130,6 +164,7 @@ class LengthMeter:
             depths.append(
                 {
                     "mean_cosine": mean_cosine(depth.tokens.unit, chosen),
+                    "mean_square_cosine": mean_square_cosine(depth.tokens.unit[:, queries]),
                     "effective_rank": effective_rank(depth.tokens.unit[:, queries]),
                     "hidden_cosine": mean_cosine(nn.functional.normalize(hidden, dim=-1), chosen),
                 }

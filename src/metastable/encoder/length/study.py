@@ -2,11 +2,13 @@
 
 Forecasts are made from one half of the documents, cut to n₀ tokens, and they are complete before any longer text is
 measured. They are scored on the other half.
+
+The phase of the tokens at each depth is that of the audit (see `verdict`): the spread of the tokens is compared with that
+of a twin with random weights, which is measured on a few of the same documents.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import norm
 
 from metastable import files
 from metastable.arrays import whole
@@ -25,10 +26,10 @@ from metastable.encoder.length.documents import SHORTEST, Documents, read_docume
 from metastable.encoder.length.intervals import LEVEL, jackknife, mean_interval, named
 from metastable.encoder.length.ladder import Ladder
 from metastable.encoder.length.result import FOCUS, SHARE, TABLES, Length, part_column, table_of
-from metastable.encoder.length.rung import DEPTHS, Floats, LengthMeter, Place, Rung
-from metastable.encoder.length.temperature import sharpened
-from metastable.encoder.load import Encoder, load
+from metastable.encoder.length.rung import DEPTHS, Floats, LengthMeter, Place, Rung, Work, run_here
+from metastable.encoder.load import Encoder, load, twin
 from metastable.encoder.texts import TextCounts, blank, read_lines, strings
+from metastable.encoder.verdict import phases, spread_of
 from metastable.errors import BadInput, choice
 from metastable.run import storage as store
 
@@ -36,10 +37,10 @@ BEYOND = 3
 """The number of doublings beyond the last rung that are forecast."""
 UNTABLED = 1024
 """The last rung of encoders without a table of positions, unless another one is asked for."""
-FACTORS = (1.1, 1.25)
-"""Constant factors of the scores that are tried as a remedy, beside log n/log n₀."""
-CANDIDATES = 1000
+CANDIDATES = {"pairs": 300, "passages": 100}
 """Documents that compete in retrieval, the first ones."""
+TWINS = 8
+"""Documents that the twin with random weights is measured on, the first ones."""
 
 
 def length(
@@ -57,13 +58,14 @@ def length(
     fail_on: str | None = None,
     progress: Callable[[int], None] | None = None,
     forecasted: Callable[[pd.DataFrame], None] | None = None,
+    work: Work = run_here,
 ) -> Length:
     """What happens to an encoder as texts grow.
 
     The model of a host program is not touched: a copy of its modules that shares the weights is measured.
 
     texts : a list, or a file with one text a line; in a file `.jsonl` a field query beside text makes pairs
-    queries : the query of each text, for retrieval
+    queries : the query of each text, for retrieval; without them, passages of the texts are looked up
     start : n₀, the length in tokens that forecasts are made from: the nearest rung below, and at most a quarter of the
         last rung
     up_to : the last length of the ladder, at most the limit of the encoder
@@ -72,6 +74,7 @@ def length(
     fail_on : an expression (see `Length.findings`); one that does not fit the tables is refused before texts are read
     progress : called with the number of tokens done
     forecasted : called with the table of forecasts before any text longer than n₀ is measured
+    work : runs the passes of the model, here or on workers (`scale.corpora.JobsOnWorkers`)
     """
     if fail_on is not None:
         table_of(fail_on)
@@ -81,11 +84,9 @@ def length(
     encoder = load(model, allow_pickle=allow_pickle, tokenizer=tokenizer)
     own_tokenizer = encoder.reads_text()
     way = pooling_of(encoder, pooling)
-    meter = LengthMeter(encoder, way, batch_size, progress)
+    meter = LengthMeter(encoder, way, batch_size, progress, work)
     longest = _longest(meter, up_to)
     known, asked = _texts_and_queries(texts, queries)
-    if asked is None and fail_on is not None and table_of(fail_on) in ("retrieval", "remedies"):
-        raise BadInput(f"{fail_on!r} is about retrieval; give a query for each text")
     counts = TextCounts()
     documents, numbers = read_documents(own_tokenizer, known, longest, counts)
     ladder = Ladder.of(documents, start, longest)
@@ -93,14 +94,14 @@ def length(
     if forecasted is not None:
         forecasted(study.forecast_table())
     study.measure()
-    if asked is not None:
-        study.retrieve(documents.first(CANDIDATES), [asked[number] for number in numbers[:CANDIDATES]])
+    study.retrieve(documents, None if asked is None else [asked[number] for number in numbers])
     return Length(
         name=encoder.name,
         family=encoder.anatomy.family,
         fingerprint=encoder.fingerprint,
         limit=meter.limit,
         pooling=way,
+        asked="passages" if asked is None else "pairs",
         start=ladder.start,
         top=ladder.top,
         last=ladder.last,
@@ -114,7 +115,6 @@ def length(
         skill=study.skill_table(),
         causes=study.cause_table(),
         retrieval=_table("retrieval", study.retrieved),
-        remedies=_table("remedies", study.remedies),
         reference=beside,
     )
 
@@ -168,6 +168,7 @@ class _Study:
 
     rungs : by source and length, see `Ladder.measured`
     made : forecasts from n₀ at the upper rungs; beyond : forecasts from the last rung
+    usual : the spread of the tokens of a twin with random weights at each depth, by the length of whole documents
     early, own : the documents in pieces of n₀ tokens, at the first positions and at their own positions; own is None
         without a table of positions
     """
@@ -179,7 +180,7 @@ class _Study:
         self.early: list[Rung] = []
         self.own: list[Rung] | None = None if meter.positions is None else []
         self.retrieved: list[dict[str, Any]] = []
-        self.remedies: list[dict[str, Any]] = []
+        self.usual: dict[int, Floats] = {}
         self._measure([(source, n) for source, n in ladder.measured if n <= ladder.start])
         self.made = self._forecasts(ladder.start, [n for n in ladder.rungs if n > ladder.start])
 
@@ -191,10 +192,11 @@ class _Study:
         return forecast.Forecaster(self.meter, half, start, known).forecasts(lengths)
 
     def measure(self) -> None:
-        """Measure the upper rungs and the pieces of documents, and forecast beyond the last rung."""
+        """Measure the upper rungs, the pieces of documents and the twin, and forecast beyond the last rung."""
         ladder = self.ladder
         self._measure([(source, n) for source, n in ladder.measured if n > ladder.start])
         self._measure_pieces()
+        self._measure_twin()
         self.beyond = self._forecasts(ladder.last, [ladder.last * 2**i for i in range(1, BEYOND + 1)])
 
     def _measure(self, wanted: Iterable[tuple[str, int]]) -> None:
@@ -219,36 +221,27 @@ class _Study:
         return self.rungs[self.ladder.upper, made.n].some(slice(1, None, 2))
 
     def widened(self, statistic: str) -> float:
-        """How much wider than expected the error bars must be, from the forecasts that could be scored; at least 1."""
-        found = [forecast.misses(made, self._scored_on(made).heads[statistic], statistic) for made in self.made]
-        if not found:
-            return 1.0
-        return max(1.0, float(np.quantile(np.stack(found), forecast.COVERAGE)) / norm.ppf(0.5 + forecast.COVERAGE / 2))
+        """How much wider than expected error bars beyond the last rung must be, see `forecast.widening`."""
+        return forecast.widening(self.made, [self._scored_on(made) for made in self.made], statistic)
 
-    def retrieve(self, documents: Documents, queries: Sequence[str]) -> None:
-        """Rank documents for their queries by length and way, and with other temperatures at the last length."""
-        top, chunk = self.ladder.top, min(self.ladder.start, self.ladder.top)
-        tokenizer = self.meter.encoder.tokenizer
-        embedded = self.meter.embed(documents.tokenized(tokenizer, queries, self.ladder.last))
-        ranks: dict[str, Floats] = {}
-        for n in self.ladder.rungs:
-            if chunk <= n <= top:
-                ranks = retrieval.ranks_by_way(self.meter, embedded, documents, n, chunk)
-                self.retrieved += [
-                    {"n": n, "way": way, "queries": len(found), **retrieval.row(found)} for way, found in ranks.items()
-                ]
-        if top == chunk:
-            return
-        factors = {f"{factor:g}": factor for factor in FACTORS}
-        factors["log n/log n₀"] = math.log(top) / math.log(chunk)
-        for name, factor in factors.items():
-            with sharpened(self.meter.encoder, factor):
-                # Long documents only: queries are short and keep their embeddings.
-                found = retrieval.ranks_by_way(self.meter, embedded, documents, top, top)["whole"]
-            # Bonferroni: one of several useless factors seems to help with probability 1 − LEVEL only.
-            gain = mean_interval(1 / found - 1 / ranks["whole"], 1 - (1 - LEVEL) / len(factors))
-            row = {"remedy": name, "factor": factor, "n": top, **retrieval.row(found), **named("mrr_gain", gain)}
-            self.remedies.append(row)
+    def _measure_twin(self) -> None:
+        random = LengthMeter(twin(self.meter.encoder), self.meter.pooling, self.meter.batch_size)
+        for n in self._whole_documents():
+            rung = random.measure(self.ladder.cohort.first(TWINS).prefixes(n))
+            self.usual[n] = spread_of(*_cosines(rung))[0]
+
+    def retrieve(self, documents: Documents, queries: Sequence[str] | None) -> None:
+        """Rank documents for their queries by length and way; with queries of the user, at other temperatures too."""
+        meter, ladder = self.meter, self.ladder
+        lengths = [n for n in self._whole_documents() if n >= retrieval.SMALLEST]
+        if queries is None:
+            some = documents.at_least(ladder.top).first(CANDIDATES["passages"])
+            rows = retrieval.table_rows(meter, some, lambda n: retrieval.passages(some, n), lengths)
+        else:
+            some = documents.first(CANDIDATES["pairs"])
+            asked = some.tokenized(meter.encoder.tokenizer, queries[: len(some)], ladder.last)
+            rows = retrieval.table_rows(meter, some, lambda n: asked, lengths, ladder.start)
+        self.retrieved = rows
 
     def head_table(self) -> pd.DataFrame:
         parts = []
@@ -266,6 +259,8 @@ class _Study:
         for (source, n), rung in self.rungs.items():
             columns: dict[str, Any] = {"n": n, "source": source}
             columns["depth"] = np.arange(rung.depths["mean_cosine"].shape[1])
+            usual = self.usual.get(n, np.ones(len(columns["depth"])))
+            columns["phase"] = phases(rung.depths["mean_cosine"].mean(axis=0), spread_of(*_cosines(rung)), usual)
             for name in DEPTHS:
                 columns |= named(name, mean_interval(rung.depths[name]))
             parts.append(pd.DataFrame(columns))
@@ -351,6 +346,12 @@ class _Study:
 
 def _table(name: str, rows: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(TABLES[name]))
+
+
+def _cosines(rung: Rung) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
+    """Mean cosine and mean squared cosine of the tokens at each depth, with their intervals."""
+    cosine, square = (mean_interval(rung.depths[name]) for name in ("mean_cosine", "mean_square_cosine"))
+    return cosine, square
 
 
 def _places(of_heads: Floats) -> dict[str, Any]:

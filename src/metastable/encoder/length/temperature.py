@@ -16,8 +16,11 @@ from metastable.encoder.load import Encoder
 def sharpened(encoder: Encoder, factor: float) -> Iterator[None]:
     """Within this context the queries of every layer of a private encoder are multiplied by `factor`.
 
-    So are their scores, except for biases that depend on positions alone.
+    So are their scores, except for biases that depend on positions alone. The factor 1 changes nothing.
     """
+    if factor == 1:
+        yield
+        return
     with ExitStack() as stack:
         for module, rows in {_query_map(encoder.model, layer) for layer in encoder.anatomy.layers}:
             hook = module.register_forward_hook(_scaling(factor, rows))

@@ -1,0 +1,193 @@
+"""docs/length.md from the record of benchmarks/length.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from detection.packages import Package
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "length.md"
+METHODS = ("forecast", "near/far alone", "no change", "constant H/log n", "linear in log n")
+LINE = "linear in log n"
+NAMES = {"entropy": "entropy (nats)", "log_participation": "log participation", "top_weight": "top weight"}
+
+Row = dict[str, Any]
+
+
+def markdown(rows: Sequence[Row], packages: Iterable[Package]) -> str:
+    parts = [
+        *_head(),
+        *_cases(rows),
+        *_attention(rows),
+        *_forecasts(rows),
+        *_coverage(rows),
+        *_focus(rows),
+        *_similarity(rows),
+        *_retrieval(rows),
+        *_time(rows),
+        *_sources(packages),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return ["", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *(f"| {' | '.join(row)} |" for row in rows), ""]
+
+
+def _head() -> Iterator[str]:
+    yield from (
+        "# Effects of length: what was measured, and how good the forecasts are",
+        "",
+        "`python benchmarks/length.py` writes this page. Every number comes from `benchmarks/results/length.json`.",
+        "[The README](../README.md#long-texts) explains the command `metastable length`.",
+        "",
+        "An encoder is measured on the same documents cut to 32, 64, …, 512 tokens. Forecasts are made from one half of the",
+        "documents, cut to n₀ = 128 tokens, and scored on the other half at 512 tokens.",
+    )
+
+
+def _cases(rows: Sequence[Row]) -> Iterator[str]:
+    yield from ("", "## Encoders and texts")
+    yield from _table(
+        ("case", "encoder and texts", "heads", "documents measured", "used while the method was built"),
+        (
+            (r["name"], r["what"], f"{r['layers']} × {r['heads']}", str(r["documents"]), "yes" if r["tuned"] else "no")
+            for r in rows
+        ),
+    )
+
+
+def _attention(rows: Sequence[Row]) -> Iterator[str]:
+    yield from (
+        "## Attention by length",
+        "",
+        "Mean over all heads. Entropy is in nats; the largest possible value is log n, which is 6.24 at 512 tokens.",
+    )
+    lengths = [each["n"] for each in rows[0]["attention"]]
+    for name, title in (("entropy", "entropy"), ("top_weight", "top weight"), ("special_share", "weight on special tokens")):
+        values = ([f"{each[name]:.2f}" for each in r["attention"]] for r in rows)
+        yield from _table((title, *(f"n = {n}" for n in lengths)), ((r["name"], *v) for r, v in zip(rows, values, strict=True)))
+
+
+def _forecasts(rows: Sequence[Row]) -> Iterator[str]:
+    yield from (
+        "## Forecasts against simple rules",
+        "",
+        "Mean absolute error over heads at 512 tokens. *Forecast* is the method of the package; *near/far alone* is its first",
+        "part without positions and drift. The last column compares the forecast with the line in log n through 32, 64 and",
+        "128 tokens: −50 % means half of its error.",
+    )
+    for statistic, title in NAMES.items():
+        shown = [method for method in METHODS if method in rows[0]["errors"][statistic]]
+        yield from _table(
+            (title, *shown, "against the line"),
+            (
+                (r["name"], *(f"{r['errors'][statistic][m]:.3f}" for m in shown), _against(r["errors"][statistic]))
+                for r in rows
+            ),
+        )
+
+
+def _against(errors: dict[str, float]) -> str:
+    return f"{100 * (errors['forecast'] / errors[LINE] - 1):+.0f} %".replace("-", "−")
+
+
+def _coverage(rows: Sequence[Row]) -> Iterator[str]:
+    yield from (
+        "## Error bars",
+        "",
+        "The share of heads whose measured value lies inside the error bars of 90 %.",
+    )
+    columns = list(rows[0]["coverage"])
+    yield from _table(
+        ("case", *(name.replace("_", " ") for name in columns)),
+        ((r["name"], *(f"{100 * r['coverage'][name]:.0f} %" for name in columns)) for r in rows),
+    )
+
+
+def _focus(rows: Sequence[Row]) -> Iterator[str]:
+    yield from (
+        "## Heads that lose their focus",
+        "",
+        "A head has focus where its mean top weight is at least 0.25 and its participation at most half of the tokens. *Lost*:",
+        "heads with focus at 128 tokens that have none at 512, on the half of the documents that scores. *Named*: those that",
+        "the forecast names.",
+    )
+    table = []
+    for r in rows:
+        f = r["focus"]
+        recall = f"{f['both'] / f['lost']:.2f}" if f["lost"] else "–"
+        precision = f"{f['both'] / f['named']:.2f}" if f["named"] else "–"
+        table.append((r["name"], str(f["at start"]), str(f["lost"]), str(f["named"]), recall, precision))
+    yield from _table(("case", "with focus at 128", "lost", "named", "recall", "precision"), table)
+
+
+def _similarity(rows: Sequence[Row]) -> Iterator[str]:
+    yield from (
+        "## Why documents become alike",
+        "",
+        "Change of the mean cosine between embeddings of different documents from 128 tokens to the longest documents, with",
+        "95 % intervals over documents. *Averaging* over more content happens in an ideal encoder too.",
+    )
+    table = []
+    for r in rows:
+        top = r["reached"]["top"]
+        parts = {each["part"]: each for each in r["causes"] if each["quantity"] == "document_cosine" and each["n"] == top}
+        cosine = {each["n"]: each["document_cosine"] for each in r["cosine"]}
+        ends = f"{cosine[r['reached']['start']]:.2f} → {cosine[top]:.2f} at {top}"
+        table.append((r["name"], ends, *(_ends(parts.get(part), "change") for part in ("averaging", "positions", "attention"))))
+    yield from _table(("case", "cosine", "averaging", "positions", "attention"), table)
+
+
+def _ends(row: Row | None, name: str) -> str:
+    if row is None:
+        return "–"
+    return f"{row[name]:+.2f} ({row[f'{name}_low']:+.2f} to {row[f'{name}_high']:+.2f})".replace("-", "−")
+
+
+def _retrieval(rows: Sequence[Row]) -> Iterator[str]:
+    yield from (
+        "## Retrieval",
+        "",
+        "Mean reciprocal rank of the right document. Queries are summaries where the texts have them. Otherwise they are",
+        "passages of 32 tokens of the documents themselves, which is an easier task. *Gain*: the paired difference to whole",
+        "documents of the same length, with intervals that hold for all rows of a family at once.",
+    )
+    for r in rows:
+        queries = {"pairs": "summaries", "passages": "passages"}[r["asked"]]
+        yield from ("", f"**{r['name']}** ({r['retrieval'][0]['queries']} queries: {queries})")
+        table = []
+        for each in r["retrieval"]:
+            chunk = "" if each["chunk"] is None else f", {each['chunk']:.0f} tokens"
+            gain = "" if each["mrr_gain"] is None else _ends(each, "mrr_gain")
+            against = "" if each["against"] is None else f" against {each['against']:.0f}"
+            table.append((str(each["n"]), f"{each['way']}{chunk}", f"{each['mrr']:.3f}", f"{gain}{against}"))
+        yield from _table(("n", "way", "MRR", "gain"), table)
+        yield from (f"- {piece['topic']}: {piece['value']}. {piece['sentence']}" for piece in r["advice"])
+
+
+def _time(rows: Sequence[Row]) -> Iterator[str]:
+    yield from ("", "## Time", "", "The whole command against plain forward passes over the same batches of tokens.")
+    timed = [r for r in rows if r["time"] is not None]
+    yield from _table(
+        ("case", "tokens", "ratio", "spread"),
+        (
+            (
+                r["name"],
+                f"{r['time']['tokens']:,}".replace(",", " "),
+                f"{r['time']['ratio']:.2f}×",
+                f"{r['time']['lowest']:.2f}–{r['time']['highest']:.2f}, {r['time']['repeats']} repeats",
+            )
+            for r in timed
+        ),
+    )
+
+
+def _sources(packages: Iterable[Package]) -> Iterator[str]:
+    yield from ("## Sources", "", "Packages on PyPI, fetched when the program runs. Nothing of them is part of this project.")
+    yield from _table(
+        ("package", "licence of the package", "inside"),
+        ((f"{package.name} {package.version}", package.licence, package.note) for package in packages),
+    )
