@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from detection.packages import Package
+
+from metastable.encoder.length.causes import EMBEDDINGS
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "length.md"
 METHODS = ("forecast", "near/far alone", "no change", "constant H/log n", "linear in log n")
@@ -33,23 +36,32 @@ def markdown(rows: Sequence[Row], packages: Iterable[Package]) -> str:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return ["", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *(f"| {' | '.join(row)} |" for row in rows), ""]
+    return [
+        "",
+        f"| {' | '.join(columns)} |",
+        "|---" * len(columns) + "|",
+        *(f"| {' | '.join(row)} |" for row in rows),
+        "",
+    ]
+
+
+def _section(title: str, text: str = "") -> list[str]:
+    return [title, *(["", textwrap.fill(text, 118)] if text else [])]
 
 
 def _head() -> Iterator[str]:
-    yield from (
+    yield from _section(
         "# Effects of length: what was measured, and how good the forecasts are",
-        "",
-        "`python benchmarks/length.py` writes this page. Every number comes from `benchmarks/results/length.json`.",
-        "[The README](../README.md#long-texts) explains the command `metastable length`.",
-        "",
-        "An encoder is measured on the same documents cut to 32, 64, …, 512 tokens. Forecasts are made from one half of the",
-        "documents, cut to n₀ = 128 tokens, and scored on the other half at 512 tokens.",
+        "`python benchmarks/length.py` writes this page. Every number comes from "
+        "`benchmarks/results/length.json`. [The README](../README.md#long-texts) explains the command "
+        "`metastable length`. An encoder is measured on the same documents cut to 32, 64, …, 512 tokens. "
+        "Forecasts are made from one half of the documents, cut to n₀ = 128 tokens, and scored on the "
+        "other half at 512 tokens.",
     )
 
 
 def _cases(rows: Sequence[Row]) -> Iterator[str]:
-    yield from ("", "## Encoders and texts")
+    yield from _section("## Encoders and texts")
     yield from _table(
         ("case", "encoder and texts", "heads", "documents measured", "used while the method was built"),
         (
@@ -60,24 +72,28 @@ def _cases(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _attention(rows: Sequence[Row]) -> Iterator[str]:
-    yield from (
+    yield from _section(
         "## Attention by length",
-        "",
         "Mean over all heads. Entropy is in nats; the largest possible value is log n, which is 6.24 at 512 tokens.",
     )
     lengths = [each["n"] for each in rows[0]["attention"]]
-    for name, title in (("entropy", "entropy"), ("top_weight", "top weight"), ("special_share", "weight on special tokens")):
+    for name, title in (
+        ("entropy", "entropy"),
+        ("top_weight", "top weight"),
+        ("special_share", "weight on special tokens"),
+    ):
         values = ([f"{each[name]:.2f}" for each in r["attention"]] for r in rows)
-        yield from _table((title, *(f"n = {n}" for n in lengths)), ((r["name"], *v) for r, v in zip(rows, values, strict=True)))
+        yield from _table(
+            (title, *(f"n = {n}" for n in lengths)), ((r["name"], *v) for r, v in zip(rows, values, strict=True))
+        )
 
 
 def _forecasts(rows: Sequence[Row]) -> Iterator[str]:
-    yield from (
+    yield from _section(
         "## Forecasts against simple rules",
-        "",
-        "Mean absolute error over heads at 512 tokens. *Forecast* is the method of the package; *near/far alone* is its first",
-        "part without positions and drift. The last column compares the forecast with the line in log n through 32, 64 and",
-        "128 tokens: −50 % means half of its error.",
+        "Mean absolute error over heads at 512 tokens. *Forecast* is the method of the package; *near/far "
+        "alone* is its first part without positions and drift. The last column compares the forecast with "
+        "the line in log n through 32, 64 and 128 tokens: −50 % means half of its error.",
     )
     for statistic, title in NAMES.items():
         shown = [method for method in METHODS if method in rows[0]["errors"][statistic]]
@@ -95,9 +111,8 @@ def _against(errors: dict[str, float]) -> str:
 
 
 def _coverage(rows: Sequence[Row]) -> Iterator[str]:
-    yield from (
+    yield from _section(
         "## Error bars",
-        "",
         "The share of heads whose measured value lies inside the error bars of 90 %.",
     )
     columns = list(rows[0]["coverage"])
@@ -108,12 +123,11 @@ def _coverage(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _focus(rows: Sequence[Row]) -> Iterator[str]:
-    yield from (
+    yield from _section(
         "## Heads that lose their focus",
-        "",
-        "A head has focus where its mean top weight is at least 0.25 and its participation at most half of the tokens. *Lost*:",
-        "heads with focus at 128 tokens that have none at 512, on the half of the documents that scores. *Named*: those that",
-        "the forecast names.",
+        "A head has focus where its mean top weight is at least 0.25 and its participation at most half "
+        "of the tokens. *Lost*: heads with focus at 128 tokens that have none at 512, on the half of the "
+        "documents that scores. *Named*: those that the forecast names.",
     )
     table = []
     for r in rows:
@@ -125,20 +139,22 @@ def _focus(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _similarity(rows: Sequence[Row]) -> Iterator[str]:
-    yield from (
+    yield from _section(
         "## Why documents become alike",
-        "",
-        "Change of the mean cosine between embeddings of different documents from 128 tokens to the longest documents, with",
-        "95 % intervals over documents. *Averaging* over more content happens in an ideal encoder too.",
+        "Change of the mean cosine between embeddings of different documents from 128 tokens to the "
+        "longest documents, with 95 % intervals over documents. *Averaging* over more content happens in "
+        "an ideal encoder too.",
     )
     table = []
     for r in rows:
         top = r["reached"]["top"]
-        parts = {each["part"]: each for each in r["causes"] if each["quantity"] == "document_cosine" and each["n"] == top}
+        parts = {
+            each["part"]: each for each in r["causes"] if each["quantity"] == "document_cosine" and each["n"] == top
+        }
         cosine = {each["n"]: each["document_cosine"] for each in r["cosine"]}
         ends = f"{cosine[r['reached']['start']]:.2f} → {cosine[top]:.2f} at {top}"
-        table.append((r["name"], ends, *(_ends(parts.get(part), "change") for part in ("averaging", "positions", "attention"))))
-    yield from _table(("case", "cosine", "averaging", "positions", "attention"), table)
+        table.append((r["name"], ends, *(_ends(parts.get(part), "change") for part in EMBEDDINGS)))
+    yield from _table(("case", "cosine", *EMBEDDINGS), table)
 
 
 def _ends(row: Row | None, name: str) -> str:
@@ -148,12 +164,12 @@ def _ends(row: Row | None, name: str) -> str:
 
 
 def _retrieval(rows: Sequence[Row]) -> Iterator[str]:
-    yield from (
+    yield from _section(
         "## Retrieval",
-        "",
-        "Mean reciprocal rank of the right document. Queries are summaries where the texts have them. Otherwise they are",
-        "passages of 32 tokens of the documents themselves, which is an easier task. *Gain*: the paired difference to whole",
-        "documents of the same length, with intervals that hold for all rows of a family at once.",
+        "Mean reciprocal rank of the right document. Queries are summaries where the texts have them. "
+        "Otherwise they are passages of 32 tokens of the documents themselves, which is an easier task. "
+        "*Gain*: the paired difference to whole documents of the same length, with intervals that hold "
+        "for all rows of a family at once.",
     )
     for r in rows:
         queries = {"pairs": "summaries", "passages": "passages"}[r["asked"]]
@@ -169,7 +185,7 @@ def _retrieval(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _time(rows: Sequence[Row]) -> Iterator[str]:
-    yield from ("", "## Time", "", "The whole command against plain forward passes over the same batches of tokens.")
+    yield from _section("## Time", "The whole command against plain forward passes over the same batches of tokens.")
     timed = [r for r in rows if r["time"] is not None]
     yield from _table(
         ("case", "tokens", "ratio", "spread"),
@@ -186,7 +202,10 @@ def _time(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _sources(packages: Iterable[Package]) -> Iterator[str]:
-    yield from ("## Sources", "", "Packages on PyPI, fetched when the program runs. Nothing of them is part of this project.")
+    yield from _section(
+        "## Sources",
+        "Packages on PyPI, fetched when the program runs. Nothing of them is part of this project.",
+    )
     yield from _table(
         ("package", "licence of the package", "inside"),
         ((f"{package.name} {package.version}", package.licence, package.note) for package in packages),

@@ -189,12 +189,6 @@ def test_gamma_says_how_beta_grows_with_the_number_of_tokens(tmp_path):
         assert "gamma" not in plain.configuration
 
 
-def test_a_mean_field_has_no_number_of_tokens():
-    with pytest.raises(ms.BadInput, match="no number of tokens N") as caught:
-        ms.mean_field(HEAD, "uniform", until=1.0, gamma=2.0)
-    assert "\n" not in str(caught.value)
-
-
 def test_progress_bar_shows_time_left_when_asked(capsys):
     ms.simulate(HEAD, CLOUD, beta=5.0, until=0.5, progress=True)
     shown = capsys.readouterr().err

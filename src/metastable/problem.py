@@ -95,7 +95,7 @@ class Problem:
 
     head_spec: Head | dict[str, Any]
     cloud_spec: Cloud | dict[str, Any]
-    beta: Any
+    beta: float | None
     until: float
     options: dict[str, Any] = field(default_factory=dict)
     gamma: float | None = None

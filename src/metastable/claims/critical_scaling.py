@@ -225,9 +225,9 @@ def check(
     found = Finding(f"γ = {shares} γ_c; {steps}; flow: N = d = {flows[0]} … {flows[-1]}")
     picture = found.picture(
         "Attention dilutes below the critical γ and freezes above it",
-        "Above: the weight of a token on itself with β = γ log N. Lines: exact. Dots: measured on random tokens. "
-        "Dotted: ½. Below: the time in which equiangular tokens come together. Lines: the integral. Dots: simulated. "
-        "Dotted: the limit of large N below γ_c.",
+        "Above: the weight of a token on itself with β = γ log N. Lines: exact. Dots: measured on random tokens. The "
+        "dots of both ρ coincide, because a depends on N and γ/γ_c only. Dotted: ½. Below: the time in which "
+        "equiangular tokens come together. Lines: the integral. Dots: simulated. Dotted: its limit below γ_c.",
         Panel("tokens N", "weight a of a token on itself", log_x=True),
         Panel("tokens N", "time T", log_x=True, log_y=True),
     )

@@ -43,7 +43,7 @@ def claims(
         from metastable import claims as room
 
         if listing:
-            print("\n".join(f"{name:15} {room.find(name).title}" for name in room.NAMES))
+            print("\n".join(f"{name:16} {room.find(name).title}" for name in room.NAMES))
             return
 
         from metastable import files
@@ -64,7 +64,7 @@ def claims(
             print(files.to_json({**found.to_json(), "report": str(page)}))
         else:
             for name, finding in found.found.items():
-                print(f"{finding.outcome:12} {name:15} {finding.headline}")
+                print(f"{finding.outcome:12} {name:16} {finding.headline}")
             print(f"report: {page}")
         if found.failed:
             raise typer.Exit(EXIT_FINDING)

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 5
 """Rows that meet --fail-on and are printed; the tables have all of them."""
-IN_JSON = ("schema", "name", "family", "fingerprint", "limit", "pooling", "asked", "start", "top", "last", "counts", "made")
+IN_JSON = (
+    *("schema", "name", "family", "fingerprint", "limit", "pooling", "asked", "start", "top", "last", "counts", "made"),
+    *("advice", "sentences"),
+)
 """The parts of a result that --json prints; length.json has all of them."""
 PLACE = ("n", "source", "depth", "layer", "head", "statistic", "method", "quantity", "part", "way", "chunk")
 """The columns that name a row of a table."""
@@ -85,7 +88,7 @@ def length(
         written = {name: str(path) for name, path in found.save(out).items()}
         if as_json:
             saved = found.to_dict()
-            plain = {name: saved[name] for name in (*IN_JSON, "advice", "sentences")}
+            plain = {name: saved[name] for name in IN_JSON}
             print(files.to_json({**plain, "findings": places, "written": written}))
         else:
             print("\n".join([repr(found), *found.sentences(), *_met(places), f"report: {written['report']}"]))

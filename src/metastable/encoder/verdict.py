@@ -145,9 +145,7 @@ def phases(cosine: np.ndarray, spread: Ends, usual: np.ndarray) -> list[str]:
     cosine : the mean cosine; spread : s with its interval; usual : s of the twin, 1 without a twin
     """
     together = 1 - cosine <= ONE_POINT
-    return [
-        "terminal" if together[depth] else _phase(*spread, usual[depth], depth) for depth in range(len(spread[0]))
-    ]
+    return ["terminal" if together[depth] else _phase(*spread, usual[depth], depth) for depth in range(len(spread[0]))]
 
 
 def _phase(spread: np.ndarray, least: np.ndarray, most: np.ndarray, usual: float, depth: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -14,28 +13,34 @@ from plotly.colors import sample_colorscale
 
 from metastable.figures import look
 
-WHOLE, GLUED = "whole documents", "glued texts"
-"""The curves of the encoder itself. A curve with another name is that of a reference."""
-STYLES = {WHOLE: (look.BLUE, "solid"), GLUED: (look.VERMILLION, "dot")}
-REFERENCE = (look.GREY, "dash")
+WHOLE, GLUED, REFERENCE = "whole documents", "glued texts", "reference"
+STYLES = {WHOLE: (look.BLUE, "solid"), GLUED: (look.VERMILLION, "dot"), REFERENCE: (look.GREY, "dash")}
+"""The curves over n: colour and dash."""
+FACTORS = "multiplied scores"
 WAYS = {
     WHOLE: (look.BLUE, "circle", 0.0),
     "mean of chunks": (look.GREEN, "square", -0.12),
     "closest chunk": (look.VERMILLION, "diamond", 0.12),
-    "multiplied scores": (look.PURPLE, "triangle-up", 0.0),
+    FACTORS: (look.PURPLE, "triangle-up", 0.0),
 }
 """The colour, the sign and the sideways shift of each way of representing a document."""
 LIGHT_TO_DARK = ("#8CCBF0", look.BLUE, "#00233B")
-EARLY_TO_LATE = (look.VERMILLION, look.ORANGE, look.YELLOW)
+LATE_TO_EARLY = (look.YELLOW, look.ORANGE, look.VERMILLION)
 LEVEL, RISE, FALL = "#A9B1B9", look.BLUE, look.ORANGE
 """Bars of a waterfall: values at its two ends, and parts that add and take away."""
-PANEL, CELL, BAR = 150, 24, 34
+PANEL, CELL, BAR = 140, 24, 26
 """Heights of a plot between its title and its axis, of a layer in a map and of a bar, in pixels."""
+TALLEST = 360
+"""The largest height of a map of heads, in pixels."""
+MOST_LABELS = 6
+"""Lengths on an axis that all have a label."""
+AXIS = 48
+"""Height of an axis with its title, in pixels."""
 
 
 def shades(colours: Sequence[str], count: int) -> list[str]:
-    """That many colours between the first and the last of `colours`, in order."""
-    return [str(shade) for shade in sample_colorscale(list(colours), np.linspace(0, 1, count))]
+    """That many colours from the first to the last of `colours`; a single one is the last."""
+    return [str(shade) for shade in sample_colorscale(list(colours), np.linspace(1, 0, count))][::-1]
 
 
 def length_curves(
@@ -50,7 +55,7 @@ def length_curves(
 ) -> go.Figure:
     """A statistic over the number of tokens n, with a tick at every length of a logarithmic axis.
 
-    curves : tables with the columns n, NAME, NAME_low and NAME_high, by the name to show; a reference needs no ends
+    curves : tables with the columns n, NAME, NAME_low and NAME_high, by a name of `STYLES`; a reference has no ends
     limits : tables with the columns n and NAME, drawn as thin dashed lines
     y : title of the other axis; reach : its ends
     """
@@ -59,29 +64,34 @@ def length_curves(
     for name, table in limits.items():
         look.curve(figure, table["n"], table[column], name, look.INK, width=1, dash="dash", hoverinfo="skip")
     for name, table in curves.items():
-        colour, dash = STYLES.get(name, REFERENCE)
+        colour, dash = STYLES[name]
         if f"{column}_low" in table:
-            ends = (table[f"{column}_{side}"] for side in ("low", "high"))
-            hidden = {"showlegend": False, "hoverinfo": "skip"}
-            look.band(figure, table["n"], *ends, look.tint(colour, 0.15), (f"{name}, low", f"{name}, high"), **hidden)
-        shown = html.escape(name)
-        hover = f"n = %{{x}}: %{{y:.3g}}<extra>{shown}</extra>"
-        look.curve(
-            figure, table["n"], table[column], shown, colour, dash=dash, mode="lines+markers", hovertemplate=hover
-        )
-    figure.update_xaxes(type="log", tickvals=lengths, ticktext=[str(n) for n in lengths])
+            low, high = (table[f"{column}_{side}"] for side in ("low", "high"))
+            hidden: dict[str, Any] = {"showlegend": False, "hoverinfo": "skip"}
+            names = f"{name}, low", f"{name}, high"
+            look.band(figure, table["n"], low, high, look.tint(colour, 0.15), names, **hidden)
+        hover = f"n = %{{x}}: %{{y:.3g}}<extra>{name}</extra>"
+        style: dict[str, Any] = {"dash": dash, "mode": "lines+markers", "hovertemplate": hover}
+        if len(table) == 1 and f"{column}_low" in table:
+            style["error_y"] = _bars(table[column], low, high, colour)
+        look.curve(figure, table["n"], table[column], name, colour, **style)
+    # Many labels do not fit a phone: every other one then, with the last.
+    named = lengths[::-1][:: 1 if len(lengths) <= MOST_LABELS else 2]
+    labels = [str(n) if n in named else "" for n in lengths]
+    figure.update_xaxes(type="log", tickvals=lengths, ticktext=labels, tickangle=0)
     if reach is not None:
         figure.update_yaxes(range=list(reach))
     _legend(figure)
     return figure
 
 
-def way_points(title: str, caption: str, points: pd.DataFrame, reach: tuple[float, float]) -> go.Figure:
+def way_points(title: str, caption: str, points: pd.DataFrame, x: str, reach: tuple[float, float]) -> go.Figure:
     """The mean reciprocal rank of each way of representing long documents, with intervals.
 
     points : a row each, with the columns way (of `WAYS`), place (the label on the axis), mrr, mrr_low and mrr_high
+    x : title of the axis; reach : ends of the other one
     """
-    figure = _plot(title, caption, "chunk size in tokens, or factor of the scores", "MRR")
+    figure = _plot(title, caption, x, "MRR")
     places = list(dict.fromkeys(points["place"]))
     for way, table in points.groupby("way", sort=False):
         colour, sign, shift = WAYS[way]
@@ -95,7 +105,8 @@ def way_points(title: str, caption: str, points: pd.DataFrame, reach: tuple[floa
             customdata=table["place"],
             hovertemplate="%{customdata}: %{y:.3g}<extra>" + way + "</extra>",
         )
-    figure.update_xaxes(tickvals=list(range(len(places))), ticktext=places, showgrid=False)
+    labels = [place.replace("× ", "×<br>").replace("/", "/<br>") for place in places]
+    figure.update_xaxes(tickvals=list(range(len(places))), ticktext=labels, tickangle=0, showgrid=False)
     figure.update_yaxes(range=list(reach))
     _legend(figure)
     return figure
@@ -109,7 +120,7 @@ def word_map(title: str, caption: str, table: pd.DataFrame, colours: Mapping[str
     """
     words = list(colours)
     layers, heads = int(table["layer"].max()) + 1, int(table["head"].max()) + 1
-    figure = _plot(title, caption, "head", "layer", max(PANEL, CELL * layers))
+    figure = _plot(title, caption, "head", "layer", max(PANEL, min(TALLEST, CELL * layers)))
     z, hover = np.full((layers, heads), np.nan), np.full((layers, heads), "", dtype=object)
     places = table["layer"].to_numpy(dtype=int), table["head"].to_numpy(dtype=int)
     z[places], hover[places] = [words.index(word) for word in table["word"]], table["hover"]
@@ -138,7 +149,7 @@ def forecast_points(title: str, caption: str, table: pd.DataFrame, unit: str) ->
 
     table : the columns n, layer, head, forecast, low, high and measured
     """
-    figure = _plot(title, caption, f"measured, {unit}", f"forecast, {unit}", 200)
+    figure = _plot(title, caption, f"measured, {unit}", f"forecast, {unit}", 180)
     ends = [float(table[["measured", "low"]].min().min()), float(table[["measured", "high"]].max().max())]
     look.curve(figure, ends, ends, "forecast = measured", look.INK, width=1, dash="dash", hoverinfo="skip")
     lengths = sorted(set(table["n"]))
@@ -189,7 +200,7 @@ def waterfall(title: str, caption: str, steps: pd.DataFrame, x: str) -> go.Figur
         showlegend=False,
     )
     figure.update_yaxes(autorange="reversed", showgrid=False, ticks="")
-    figure.update_layout(margin_b=56, bargap=0.35)
+    figure.update_layout(bargap=0.35)
     return figure
 
 
@@ -205,7 +216,6 @@ def depth_by_length(title: str, caption: str, column: str, curves: Mapping[str, 
         look.curve(
             figure, table["depth"], table[column], name, colour, dash=dash, hovertemplate=hover, showlegend=False
         )
-    figure.update_layout(margin_b=56)
     return figure
 
 
@@ -220,10 +230,10 @@ def signed(x: float) -> str:
 
 def _plot(title: str, caption: str, x: str, y: str, inside: int = PANEL) -> go.Figure:
     """An empty plot with these titles of its axes; `inside` is its height without axes and legend."""
-    figure = look.plain(title, look.TITLE_HEIGHT + inside + 56, caption)
-    figure.update_layout(margin={"l": 48, "r": 10}, hovermode="closest")
-    figure.update_xaxes(title_text=x)
-    figure.update_yaxes(title_text=y)
+    figure = look.plain(title, look.TITLE_HEIGHT + inside + AXIS, caption)
+    figure.update_layout(margin={"l": 48, "r": 10, "b": AXIS}, hovermode="closest")
+    figure.update_xaxes(title={"text": x, "font": {"size": 13}})
+    figure.update_yaxes(title={"text": y, "font": {"size": 13}})
     return figure
 
 
@@ -231,10 +241,11 @@ def _legend(figure: go.Figure) -> None:
     """The legend below the axis, and the height for it. A plot with one curve needs none."""
     lines = sum(trace.showlegend is not False for trace in figure.data)
     if lines < 2:
-        figure.update_layout(showlegend=False, margin_b=56)
+        figure.update_layout(showlegend=False)
         return
-    look.legend_below(figure)
-    figure.update_layout(height=figure.layout.height + figure.layout.margin.b - 56)
+    height = lines * look.LEGEND_LINE + 8
+    look.legend_below(figure, AXIS + height)
+    figure.update_layout(height=figure.layout.height + height)
 
 
 def _bars(middle: Any, low: Any, high: Any, colour: str) -> dict[str, Any]:

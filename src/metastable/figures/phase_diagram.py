@@ -38,7 +38,7 @@ NAMES = {
     "concentrated": "Time of concentration",
     "terminal": "Time of departure",
 }
-SHORT = {"time": "t", "beta": "β", "n": "N"}
+SHORT = {"time": "t", "beta": "β", "gamma": "γ", "n": "N"}
 EVENTS = frozenset({"concentrated", "terminal"})
 """Times of events. A run that did not see an event may still see it later."""
 LOGARITHMIC = frozenset({"distance", "least"})

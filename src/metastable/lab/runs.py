@@ -313,6 +313,6 @@ class _StoppableCloud(Cloud):
 def _engine(problem: Problem) -> str:
     """The engine that `simulate` will choose."""
     cloud = problem.cloud
-    if math.isinf(problem.beta):
+    if problem.beta == math.inf:
         return "hardmax"
     return choose("auto", cloud.log_weights, cloud.dim, len(cloud), TREE_TOLERANCE)

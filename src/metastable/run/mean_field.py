@@ -180,17 +180,15 @@ KINDS = {2: CellKind(0.6, 6, 0.5), 3: CellKind(2.0, 3, 0.3)}
 """By dimension: intervals, and triangles, which are good to second order inside and may be longer."""
 STEP = 3e-4
 """Largest error of a time step, in lengths of the longest cells: refinement covers the time stepping too."""
-WITHOUT_N = "a mean field has no number of tokens N, so gamma (beta = gamma log N) has no meaning there; give beta"
 
 
 def mean_field(
     head: Head,
     law: Any,
-    beta: float | None = None,
-    until: float | None = None,
+    beta: float,
+    until: float,
     tol: float = 1e-3,
     *,
-    gamma: None = None,
     t_eval: int | Sequence[float] | None = None,
     progress: bool | None = None,
 ) -> MeanFieldRun:
@@ -206,8 +204,6 @@ def mean_field(
     law : "uniform", a cloud of `uniform`, `von_mises_fisher` or `mixture` (its law counts, not its sample), or a
         callable: log-density (up to a constant) at points (n, d), as (n,)
     beta : inverse temperature, 0 < β < inf
-    until : the time at which the solution ends; always needed
-    gamma : refused. `simulate` takes it for β = γ log N, and a mean field has no N
     tol : wanted error of W₂(μ_t, ν), between 0 and 1. If the last level does not reach it, a warning says so and
         `run.converged` is False. Where ν is not two atoms, the error is that of the first and second moments
     t_eval : how many equally spaced times to save, or the times themselves; 201 unless given
@@ -223,8 +219,6 @@ def mean_field(
     >>> run.converged, bool(run.discretisation < 0.01)
     (True, True)
     """
-    if gamma is not None:
-        raise BadInput(WITHOUT_N)
     run = refined(head, law, beta, until, tol, t_eval=t_eval, progress=progress)
     if not run.converged:
         still = f"the distance still changed by {run.discretisation:.2g} when the cells were halved to"
@@ -233,13 +227,7 @@ def mean_field(
 
 
 def refined(
-    head: Head,
-    law: Any,
-    beta: float | None,
-    until: float | None,
-    tol: float,
-    t_eval: Any = None,
-    progress: bool | None = None,
+    head: Head, law: Any, beta: float, until: float, tol: float, t_eval: Any = None, progress: bool | None = None
 ) -> MeanFieldRun:
     """The run of `mean_field`, without its warning: `run.converged` says whether `tol` was reached."""
     if head.dim not in KINDS:

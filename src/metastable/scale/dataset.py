@@ -39,6 +39,7 @@ CHUNK = 65_536
 # Meaning and unit of each axis and variable.
 WORDS: dict[str, tuple[str, str]] = {
     "beta": ("inverse temperature; inf is hardmax", "1"),
+    "gamma": ("beta = gamma log N for N tokens", "1"),
     "until": ("time at which the simulation ends", "time of the flow"),
     "tol": ("largest estimated error a step", "chordal distance"),
     "step": ("step of the fixed-step methods", "time of the flow"),

@@ -36,12 +36,12 @@ from metastable.problem import (
     refuse_unknown,
 )
 from metastable.run import storage as store
-from metastable.run.mean_field import WITHOUT_N
 from metastable.run.simulation import saved_times
 
 SCHEMA = "metastable.sweep/1"
 # The arguments of `simulate` that `mean_field` takes.
 MEAN_FIELD_KEYS = ("beta", "until", "tol", "t_eval", "mean_field")
+WITHOUT_N = "a mean field has no number of tokens N, so gamma (beta = gamma log N) has no meaning there; give beta"
 # What cannot be an axis, and why.
 REFUSED = {"t_eval": "every point is saved at the same times", "d": "the head has the dimension"}
 AXES = tuple(key for key in (*RUN_KEYS, *LAW_KEYS, *HEAD_CHANGES) if key not in REFUSED)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from metastable.encoder.length.dilution import STATISTICS
-from metastable.encoder.length.forecast import FORECAST, Forecast, Forecaster, line, score, widening
+from metastable.encoder.length.forecast import DEVIATION, FORECAST, OWN, Forecast, Forecaster, line, score, widening
 from tests.encoder.length.conftest import encoder
 
 
@@ -110,6 +110,29 @@ def test_error_bars_are_those_of_the_forecast_from_half_the_length(meter, docume
         doublings = math.log2(made.n / 64)
         for name, scale in (("entropy", lambda x: x), ("top_weight", np.log)):
             errors = scale(earlier.values[name][FORECAST]) - scale(rungs[64].heads[name].mean(axis=0))
-            expected = max(0.01, np.quantile(np.abs(errors), 0.9) / 1.6449) * doublings
+            expected = (np.quantile(np.abs(errors), 0.9) / 1.6449 + DEVIATION[name]) / 2 * doublings
             assert made.deviation[name].min() >= 0.999 * expected
             assert made.deviation[name].min() < 2 * expected
+
+
+def test_probabilities_agree_with_the_error_bars():
+    value = np.array([[0.1, 0.2]])
+    for statistic in ("entropy", "top_weight"):
+        made = made_up(value, value, np.array([[0.05, 0.3]]), statistic)
+        low, high = made.interval(statistic)
+        for place in (0, 1):
+            assert made.probability_below(statistic, low[0, place])[0, place] == pytest.approx(0.05)
+            assert made.probability_below(statistic, high[0, place])[0, place] == pytest.approx(0.95)
+
+
+def test_drift_is_partly_that_of_all_heads(meter, documents):
+    """OWN of a head's own miss for each doubling, and the rest of the mean over heads."""
+    own, some = meter("bert"), documents.first(4)
+    rungs = {n: own.measure(some.prefixes(n)) for n in (32, 64)}
+    made = Forecaster(own, some, 64, rungs)
+    misses = []
+    for base, doublings in ((32, 1), (16, 2)):
+        ahead = made._ahead(base, [64])[0]["entropy"]
+        misses.append((rungs[64].heads["entropy"].mean(axis=0) - ahead.mean(axis=(0, 1))) / doublings)
+    mean = (misses[0] + misses[1]) / 2
+    np.testing.assert_allclose(made.drift("entropy"), OWN * mean + (1 - OWN) * mean.mean(), atol=1e-9)

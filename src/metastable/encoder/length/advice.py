@@ -1,8 +1,8 @@
 """The result of `length` in words: what to do, and what was found, each sentence with the numbers that carry it.
 
-**Safe length**: the last length before whole documents are first found worse than at the best shorter length, beyond the
-error; the last length if they never are. A loss that these queries cannot resolve is not found, so the sentence states
-the interval.
+**Safe length**: the last length before whole documents are first found worse than at the best shorter length, beyond
+the error; the last length if they never are. A loss that these queries cannot resolve is not found, so the sentence
+states the interval.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from metastable.encoder.length.result import FOCUS, SHARE
+from metastable.encoder.length.result import FOCUS, RISK, SHARE
 from metastable.encoder.length.retrieval import MAXIMUM, MEAN, PASSAGE, WHOLE
 
 if TYPE_CHECKING:
@@ -77,10 +77,11 @@ def _long_documents(found: Length) -> Iterator[Advice]:
     )
     chunks = table[table["way"].isin(REPRESENTED)]
     best = chunks.loc[chunks["mrr_gain"].idxmax()]
-    split = f"split documents of {found.top} tokens into chunks of {best.chunk:.0f} and rank them by {REPRESENTED[best.way]}"
+    size, way = f"{best.chunk:.0f}", REPRESENTED[best.way]
+    split = f"split documents of {found.top} tokens into chunks of {size} and rank them by {way}"
     change = f"{best.mrr:.2f} instead of {whole.loc[found.top].mrr:.2f}, a change of {_signed(best, 'mrr_gain')}"
     if best.mrr_gain_low > 0:
-        value = f"chunks of {best.chunk:.0f} tokens, {'closest chunk' if best.way == MAXIMUM else 'mean of chunks'}"
+        value = f"chunks of {size} tokens, {'closest chunk' if best.way == MAXIMUM else 'mean of chunks'}"
         yield Advice("long documents", value, f"{split.capitalize()}: the mean reciprocal rank is {change}.")
     else:
         what = f"No chunk size is better than whole documents of {found.top} tokens beyond the error"
@@ -104,17 +105,15 @@ def _heads(found: Length) -> Iterator[Advice]:
     sharp, lost = heads["focus_at_start"].astype(bool), heads["loses_focus_at"].notna()
     if not sharp.any() or found.start == found.last:
         return
-    growing = int((heads["gap_growth"][sharp] >= 1).sum())
-    words = f"{int(lost.sum())} of the {int(sharp.sum())} heads with focus at {found.start} tokens lose it by {found.last}"
+    growing, many = int((heads["gap_growth"][sharp] >= 1).sum()), int(sharp.sum())
+    words = f"{int(lost.sum())} of the {many} heads with focus at {found.start} tokens lose it by {found.last}"
     if lost.any():
         first = heads[lost].sort_values(["loses_focus_at", "layer", "head"]).head(MOST_NAMED)
         names = ", ".join(f"layer {h.layer} head {h.head} at {h.loses_focus_at:.0f}" for h in first.itertuples())
         words += f"; the first: {names}"
-    words += (
-        f". A head keeps its focus at every length only if its score gap grows at least like log n: {growing} of "
-        f"{int(sharp.sum())} do."
-    )
-    yield Advice("heads", f"{int(lost.sum())} of {int(sharp.sum())} lose focus", words)
+    words += f". A head keeps its focus at every length only if its score gap grows at least like log n: {growing} of "
+    words += f"the {many} do."
+    yield Advice("heads", f"{int(lost.sum())} of {many} lose focus", words)
 
 
 def _forecast(found: Length) -> Iterator[Advice]:
@@ -129,7 +128,9 @@ def _forecast(found: Length) -> Iterator[Advice]:
     skill = f"skill {other.skill:.2f}, {other.skill_low:.2f} to {other.skill_high:.2f}"
     if other.skill_low > 0:
         later = found.focus["forecast_to_lose_later"].dropna()
-        more = f" By {later.max():.0f} tokens, {len(later)} more heads are forecast to lose focus." if len(later) else ""
+        more = (
+            f" By {later.max():.0f} tokens, {len(later)} more heads are forecast to lose focus." if len(later) else ""
+        )
         yield Advice("forecasts", "usable", f"{made} is better than {name}: {errors} ({skill}).{more}")
     else:
         worse = f"{made} is not better than {name} beyond its error: {errors} ({skill})."
@@ -165,7 +166,7 @@ def _focus(found: Length) -> Iterator[str]:
     if (lost | foreseen).any():
         yield (
             f"The forecast made from {found.start} tokens names {int((lost & foreseen).sum())} of these heads and "
-            f"{int((foreseen & ~lost).sum())} others."
+            f"{int((foreseen & ~lost).sum())} others: those that lose focus with a probability of at least {RISK:g}."
         )
 
 

@@ -52,7 +52,7 @@ PARTS = {
 DEPTHS = {
     "mean_cosine": ("Mean cosine of tokens", "1 if all tokens of a text are equal. Gains and offsets are removed."),
     "hidden_cosine": ("Mean cosine of hidden states", "The same for the hidden states that the model returns."),
-    "effective_rank": ("Effective rank", "The number of directions that 64 tokens of a text use."),
+    "effective_rank": ("Effective rank", "The number of directions that up to 64 tokens of a text use."),
 }
 """The statistics that are drawn over depth: title and caption."""
 MARKS = {True: ("✓", "holds"), False: ("✗", "fails"), None: ("?", "without")}
@@ -100,29 +100,35 @@ def render(found: Length) -> str:
 
 
 def headline(found: Length) -> str:
-    """The first sentence about the safe length, or else the first sentence of all."""
+    """The first sentence about the safe length, or else the first sentence of all, up to its first semicolon."""
     safe = [piece.sentence for piece in found.advice() if piece.topic == "safe length"]
-    return re.split(r"(?<=\.)\s", (safe or found.sentences())[0], maxsplit=1)[0]
+    return re.split(r"[.;]\s", (safe or found.sentences())[0], maxsplit=1)[0].rstrip(".") + "."
 
 
 def titles(found: Length) -> dict[str, str]:
     """The headings of the sections whose words depend on what was found."""
     own = found.heads[found.heads["source"] == _upper(found)].groupby("n")["entropy"].mean()
-    cosine = found.documents.set_index("n")["document_cosine"]
     return {
         "attention": "Attention spreads out" if own[found.last] > own[found.start] else "Attention as texts grow",
-        "causes": f"Why documents become {'' if cosine[found.top] > cosine[found.start] else 'less '}alike",
+        "causes": _causes_title(found),
     }
+
+
+def _causes_title(found: Length) -> str:
+    """Whether documents become alike, if the intervals at n₀ and at the last length of documents do not overlap."""
+    known = found.documents.set_index("n")
+    if len(found.causes):
+        before, after = known.loc[found.start], known.loc[found.top]
+        if after["document_cosine_low"] > before["document_cosine_high"]:
+            return "Why documents become alike"
+        if after["document_cosine_high"] < before["document_cosine_low"]:
+            return "Why documents become less alike"
+    return "What makes documents alike"
 
 
 def lengths(found: Length) -> list[int]:
     """The lengths that were measured, in tokens."""
     return sorted({int(n) for n in found.heads["n"]})
-
-
-def _reference(found: Length) -> dict[str, Length]:
-    """The reference by the name of its curve, if there is one."""
-    return {} if found.reference is None else {f"reference: {found.reference.name}": found.reference}
 
 
 def _upper(found: Length) -> str:
@@ -136,12 +142,14 @@ def _answers(found: Length) -> Iterator[go.Figure]:
         return
     whole = table[table["way"] == WHOLE]
     curves = {drawn.WHOLE: whole}
-    for name, other in _reference(found).items():
-        if len(other.retrieval) and other.asked == found.asked:
-            curves[name] = other.retrieval[other.retrieval["way"] == WHOLE][["n", "mrr"]]
+    other = found.reference
+    if other is not None and len(other.retrieval) and other.asked == found.asked:
+        curves[drawn.REFERENCE] = other.retrieval[other.retrieval["way"] == WHOLE][["n", "mrr"]]
     seen = pd.concat([table[["mrr_low", "mrr_high"]].stack(), *(curve["mrr"] for curve in curves.values())])
-    room = 0.05 * (float(seen.max()) - float(seen.min())) or 0.05
-    reach = (float(seen.min()) - room, float(seen.max()) + room)
+    # An interval may end beyond 0 or 1, but the mean reciprocal rank does not.
+    low, high = max(0.0, float(seen.min())), min(1.0, float(seen.max()))
+    room = 0.05 * (high - low) or 0.02
+    reach = (low - room, high + room)
     queries = f"{int(whole['queries'].iloc[0])} queries, one for each document: {ASKED[found.asked]}."
     yield figures.length_curves(
         "Documents cut to n tokens",
@@ -153,30 +161,37 @@ def _answers(found: Length) -> Iterator[go.Figure]:
         reach=reach,
     )
     if len(table) > len(whole):
-        yield figures.way_points(
-            f"Documents of {found.top} tokens, in other ways",
-            "Documents are split into chunks and ranked by the mean embedding of the chunks or by the chunk closest to "
-            "the query; or all attention scores are multiplied by a factor, which is a lower temperature. Bars are 95 % "
-            "intervals. The table compares each way with whole documents query by query.",
-            _points(table[table["n"] == found.top]),
-            reach,
-        )
+        yield _ways(found, reach)
+
+
+def _ways(found: Length, reach: tuple[float, float]) -> go.Figure:
+    points = _points(found.retrieval[found.retrieval["n"] == found.top])
+    x = "chunk size in tokens"
+    text = (
+        "Each document is split into chunks. It is ranked by the mean of their embeddings, or by the chunk closest to "
+        "the query."
+    )
+    if drawn.FACTORS in set(points["way"]):
+        x += ", or factor of the scores"
+        text += " Or it stays whole, and all attention scores are multiplied by a factor, as a lower temperature does."
+    text += " Bars are 95 % intervals. The table compares each way with whole documents query by query."
+    return figures.way_points(f"Documents cut to {found.top} tokens, in other ways", text, points, x, reach)
 
 
 def _points(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of retrieval at one length, chunks first, with the names of the page."""
-    ways = table["way"].map(WAYS).fillna("multiplied scores")
+    ways = table["way"].map(WAYS).fillna(drawn.FACTORS)
     places = [
         "whole" if way == WHOLE else f"{chunk:.0f}" if way in WAYS else way.removeprefix("scores ")
         for way, chunk in zip(table["way"], table["chunk"], strict=True)
     ]
-    order = {"mean of chunks": 0, "closest chunk": 0, drawn.WHOLE: 1, "multiplied scores": 2}
+    order = {"mean of chunks": 0, "closest chunk": 0, drawn.WHOLE: 1, drawn.FACTORS: 2}
     return table.assign(way=ways, place=places).sort_values("way", key=lambda way: way.map(order), kind="stable")
 
 
 def _attention(found: Length) -> Iterator[go.Figure]:
-    at = pd.Series(lengths(found) + [int(n) for other in _reference(found).values() for n in lengths(other)])
-    ends = pd.DataFrame({"n": [at.min(), at.max()]})
+    longest = max(found.last, 0 if found.reference is None else found.reference.last)
+    ends = pd.DataFrame({"n": [lengths(found)[0], longest]})
     largest = {"largest possible, log n": ends.assign(entropy=[math.log(n) for n in ends["n"]])}
     threshold = {f"focus needs {FOCUS:g}": ends.assign(top_weight=FOCUS)}
     yield figures.length_curves(
@@ -198,7 +213,7 @@ def _attention(found: Length) -> Iterator[go.Figure]:
     )
     yield figures.length_curves(
         "Share on special tokens",
-        "How much attention goes to [CLS], [SEP] and the like. Heads rest there when they have nothing to do.",
+        "How much attention goes to [CLS], [SEP] and other special tokens.",
         "special_share",
         _of_heads(found, "special_share"),
         y="share",
@@ -214,9 +229,9 @@ def _of_heads(found: Length, column: str) -> dict[str, pd.DataFrame]:
             own = rows.groupby("n")[column]
             ends = {column: own.mean(), f"{column}_low": own.quantile(0.1), f"{column}_high": own.quantile(0.9)}
             curves[name] = pd.DataFrame(ends).reset_index()
-    for name, other in _reference(found).items():
-        rows = other.heads[other.heads["source"] == _upper(other)]
-        curves[name] = rows.groupby("n")[column].mean().reset_index()
+    if found.reference is not None:
+        rows = found.reference.heads[found.reference.heads["source"] == _upper(found.reference)]
+        curves[drawn.REFERENCE] = rows.groupby("n")[column].mean().reset_index()
     return curves
 
 
@@ -237,7 +252,7 @@ def _focus_map(found: Length) -> go.Figure:
     lost = [LOSES.format(n=n) for n in sorted(found.focus["loses_focus_at"].dropna().unique())]
     colours = {
         NO_FOCUS.format(start=found.start): FAINT,
-        **dict(zip(lost, drawn.shades(drawn.EARLY_TO_LATE, len(lost)), strict=True)),
+        **dict(zip(lost, drawn.shades(drawn.LATE_TO_EARLY, len(lost))[::-1], strict=True)),
         LATER.format(last=found.last): SKY,
         KEEPS.format(last=found.last): BLUE,
     }
@@ -248,8 +263,11 @@ def _focus_map(found: Length) -> go.Figure:
     table = found.focus[["layer", "head"]].assign(word=words, hover=hover)
     text = (
         f"A head has focus if its mean top weight is at least {FOCUS:g} and it attends to at most {SHARE:g} of the "
-        "tokens. Lengths are in tokens. The next picture shows how good forecasts are."
+        "tokens. Lengths are in tokens."
     )
+    if LATER.format(last=found.last) in words:
+        known = "shown beside" if found.start < found.last else "not known"
+        text += f" Forecasts go up to {found.forecasts['n'].max()} tokens; how good they are is {known}."
     return figures.word_map(
         "Which heads lose their focus", text, table, {word: colours[word] for word in colours if word in words}
     )
@@ -275,8 +293,10 @@ def _forecasts(found: Length) -> Iterator[go.Figure]:
     judged = [piece.sentence for piece in found.advice() if piece.topic == "forecasts"]
     text = (
         f"Entropy of each head, forecast from texts of {found.start} tokens before longer texts were measured. Bars "
-        f"are meant to contain {100 * COVERAGE:.0f} % of the heads. A click on a length in the legend shows it."
+        f"are meant to contain {100 * COVERAGE:.0f} % of the heads."
     )
+    if own["n"].nunique() > 1:
+        text += " A click on a length in the legend shows it."
     yield figures.forecast_points("Forecast against measurement", " ".join([text, *judged]), own, "nats")
 
 
@@ -434,7 +454,7 @@ def _skill_cell(row: Any) -> dict[str, Any] | None:
     """The error of a method, the skill of the forecast against it, and whether the forecast is better."""
     if row is None:
         return None
-    cell = {"error": f"{row.error:.3f}", "skill": "", "better": None}
+    cell: dict[str, Any] = {"error": f"{row.error:.3f}", "skill": "", "better": None}
     if row.method != FORECAST and not math.isnan(row.skill):
         decided = row.skill_low > 0 or row.skill_high < 0
         cell |= {"skill": _interval(row, "skill"), "better": bool(row.skill_low > 0) if decided else None}
@@ -448,15 +468,15 @@ def _making(found: Length) -> dict[str, list[tuple[str, str]]]:
     encoder += [("pooling", found.pooling), ("SHA-256 of the weights", found.fingerprint)]
     if found.reference is not None:
         encoder.append(("reference", found.reference.name))
-    documents = f"{count(counts['documents'])}, of at least {found.top} tokens, each cut to every length"
-    texts = [("texts read", count(counts["texts"])), ("documents measured", documents)]
+    documents = f"{count(counts['documents'])} of {found.top} tokens or more"
+    texts = [("texts read", count(counts["texts"])), ("documents", documents)]
     if counts["glued"]:
-        texts.append(("glued texts measured", f"{count(counts['glued'])}, of {found.last} tokens"))
+        texts.append(("glued texts", f"{count(counts['glued'])} of {found.last} tokens"))
     texts += [
-        ("lengths", f"{', '.join(map(str, lengths(found)))} tokens"),
-        ("forecasts made from", f"{found.start} tokens (n₀)"),
-        ("cut to the longest length", count(counts["cut"])),
-        ("skipped, no word in them", count(counts["skipped"])),
+        ("lengths", ", ".join(map(str, lengths(found)))),
+        ("forecasts from n₀", f"{found.start} tokens"),
+        ("texts cut", count(counts["cut"])),
+        ("texts without a word", count(counts["skipped"])),
     ]
     return {
         "Encoder": encoder,

@@ -27,6 +27,9 @@ FOCUS = 0.25
 """A head has focus where the mean top weight of its queries is at least this, …"""
 SHARE = 0.5
 """… and its participation is at most this share of n."""
+RISK = 0.25
+"""A head is forecast to lose its focus if the probability of that, by the error bars of its top weight, is at least
+this."""
 
 
 def _ends(*names: str) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 Forecasts are made from one half of the documents, cut to n₀ tokens, and they are complete before any longer text is
 measured. They are scored on the other half.
 
-The phase of the tokens at each depth is that of the audit (see `verdict`): the spread of the tokens is compared with that
-of a twin with random weights, which is measured on a few of the same documents.
+The phase of the tokens at each depth is that of the audit (see `verdict`): the spread of the tokens is compared with
+that of a twin with random weights, which is measured on a few of the same documents.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from metastable.encoder.length import forecast, retrieval
 from metastable.encoder.length.causes import agreement, attention_parts, embedding_parts, leave_one_out
 from metastable.encoder.length.dilution import MEASURED, STATISTICS
 from metastable.encoder.length.documents import SHORTEST, Documents, read_documents
-from metastable.encoder.length.intervals import LEVEL, jackknife, mean_interval, named
+from metastable.encoder.length.intervals import jackknife, mean_interval, named
 from metastable.encoder.length.ladder import Ladder
-from metastable.encoder.length.result import FOCUS, SHARE, TABLES, Length, part_column, table_of
+from metastable.encoder.length.result import FOCUS, RISK, SHARE, TABLES, Length, part_column, table_of
 from metastable.encoder.length.rung import DEPTHS, Floats, LengthMeter, Place, Rung, Work, run_here
 from metastable.encoder.load import Encoder, load, twin
 from metastable.encoder.texts import TextCounts, blank, read_lines, strings
@@ -375,7 +375,9 @@ def _focus(values: Mapping[str, Floats], n: int) -> np.ndarray:
 
 
 def _forecast_focus(made: forecast.Forecast) -> np.ndarray:
-    return _focus({name: found[forecast.FORECAST].ravel() for name, found in made.values.items()}, made.n)
+    """Whether each head is forecast to have focus: a head at `RISK` counts as one that loses it."""
+    few = np.exp(made.values["log_participation"][forecast.FORECAST]) <= SHARE * made.n
+    return np.asarray(few & (made.probability_below("top_weight", FOCUS) < RISK)).ravel()
 
 
 def _first_without(focus: dict[int, np.ndarray], start: int) -> Floats:

@@ -1,0 +1,97 @@
+"""Advice: each value and sentence follows from the table, for any numbers in it."""
+
+import dataclasses
+import math
+
+import pandas as pd
+import pytest
+
+import metastable as ms
+from metastable.encoder.length.result import TABLES
+from tests.encoder.length.conftest import encoder
+
+
+@pytest.fixture(scope="module")
+def result(tokenizer, long_texts):
+    return ms.length(encoder("bert"), long_texts, tokenizer=tokenizer)
+
+
+def row(n, way="whole", chunk=math.nan, mrr=0.8, gain=None, half=0.02, against=None):
+    ends = (math.nan,) * 3 if gain is None else (gain, gain - half, gain + half)
+    known = {"n": n, "way": way, "chunk": chunk, "queries": 50, "mrr": mrr, "mrr_low": mrr - 0.1, "mrr_high": mrr + 0.1}
+    known |= {"recall_1": 0.5, "recall_5": 0.6, "recall_10": 0.7, "against": math.nan if against is None else against}
+    return known | dict(zip(("mrr_gain", "mrr_gain_low", "mrr_gain_high"), ends, strict=True))
+
+
+def advised(result, rows, **changes):
+    table = pd.DataFrame(rows, columns=list(TABLES["retrieval"]))
+    changed = dataclasses.replace(result, retrieval=table, **changes)
+    return {piece.topic: piece for piece in changed.advice()}
+
+
+CHUNKS = [row(512, "mean of chunks", 128, 0.6, -0.1), row(512, "maximum over chunks", 128, 0.9, 0.2)]
+
+
+def whole(*gains):
+    lengths = [64 * 2**i for i in range(len(gains))]
+    pairs = zip(lengths, gains, strict=True)
+    return [row(n, mrr=0.8 + (gain or 0), gain=gain, against=None if gain is None else 64) for n, gain in pairs]
+
+
+@pytest.mark.parametrize(
+    ("gains", "value"),
+    [
+        ((None, 0.1, -0.01, -0.3), "256 tokens"),
+        ((None, -0.2, 0.1, -0.3), "64 tokens"),
+        ((None, 0.1, 0.0, -0.01), "at least 512 tokens"),
+    ],
+)
+def test_the_safe_length_ends_where_the_rank_first_falls_beyond_its_error(result, gains, value):
+    found = advised(result, [*whole(*gains), *CHUNKS], top=512)["safe length"]
+    assert found.value == value
+    assert "50 queries" in found.sentence
+    assert ("No loss was found" in found.sentence) == value.startswith("at least")
+    lost = [i for i, gain in enumerate(gains) if gain is not None and gain < -0.02]
+    shown = gains[lost[0]] if lost else gains[-1]
+    assert f"{0.8 + shown:.2f}" in found.sentence
+    assert f"{shown:+.2f}" in found.sentence
+
+
+def test_chunks_are_advised_only_beyond_the_error(result):
+    rows = [*whole(None, 0.0, 0.0, -0.3), *CHUNKS]
+    found = advised(result, rows, top=512)["long documents"]
+    assert found.value == "chunks of 128 tokens, closest chunk"
+    assert "0.90 instead of 0.50" in found.sentence
+    unsure = [*rows[:4], row(512, "mean of chunks", 128, 0.51, 0.01), row(512, "maximum over chunks", 64, 0.5, 0.0)]
+    found = advised(result, unsure, top=512)["long documents"]
+    assert found.value == "no need for chunks"
+    assert "beyond the error" in found.sentence
+    assert "chunks of 128" in found.sentence
+
+
+def test_a_temperature_is_advised_only_beyond_the_error(result):
+    rows = [*whole(None, 0.0, 0.0, 0.0), *CHUNKS]
+    assert "temperature" not in advised(result, rows, top=512)
+    factors = [row(512, "scores × 1.1", mrr=0.81, gain=0.01), row(512, "scores × 1.25", mrr=0.85, gain=0.05)]
+    assert advised(result, [*rows, *factors], top=512)["temperature"].value == "scores × 1.25"
+    assert advised(result, [*rows, factors[0]], top=512)["temperature"].value == "leave it as it is"
+
+
+def test_counts_of_heads_are_those_of_the_table(result):
+    heads = result.focus.assign(focus_at_start=True, loses_focus_at=math.nan, gap_growth=0.5)
+    heads.loc[:2, "loses_focus_at"] = 64.0
+    heads.loc[3, "gap_growth"] = 1.5
+    found = {piece.topic: piece for piece in dataclasses.replace(result, focus=heads).advice()}["heads"]
+    assert found.value == f"3 of {len(heads)} lose focus"
+    assert "layer 0 head 0 at 64" in found.sentence
+    assert f": 1 of the {len(heads)} do" in found.sentence
+
+
+def test_a_forecast_without_skill_says_so(result):
+    skill = result.skill.assign(skill_low=-0.1)
+    found = {piece.topic: piece for piece in dataclasses.replace(result, skill=skill).advice()}["forecasts"]
+    assert found.value == "do not use them"
+    assert "not better" in found.sentence
+    skill = result.skill.assign(skill_low=0.1)
+    found = {piece.topic: piece for piece in dataclasses.replace(result, skill=skill).advice()}["forecasts"]
+    assert found.value == "usable"
