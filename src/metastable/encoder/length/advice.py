@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from metastable.encoder.length.result import Length
 
 LINE = "linear in log n"
+FEW = 30
+"""With fewer documents nearly every query finds its own, so nothing is advised about retrieval."""
 MOST_NAMED = 5
 """Heads that are named; the table focus has all of them."""
 ASKED = {"pairs": "the given queries", "passages": f"passages of {PASSAGE} tokens of the documents themselves"}
@@ -59,7 +61,17 @@ def _long_documents(found: Length) -> Iterator[Advice]:
     whole = table[table["way"] == WHOLE].set_index("n")
     if len(whole) < 2:
         return
-    queries = f"{whole['queries'].iloc[0]:.0f} queries, {ASKED[found.asked]}"
+    many = int(whole["queries"].iloc[0])
+    if many < FEW:
+        first, last = whole["mrr"].iloc[0], whole["mrr"].iloc[-1]
+        yield Advice(
+            "safe length",
+            "not decided",
+            f"The safe length cannot be decided with {many} documents; give {FEW} or more. Their mean reciprocal rank is "
+            f"{first:.2f} at {whole.index[0]} tokens and {last:.2f} at {found.top} ({ASKED[found.asked]}).",
+        )
+        return
+    queries = f"{many} queries, {ASKED[found.asked]}"
     lost = whole[whole["mrr_gain_high"] < 0]
     if len(lost):
         n = int(lost.index[0])
@@ -90,7 +102,7 @@ def _long_documents(found: Length) -> Iterator[Advice]:
 
 def _temperature(found: Length) -> Iterator[Advice]:
     remedies = found.retrieval[found.retrieval["way"].str.startswith("scores")]
-    if not len(remedies):
+    if not len(remedies) or remedies["queries"].iloc[0] < FEW:
         return
     best = remedies.loc[remedies["mrr_gain"].idxmax()]
     tried = f"Of {len(remedies)} factors of the scores at {found.top} tokens (a lower temperature), the best is"
