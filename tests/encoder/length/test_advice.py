@@ -72,7 +72,7 @@ def test_chunks_are_advised_only_beyond_the_error(result):
     assert "0.90 instead of 0.50" in found.sentence
     unsure = [*rows[:4], row(512, "mean of chunks", 128, 0.51, 0.01), row(512, "maximum over chunks", 64, 0.5, 0.0)]
     found = advised(result, unsure, top=512)["long documents"]
-    assert found.value == "no need for chunks"
+    assert found.value == "no gain from chunks"
     assert "beyond the error" in found.sentence
     assert "chunks of 128" in found.sentence
 
@@ -92,7 +92,7 @@ def test_counts_of_heads_are_those_of_the_table(result):
     found = {piece.topic: piece for piece in dataclasses.replace(result, focus=heads).advice()}["heads"]
     assert found.value == f"3 of {len(heads)} lose focus"
     assert "layer 0 head 0 at 64" in found.sentence
-    assert f": 1 of the {len(heads)} do" in found.sentence
+    assert f"for 1 of the {len(heads)}." in found.sentence
 
 
 def test_a_forecast_without_skill_says_so(result):

@@ -97,7 +97,7 @@ def _long_documents(found: Length) -> Iterator[Advice]:
         yield Advice("long documents", value, f"{split.capitalize()}: the mean reciprocal rank is {change}.")
     else:
         what = f"No chunk size is better than whole documents of {found.top} tokens beyond the error"
-        yield Advice("long documents", "no need for chunks", f"{what}. The best is to {split}: {change}.")
+        yield Advice("long documents", "no gain from chunks", f"{what}. The best is to {split}: {change}.")
 
 
 def _temperature(found: Length) -> Iterator[Advice]:
@@ -123,8 +123,8 @@ def _heads(found: Length) -> Iterator[Advice]:
         first = heads[lost].sort_values(["loses_focus_at", "layer", "head"]).head(MOST_NAMED)
         names = ", ".join(f"layer {h.layer} head {h.head} at {h.loses_focus_at:.0f}" for h in first.itertuples())
         words += f"; the first: {names}"
-    words += f". A head keeps its focus at every length only if its score gap grows at least like log n: {growing} of "
-    words += f"the {many} do."
+    words += ". A head keeps its focus at every length only if its score gap grows at least like log n, as it does for "
+    words += f"{growing} of the {many}."
     yield Advice("heads", f"{int(lost.sum())} of {many} lose focus", words)
 
 
