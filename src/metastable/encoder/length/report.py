@@ -266,7 +266,7 @@ def _focus_map(found: Length) -> go.Figure:
         "tokens. Lengths are in tokens."
     )
     if LATER.format(last=found.last) in words:
-        known = "shown beside" if found.start < found.last else "not known"
+        known = "shown in the next picture" if found.start < found.last else "not known"
         text += f" Forecasts go up to {found.forecasts['n'].max()} tokens; how good they are is {known}."
     return figures.word_map(
         "Which heads lose their focus", text, table, {word: colours[word] for word in colours if word in words}
