@@ -295,7 +295,6 @@ def computed(case: Case) -> dict[str, Any]:
         "cosine": found.documents[["n", "document_cosine"]].to_dict("records"),
         "asked": found.asked,
         "retrieval": json.loads(found.retrieval.to_json(orient="records")),
-        "advice": [vars(piece) for piece in found.advice()],
         **judged(found),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ def markdown(rows: Sequence[Row], time: Row | None, packages: Iterable[Package])
         *_time(time),
         *_sources(packages),
     ]
-    return "\n".join(parts) + "\n"
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(parts)).strip() + "\n"
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -46,7 +47,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _section(title: str, text: str = "") -> list[str]:
-    return [title, *(["", textwrap.fill(text, 118)] if text else [])]
+    return ["", title, *(["", textwrap.fill(text, 118, break_on_hyphens=False)] if text else [])]
 
 
 def _head() -> Iterator[str]:
@@ -166,13 +167,13 @@ def _ends(row: Row | None, name: str) -> str:
 def _retrieval(rows: Sequence[Row]) -> Iterator[str]:
     yield from _section(
         "## Retrieval",
-        "Mean reciprocal rank of the right document. Queries are summaries where the texts have them. "
+        "Mean reciprocal rank of the right document. Queries are summaries or questions where the texts have them. "
         "Otherwise they are passages of 32 tokens of the documents themselves, which is an easier task. "
         "*Gain*: the paired difference to whole documents of the same length, with intervals that hold "
         "for all rows of a family at once.",
     )
     for r in rows:
-        queries = {"pairs": "summaries", "passages": "passages"}[r["asked"]]
+        queries = {"pairs": "summaries or questions", "passages": "passages"}[r["asked"]]
         yield from ("", f"**{r['name']}** ({r['retrieval'][0]['queries']} queries: {queries})")
         table = []
         for each in r["retrieval"]:
@@ -181,7 +182,6 @@ def _retrieval(rows: Sequence[Row]) -> Iterator[str]:
             against = "" if each["against"] is None else f" against {each['against']:.0f}"
             table.append((str(each["n"]), f"{each['way']}{chunk}", f"{each['mrr']:.3f}", f"{gain}{against}"))
         yield from _table(("n", "way", "MRR", "gain"), table)
-        yield from (f"- {piece['topic']}: {piece['value']}. {piece['sentence']}" for piece in r["advice"])
 
 
 def _time(time: Row | None) -> Iterator[str]:

@@ -1,8 +1,7 @@
 """The result of `length` in words: what to do, and what was found, each sentence with the numbers that carry it.
 
-**Safe length**: the last length before whole documents are first found worse than at the best shorter length, beyond
-the error; the last length if they never are. A loss that these queries cannot resolve is not found, so the sentence
-states the interval.
+**Safe length**: the last length up to which whole documents lose at most `TOLERATED` in mean reciprocal rank against
+the best shorter length, by the 95 % interval of the paired difference. The shortest length counts as safe.
 """
 
 from __future__ import annotations
@@ -13,11 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from metastable.encoder.length.result import FOCUS, RISK, SHARE
 from metastable.encoder.length.retrieval import MAXIMUM, MEAN, PASSAGE, WHOLE
+from metastable.figures.length import signed
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from metastable.encoder.length.result import Length
 
 LINE = "linear in log n"
+TOLERATED = 0.05
+"""A loss in mean reciprocal rank up to this counts as safe."""
 FEW = 30
 """With fewer documents nearly every query finds its own, so nothing is advised about retrieval."""
 MOST_NAMED = 5
@@ -67,26 +71,11 @@ def _long_documents(found: Length) -> Iterator[Advice]:
         yield Advice(
             "safe length",
             "not decided",
-            f"The safe length cannot be decided with {many} documents; give {FEW} or more. Their mean reciprocal rank is "
-            f"{first:.2f} at {whole.index[0]} tokens and {last:.2f} at {found.top} ({ASKED[found.asked]}).",
+            f"The safe length cannot be decided with {many} documents; give {FEW} or more. Their mean reciprocal rank "
+            f"is {first:.2f} at {whole.index[0]} tokens and {last:.2f} at {found.top} ({ASKED[found.asked]}).",
         )
         return
-    queries = f"{many} queries, {ASKED[found.asked]}"
-    lost = whole[whole["mrr_gain_high"] < 0]
-    if len(lost):
-        n = int(lost.index[0])
-        safe = int(max(length for length in whole.index if length < n))
-        known = f"Whole documents are safe up to {safe} tokens. At {n} tokens"
-    else:
-        n = safe = found.top
-        known = f"No loss was found up to {safe} tokens, the longest documents. There"
-    row = whole.loc[n]
-    yield Advice(
-        "safe length",
-        f"{safe} tokens" if len(lost) else f"at least {safe} tokens",
-        f"{known} the mean reciprocal rank is {row.mrr:.2f}, and at {row.against:.0f} tokens it is "
-        f"{whole.loc[int(row.against)].mrr:.2f}: a change of {_signed(row, 'mrr_gain')} ({queries}).",
-    )
+    yield _safe_length(found, whole, f"{many} queries, {ASKED[found.asked]}")
     chunks = table[table["way"].isin(REPRESENTED)]
     best = chunks.loc[chunks["mrr_gain"].idxmax()]
     size, way = f"{best.chunk:.0f}", REPRESENTED[best.way]
@@ -98,6 +87,27 @@ def _long_documents(found: Length) -> Iterator[Advice]:
     else:
         what = f"No chunk size is better than whole documents of {found.top} tokens beyond the error"
         yield Advice("long documents", "no gain from chunks", f"{what}. The best is to {split}: {change}.")
+
+
+def _safe_length(found: Length, whole: pd.DataFrame, queries: str) -> Advice:
+    later = whole.iloc[1:]
+    unsafe = later[~(later["mrr_gain_low"] >= -TOLERATED)]
+    row = unsafe.iloc[0] if len(unsafe) else later.iloc[-1]
+    n = int(row.name)
+    change = (
+        f"the mean reciprocal rank is {row.mrr:.2f}, and at {row.against:.0f} tokens it is "
+        f"{whole.loc[int(row.against)].mrr:.2f}: a change of {_signed(row, 'mrr_gain')} ({queries}). A loss of at most "
+        f"{TOLERATED:g} counts as safe"
+    )
+    if not len(unsafe):
+        known = f"Whole documents are safe up to {n} tokens, the longest documents. There"
+        return Advice("safe length", f"at least {n} tokens", f"{known} {change}.")
+    safe = max(length for length in whole.index if length < n)
+    if row.mrr_gain_high < 0:
+        known = f"Whole documents are safe up to {safe} tokens. At {n} tokens"
+        return Advice("safe length", f"{safe} tokens", f"{known} {change}.")
+    known = f"Whole documents are safe up to {safe} tokens, and longer ones are undecided. At {n} tokens"
+    return Advice("safe length", f"{safe} tokens or more", f"{known} {change}; more queries would decide it.")
 
 
 def _temperature(found: Length) -> Iterator[Advice]:
@@ -196,4 +206,5 @@ def _similarity(found: Length) -> Iterator[str]:
 
 def _signed(row: Any, name: str) -> str:
     """A change with its interval."""
-    return f"{row[name]:+.2f} ({row[f'{name}_low']:+.2f} to {row[f'{name}_high']:+.2f})"
+    value, low, high = (signed(row[name + end]) for end in ("", "_low", "_high"))
+    return f"{value} ({low} to {high})"

@@ -16,7 +16,7 @@ from metastable.encoder.length.advice import ASKED
 from metastable.encoder.length.causes import ATTENTION
 from metastable.encoder.length.dilution import STATISTICS
 from metastable.encoder.length.forecast import COVERAGE, FORECAST, METHODS
-from metastable.encoder.length.result import FOCUS, SHARE, part_column
+from metastable.encoder.length.result import FOCUS, RISK, SHARE, part_column
 from metastable.encoder.length.retrieval import CUTOFFS, MAXIMUM, MEAN, WHOLE
 from metastable.encoder.report import PHASES
 from metastable.encoder.report import length as count
@@ -267,7 +267,10 @@ def _focus_map(found: Length) -> go.Figure:
     )
     if LATER.format(last=found.last) in words:
         known = "shown in the next picture" if found.start < found.last else "not known"
-        text += f" Forecasts go up to {found.forecasts['n'].max()} tokens; how good they are is {known}."
+        text += (
+            f" Forecasts name heads that lose their focus with a probability of at least {RISK:g}, and go up to "
+            f"{found.forecasts['n'].max()} tokens; how good forecasts are is {known}."
+        )
     return figures.word_map(
         "Which heads lose their focus", text, table, {word: colours[word] for word in colours if word in words}
     )

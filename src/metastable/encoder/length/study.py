@@ -37,7 +37,7 @@ BEYOND = 3
 """The number of doublings beyond the last rung that are forecast."""
 UNTABLED = 1024
 """The last rung of encoders without a table of positions, unless another one is asked for."""
-CANDIDATES = {"pairs": 300, "passages": 100}
+CANDIDATES = {"pairs": 200, "passages": 100}
 """Documents that compete in retrieval, the first ones."""
 TWINS = 8
 """Documents that the twin with random weights is measured on, the first ones."""
