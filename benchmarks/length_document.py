@@ -149,6 +149,8 @@ def _similarity(rows: Sequence[Row]) -> Iterator[str]:
     table = []
     for r in rows:
         top = r["reached"]["top"]
+        if top <= r["reached"]["start"]:
+            continue
         parts = {
             each["part"]: each for each in r["causes"] if each["quantity"] == "document_cosine" and each["n"] == top
         }
@@ -167,10 +169,10 @@ def _ends(row: Row | None, name: str) -> str:
 def _retrieval(rows: Sequence[Row]) -> Iterator[str]:
     yield from _section(
         "## Retrieval",
-        "Mean reciprocal rank of the right document. Queries are summaries or questions where the texts have them. "
-        "Otherwise they are passages of 32 tokens of the documents themselves, which is an easier task. "
-        "*Gain*: the paired difference to whole documents of the same length, with intervals that hold "
-        "for all rows of a family at once.",
+        "Mean reciprocal rank (MRR) of the right document. Queries are summaries or questions where the texts have "
+        "them. Otherwise they are passages of 32 tokens of the documents, which is an easier task. *Gain*: the paired "
+        "difference to whole documents of the length that is named, the best shorter one for whole documents, with "
+        "intervals that hold at once for all pairs of lengths, for all ways with chunks, and for all factors.",
     )
     for r in rows:
         queries = {"pairs": "summaries or questions", "passages": "passages"}[r["asked"]]

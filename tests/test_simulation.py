@@ -146,6 +146,7 @@ def test_a_field_too_rough_for_the_tolerance_stops_with_a_remedy(monkeypatch):
         ({"gamma": 2.0}, "both beta and gamma are given"),
         ({"beta": None, "gamma": -1.0}, "gamma is -1.0"),
         ({"beta": None, "gamma": math.inf}, "gamma is inf"),
+        ({"beta": None, "gamma": 1e308}, "too large"),
         ({"beta": None, "gamma": "2"}, "gamma is '2'"),
         ({"until": None}, "until is None"),
         ({"until": 0}, "until is 0"),

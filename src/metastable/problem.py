@@ -241,7 +241,14 @@ def log_scaling(gamma: Any) -> float:
 def resolved_beta(beta: Any, gamma: Any, n: int) -> float:
     """β itself, or β = γ log n for n tokens; BadInput unless exactly one of the two is given."""
     one_temperature([name for name, value in (("beta", beta), ("gamma", gamma)) if value is not None])
-    return inverse_temperature(beta) if gamma is None else log_scaling(gamma) * math.log(n)
+    if gamma is None:
+        return inverse_temperature(beta)
+    scaled = log_scaling(gamma) * math.log(n)
+    if math.isinf(scaled):
+        raise BadInput(
+            f"gamma is {gamma!r}; gamma log N is too large for {n} tokens: give a smaller one, or beta = inf"
+        )
+    return scaled
 
 
 CHECKS: dict[str, Callable[[Any], object]] = {

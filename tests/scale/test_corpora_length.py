@@ -33,6 +33,17 @@ def test_workers_find_what_one_process_finds(folder, texts, scheduler):
         pd.testing.assert_frame_equal(getattr(spread, name), getattr(alone, name), rtol=1e-4, atol=1e-5)
 
 
+def test_another_encoder_on_the_same_workers(folder, texts, scheduler, tmp_path):
+    """Workers load the encoder of each study."""
+    tiny("bert", vocab_size=30522, max_position_embeddings=64, seed=1).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    with JobsOnWorkers(scheduler) as work:
+        first, second = (ms.length(str(path), texts, batch_size=4, work=work) for path in (folder, tmp_path))
+    alone = ms.length(str(tmp_path), texts, batch_size=4)
+    pd.testing.assert_frame_equal(second.heads, alone.heads, rtol=1e-4, atol=1e-5)
+    assert not first.heads["entropy"].equals(second.heads["entropy"])
+
+
 def test_a_model_that_workers_cannot_find_is_one_line(folder, texts, scheduler, monkeypatch):
     with JobsOnWorkers(scheduler) as work, pytest.raises(BadInput, match="every worker must find") as error:
         ms.length(tiny("bert", vocab_size=30522, max_position_embeddings=64), texts, tokenizer=tokenizer(), work=work)

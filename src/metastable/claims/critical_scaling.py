@@ -248,8 +248,13 @@ def check(
             picture.add(f"measured, ρ = {rho:g}", counts, [step.weight for step in curve], "points")
         criticals.append(_check_critical(found, rho, slopes))
     worst = _check_flow(found, picture, flows, tell)
-    shown = ", ".join(f"{value:.3f}/(1 − ρ) for ρ = {rho:g}" for value, rho in zip(criticals, cosines, strict=True))
-    found.sentence = f"the measured critical γ is {shown}; times of the flow follow their integral to {worst:.1e}"
+    shown = ", ".join(
+        f"{value / (1 - rho):.3f} for ρ = {rho:g} (theory {1 / (1 - rho):.3f})"
+        for value, rho in zip(criticals, cosines, strict=True)
+        if math.isfinite(value)
+    )
+    critical = f"the measured critical γ is {shown}" if shown else "the critical γ could not be measured"
+    found.sentence = f"{critical}; the times in which tokens come together agree with theory to {worst:.1e}"
     return found
 
 

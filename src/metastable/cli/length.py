@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,7 +43,7 @@ def length(
     pooling: Annotated[str | None, typer.Option(help="mean or cls; by default that of the model's files.")] = None,
     reference: Annotated[Path | None, typer.Option(help="The length.json of another encoder, for comparison.")] = None,
     fail_on: Annotated[
-        str | None, typer.Option(help="Exit with 1 if a row of a table meets this: 'n == 512 and top_weight < 0.1'.")
+        str | None, typer.Option(help="Exit with 1 if a row of a table meets this: 'loses_focus_at <= 256'.")
     ] = None,
     batch_size: BatchSize = 32,
     scheduler: Scheduler = None,
@@ -60,6 +62,7 @@ def length(
         from contextlib import ExitStack
 
         from metastable import files
+        from metastable.encoder.expression import parse
         from metastable.encoder.length import study
         from metastable.encoder.length.rung import Work, run_here
         from metastable.progress import Texts
@@ -84,8 +87,11 @@ def length(
                 model, texts, start=start, up_to=up_to, pooling=pooling, reference=reference, batch_size=batch_size,
                 allow_pickle=allow_pickle, fail_on=fail_on, progress=bar, forecasted=write_forecasts, work=work,
             )  # fmt: skip
-        places = None if fail_on is None else _places(found.findings(fail_on))
+        places = None if fail_on is None else _places(found.findings(fail_on), parse(fail_on).columns)
         written = {name: str(path) for name, path in found.save(out).items()}
+        if found.start != start:
+            why = f"a forecast is scored two doublings later, and the last length is {found.last}"
+            print(f"metastable: forecasts are made from {found.start} tokens, not {start}: {why}", file=sys.stderr)
         if as_json:
             saved = found.to_dict()
             plain = {name: saved[name] for name in IN_JSON}
@@ -100,9 +106,11 @@ def _met(places: list[dict[str, object]] | None) -> list[str]:
     if places is None:
         return []
     shown = ["  " + ", ".join(f"{key} {at}" for key, at in place.items()) for place in places[:MOST_SHOWN]]
-    return [f"--fail-on is met by {len(places)} rows", *shown]
+    more = [f"  and {len(places) - MOST_SHOWN} more"] if len(places) > MOST_SHOWN else []
+    return [f"--fail-on: rows that meet it: {len(places)}", *shown, *more]
 
 
-def _places(rows: pd.DataFrame) -> list[dict[str, object]]:
-    """The columns that name each row."""
-    return [dict(row) for row in rows[[name for name in PLACE if name in rows]].to_dict("records")]
+def _places(rows: pd.DataFrame, asked: Iterable[str]) -> list[dict[str, object]]:
+    """The columns that name each row and those of the expression, as far as they apply."""
+    columns = [name for name in dict.fromkeys((*PLACE, *asked)) if name in rows]
+    return [{key: value for key, value in row.items() if value == value} for row in rows[columns].to_dict("records")]

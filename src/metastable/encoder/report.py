@@ -44,9 +44,9 @@ MARKS = {
 }
 """The sign of an outcome, and its class in style.css."""
 PHASES = {
-    "spread": "tokens are not close together, and the layer before brought them closer by at most 5 % or within the "
-    "error",
-    "concentrating": "the layer before brought tokens closer together, by more than 5 % and beyond the error",
+    "spread": "tokens are not close together, and the layer before lowered their spread, about 1 − mean cosine, by at "
+    "most 5 % or within the error",
+    "concentrating": "the layer before lowered the spread of the tokens by more than 5 % and beyond the error",
     "metastable": "tokens are close together and stay close",
     "terminal": "the tokens of a text are one cluster",
 }

@@ -94,11 +94,13 @@ def key_numbers(run: Run, curves: DistanceCurves) -> list[KeyNumber]:
     """The numbers to quote from a run, each with its meaning."""
     th = run.theory()
     weights = "equal weights" if run.cloud.equal_weights else "weighted"
+    gamma = run.configuration.get("gamma")
+    scaled = "" if gamma is None else f"{number(gamma)} log N; "
     found = [
         KeyNumber("tokens N", f"{len(run.cloud):,}".replace(",", " "), f"{weights}, law: {run.cloud.law['law']}"),
         KeyNumber("dimension d", str(run.cloud.dim), "tokens lie on the unit sphere of this space"),
         KeyNumber("horizon", f"t = {number(run.horizon)}", f"{len(run.times)} times saved; later times are unknown"),
-        KeyNumber("inverse temperature β", number(run.beta), "a larger β makes attention sharper"),
+        KeyNumber("inverse temperature β", number(run.beta), f"{scaled}a larger β makes attention sharper"),
     ]
     if run.merged is not None:
         found.append(KeyNumber("live tokens", str(int(run.merged[-1, 0])), run.merge_sentence()))

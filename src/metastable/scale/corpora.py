@@ -236,20 +236,22 @@ class JobsOnWorkers:
     def __init__(self, scheduler: str | None = None, workers: int | None = None, allow_pickle: bool = False) -> None:
         self.scheduler, self.workers, self.allow_pickle = scheduler, workers, allow_pickle
         self._stack = ExitStack()
-        self._ready: tuple[Client, LengthTask] | None = None
+        self._client: Client | None = None
+        self._last: tuple[LengthMeter, LengthTask] | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: Any) -> None:
+        self._client = self._last = None
         self._stack.close()
 
     def __call__(self, meter: LengthMeter, jobs: Sequence[Job]) -> Iterator[Any]:
-        if self._ready is None:
-            task = LengthTask(Source.of(meter.encoder, self.allow_pickle), meter.pooling)
-            client = self._stack.enter_context(_model_on_workers(self.scheduler, self.workers))
-            self._ready = client, task
-        return _tasks(*self._ready, lambda: "start again").in_order(enumerate(jobs))
+        if self._last is None or self._last[0] is not meter:
+            self._last = meter, LengthTask(Source.of(meter.encoder, self.allow_pickle), meter.pooling)
+        if self._client is None:
+            self._client = self._stack.enter_context(_model_on_workers(self.scheduler, self.workers))
+        return _tasks(self._client, self._last[1], lambda: "start again").in_order(enumerate(jobs))
 
 
 def records_on_workers(

@@ -84,6 +84,7 @@ def test_error_bars_cover_nine_of_ten(statistic):
     """Errors are normal, on the logarithmic scale for weights."""
     draw, shape = np.random.default_rng(0), (50, 100)
     value, deviation = draw.uniform(0.05, 0.1, shape), draw.uniform(0.1, 0.3, shape)
+    value = value + 3 if statistic == "entropy" else value
     error = deviation * draw.normal(size=shape)
     measured = value + error if statistic == "entropy" else value * np.exp(error)
     made = made_up(value, value, deviation, statistic)
@@ -116,8 +117,7 @@ def test_error_bars_are_those_of_the_forecast_from_half_the_length(meter, docume
 
 
 def test_probabilities_agree_with_the_error_bars():
-    value = np.array([[0.1, 0.2]])
-    for statistic in ("entropy", "top_weight"):
+    for statistic, value in (("entropy", np.array([[3.1, 2.2]])), ("top_weight", np.array([[0.1, 0.2]]))):
         made = made_up(value, value, np.array([[0.05, 0.3]]), statistic)
         low, high = made.interval(statistic)
         for place in (0, 1):
@@ -136,3 +136,26 @@ def test_drift_is_partly_that_of_all_heads(meter, documents):
         misses.append((rungs[64].heads["entropy"].mean(axis=0) - ahead.mean(axis=(0, 1))) / doublings)
     mean = (misses[0] + misses[1]) / 2
     np.testing.assert_allclose(made.drift("entropy"), OWN * mean + (1 - OWN) * mean.mean(), atol=1e-9)
+
+
+def test_error_bars_stay_below_the_largest_entropy():
+    low, high = made_up(np.array([[5.4, 0.1]]), np.ones((1, 2)), np.ones((1, 2))).interval("entropy")
+    assert high[0, 0] == pytest.approx(math.log(256))
+    assert low[0, 1] == 0.0
+
+
+@pytest.mark.parametrize("count", [4, 16])
+def test_a_forecast_as_good_as_the_rule_is_seldom_called_better(count):
+    """Both are made from other documents; documents have a common effect on all 72 heads."""
+    draw, better = np.random.default_rng(0), 0
+    truth, bias = draw.normal(3, 1, 72), draw.normal(0, 0.2, 72)
+    loading = draw.normal(1, 0.5, 72)
+
+    def documents():
+        return truth + 0.2 * draw.normal(size=(count, 1)) * loading + 0.1 * draw.normal(size=(count, 72))
+
+    for _ in range(300):
+        known = documents().mean(axis=0)
+        made = made_up((known + bias)[None], (known - bias[::-1])[None], np.ones((1, 72)))
+        better += score(made, documents()[:, None], "entropy")[1]["skill_low"] > 0
+    assert better <= 0.05 * 300

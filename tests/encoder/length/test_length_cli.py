@@ -58,6 +58,7 @@ def test_json_reference_and_a_rule_that_is_met(folder, plain, tmp_path):
     assert result.exit_code == 1
     found = json.loads(result.stdout, parse_constant=lambda word: pytest.fail(f"{word} in JSON"))
     assert found["schema"] == "metastable.length/2"
+    assert all(place.pop("entropy") > 0 for place in found["findings"])
     assert found["findings"] == [{"n": 64, "source": "prefix", "layer": 1, "head": head} for head in range(4)]
     assert any("Reference" in sentence for sentence in found["sentences"])
     assert {piece["topic"] for piece in found["advice"]} >= {"safe length", "heads"}
@@ -67,7 +68,7 @@ def test_json_reference_and_a_rule_that_is_met(folder, plain, tmp_path):
 def test_a_rule_that_nothing_meets(folder, plain, tmp_path):
     result = invoke(folder, "--texts", plain, "--up-to", 64, "--fail-on", "entropy < 0", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert "met by 0 rows" in result.stdout
+    assert "rows that meet it: 0" in result.stdout
 
 
 def test_forecasts_are_there_if_long_texts_fail(folder, plain, tmp_path, monkeypatch):
@@ -114,6 +115,7 @@ def test_bad_texts_are_one_line_and_leave_nothing(content, words, folder, tmp_pa
         (["--batch-size", 0], "batch"),
         (["--fail-on", "entropy <"], "cannot be read"),
         (["--fail-on", "entropi < 1"], "entropy"),
+        (["--fail-on", "phase > 3"], "phase"),
         (["--fail-on", "mrr < 0.5 and layer == 0"], "one table"),
         (["--reference", "nowhere.json"], "nowhere.json"),
         (["--texts", "nowhere.txt"], "is no file"),

@@ -92,6 +92,13 @@ def test_mean_reciprocal_ranks_and_recalls(table):
         assert row["recall_5"] == pytest.approx(np.mean([rank <= 5 for rank in found]))
 
 
+def test_whole_documents_are_compared_with_the_best_shorter_length(meter, documents):
+    rows = table_rows(meter("bert"), documents, lambda n: passages(documents, n), [64, 96, 128])
+    ranks = [row["mrr"] for row in rows[:3]]
+    assert ranks[0] != ranks[1]
+    assert rows[2]["against"] == (64 if ranks[0] > ranks[1] else 96)
+
+
 def test_gains_are_paired_and_their_intervals_hold_together(table):
     rows, whole, sharp = table
     ways = [(row["way"], row["chunk"]) for row in rows[2:4]]

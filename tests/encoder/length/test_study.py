@@ -2,16 +2,21 @@
 
 import dataclasses
 import json
+import math
 import random
 
 import pandas as pd
 import pytest
+import torch
 
 import metastable as ms
+from metastable.encoder.length import forecast
+from metastable.encoder.length.documents import read_documents
 from metastable.encoder.length.result import TABLES
 from metastable.encoder.length.rung import LengthMeter
 from metastable.encoder.length.study import pooling_of
 from metastable.encoder.load import load
+from metastable.encoder.texts import TextCounts
 from tests.conftest import WORDS
 from tests.encoder.length.conftest import encoder
 from tests.encoder.models import tiny
@@ -53,6 +58,9 @@ def test_numbers_are_consistent(found):
     assert not at_top["focus"][found.focus["loses_focus_at"] == 128].any()
     assert at_top["focus"][found.focus["forecast_to_lose_later"].notna()].all()
     assert found.focus["focus_at_start"][lost].all()
+    for row in found.focus[lost].itertuples():
+        own = heads[(heads["layer"] == row.layer) & (heads["head"] == row.head) & (heads["n"] >= row.loses_focus_at)]
+        assert not own["focus"].any()
 
 
 def test_a_saved_result_is_the_same(found, tmp_path):
@@ -149,6 +157,10 @@ def test_the_half_that_scores_has_no_part_in_the_forecast(tokenizer, long_texts)
         ({"texts": ["w1 w2", "w3"]}, "4 tokens"),
         ({"texts": ["w1 " * 50]}, "1 of 1"),
         ({"queries": ["w1"]}, "1 queries for 12"),
+        ({"queries": "w1"}, "queries is one string"),
+        ({"queries": ["w1"] * 11 + [7]}, "query 11 is of type int"),
+        ({"queries": [" "] + ["w1"] * 11}, "query 0 is blank"),
+        ({"fail_on": "phase > 3"}, "phase"),
         ({"up_to": 200}, "128"),
         ({"up_to": 8}, "32"),
         ({"start": 8}, "32"),
@@ -177,3 +189,54 @@ def test_pooling_of_sentence_transformers(tokenizer, tmp_path):
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}), encoding="utf-8")
     assert pooling_of(load(tmp_path, tokenizer=tokenizer), None) == "cls"
     assert pooling_of(load(tmp_path, tokenizer=tokenizer), "mean") == "mean"
+
+
+def test_a_text_that_is_left_out_does_not_shift_the_queries(tokenizer, long_texts, queries, found):
+    """A text of special tokens has no ordinary token."""
+    texts = [*long_texts[:5], "[SEP] [SEP]", *long_texts[5:]]
+    other = ms.length(encoder("bert"), texts, [*queries[:5], "w1", *queries[5:]], tokenizer=tokenizer)
+    pd.testing.assert_frame_equal(other.retrieval, found.retrieval, rtol=1e-4)
+
+
+def test_retrieval_is_measured_where_enough_documents_reach(tokenizer):
+    draw = random.Random(2)
+    texts = [" ".join(draw.choices(WORDS, k=k)) for k in [70] * 31 + [140] * 8]
+    other = ms.length(encoder("bert"), texts, tokenizer=tokenizer)
+    assert (other.top, other.retrieval["n"].max()) == (128, 64)
+    assert set(other.retrieval["queries"]) == {39}
+    few = ms.length(encoder("bert"), texts[20:], tokenizer=tokenizer)
+    assert (few.retrieval["n"].max(), few.retrieval["queries"].max()) == (128, 8)
+
+
+def test_pieces_are_read_at_their_own_positions(tokenizer, long_texts, monkeypatch):
+    seen, plain = [], LengthMeter.measure
+
+    def watched(self, documents, targets=(), place=None):
+        if targets == [128] and place is not None and place.at == 1:
+            seen.append((documents.ids[0], place.gap))
+        return plain(self, documents, targets, place)
+
+    monkeypatch.setattr(LengthMeter, "measure", watched)
+    ms.length(encoder("bert"), long_texts, tokenizer=tokenizer)
+    whole = read_documents(tokenizer, long_texts, 128, TextCounts())[0].ids[0]
+    assert [gap for _, gap in seen] == [30, 60, 90]
+    assert all(ids == whole[gap : gap + 30] for ids, gap in seen)
+
+
+def test_error_bars_beyond_the_last_length_are_widened(tokenizer, long_texts, monkeypatch):
+    def widths(factor):
+        monkeypatch.setattr(forecast, "widening", lambda *_: factor)
+        table = ms.length(encoder("bert"), long_texts, tokenizer=tokenizer, up_to=64).forecasts
+        rows = table[(table["statistic"] == "special_share") & (table["made_from"] == 64)]
+        return (rows["forecast"] / rows["low"]).map(math.log)
+
+    pd.testing.assert_series_equal(2 * widths(1.0), widths(2.0), rtol=1e-3)
+
+
+def test_embeddings_without_a_direction_are_refused(tokenizer, long_texts):
+    model = encoder("bert")
+    with torch.no_grad():
+        model.encoder.layer[-1].output.LayerNorm.weight.zero_()
+        model.encoder.layer[-1].output.LayerNorm.bias.zero_()
+    with pytest.raises(ms.BadInput, match="no direction"):
+        ms.length(model, long_texts, tokenizer=tokenizer)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from metastable.encoder.length.result import FOCUS, RISK, SHARE
 from metastable.encoder.length.retrieval import MAXIMUM, MEAN, PASSAGE, WHOLE
-from metastable.figures.length import signed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,10 +25,12 @@ FEW = 30
 """With fewer documents nearly every query finds its own, so nothing is advised about retrieval."""
 MOST_NAMED = 5
 """Heads that are named; the table focus has all of them."""
-ASKED = {"pairs": "the given queries", "passages": f"passages of {PASSAGE} tokens of the documents themselves"}
+ASKED = {"pairs": "the given queries", "passages": f"passages of {PASSAGE} tokens of the documents"}
 """The queries of retrieval in words."""
 REPRESENTED = {MEAN: "the mean of the chunk embeddings", MAXIMUM: "the chunk closest to the query"}
-"""The ways of representing a document by chunks in words."""
+SHORT = {MEAN: "mean of chunks", MAXIMUM: "closest chunk"}
+"""The ways of representing a document by chunks, in words and in short."""
+UNDECIDED = "not decided"
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ def sentences(found: Length) -> list[str]:
         other = found.reference
         compared = [piece.sentence for piece in _long_documents(other)]
         said += [f"Reference {other.name!r}: {s}" for s in (*compared, *_attention(other), *_focus(other))]
+        if other.asked != found.asked:
+            said.append("The reference was measured with other queries, so the ranks of the two cannot be compared.")
     return said
 
 
@@ -64,50 +67,62 @@ def _long_documents(found: Length) -> Iterator[Advice]:
     table = found.retrieval
     whole = table[table["way"] == WHOLE].set_index("n")
     if len(whole) < 2:
+        why = f"too few documents have more than {found.top} tokens"
+        yield Advice("safe length", UNDECIDED, f"The safe length cannot be decided: {why}.")
         return
     many = int(whole["queries"].iloc[0])
     if many < FEW:
         first, last = whole["mrr"].iloc[0], whole["mrr"].iloc[-1]
         yield Advice(
             "safe length",
-            "not decided",
+            UNDECIDED,
             f"The safe length cannot be decided with {many} documents; give {FEW} or more. Their mean reciprocal rank "
-            f"is {first:.2f} at {whole.index[0]} tokens and {last:.2f} at {found.top} ({ASKED[found.asked]}).",
+            f"is {first:.3f} at {whole.index[0]} tokens and {last:.3f} at {whole.index[-1]} ({ASKED[found.asked]}).",
         )
         return
-    yield _safe_length(found, whole, f"{many} queries, {ASKED[found.asked]}")
-    chunks = table[table["way"].isin(REPRESENTED)]
-    best = chunks.loc[chunks["mrr_gain"].idxmax()]
-    size, way = f"{best.chunk:.0f}", REPRESENTED[best.way]
-    split = f"split documents of {found.top} tokens into chunks of {size} and rank them by {way}"
-    change = f"{best.mrr:.2f} instead of {whole.loc[found.top].mrr:.2f}, a change of {_signed(best, 'mrr_gain')}"
-    if best.mrr_gain_low > 0:
-        value = f"chunks of {size} tokens, {'closest chunk' if best.way == MAXIMUM else 'mean of chunks'}"
-        yield Advice("long documents", value, f"{split.capitalize()}: the mean reciprocal rank is {change}.")
-    else:
-        what = f"No chunk size is better than whole documents of {found.top} tokens beyond the error"
-        yield Advice("long documents", "no gain from chunks", f"{what}. The best is to {split}: {change}.")
+    chance = sum(1 / rank for rank in range(1, many + 1)) / many
+    if whole["mrr_low"].iloc[0] <= chance:
+        found_by = f"{whole['mrr'].iloc[0]:.3f} at {whole.index[0]} tokens, and by chance {chance:.3f}"
+        known = f"Their mean reciprocal rank is {found_by}"
+        yield Advice("safe length", UNDECIDED, f"The queries find their documents no better than chance. {known}.")
+        return
+    yield _safe_length(found, whole, many)
+    yield _chunks(table[table["way"].isin(REPRESENTED)])
 
 
-def _safe_length(found: Length, whole: pd.DataFrame, queries: str) -> Advice:
+def _safe_length(found: Length, whole: pd.DataFrame, many: int) -> Advice:
     later = whole.iloc[1:]
     unsafe = later[~(later["mrr_gain_low"] >= -TOLERATED)]
     row = unsafe.iloc[0] if len(unsafe) else later.iloc[-1]
     n = int(row.name)
-    change = (
-        f"the mean reciprocal rank is {row.mrr:.2f}, and at {row.against:.0f} tokens it is "
-        f"{whole.loc[int(row.against)].mrr:.2f}: a change of {_signed(row, 'mrr_gain')} ({queries}). A loss of at most "
-        f"{TOLERATED:g} counts as safe"
+    numbers = (
+        f"the mean reciprocal rank is {row.mrr:.3f}; at the best shorter length, {row.against:.0f} tokens, it is "
+        f"{whole.loc[int(row.against)].mrr:.3f}. The change is {_signed(row, 'mrr_gain')}, with {many} queries among "
+        f"{many} documents: {ASKED[found.asked]}. A loss of at most {TOLERATED:g} counts as safe."
     )
     if not len(unsafe):
-        known = f"Whole documents are safe up to {n} tokens, the longest documents. There"
-        return Advice("safe length", f"at least {n} tokens", f"{known} {change}.")
+        known = f"Whole documents are safe up to {n} tokens, the last length that was measured on them."
+        return Advice("safe length", f"at least {n} tokens", f"{known} There {numbers}")
     safe = max(length for length in whole.index if length < n)
     if row.mrr_gain_high < 0:
-        known = f"Whole documents are safe up to {safe} tokens. At {n} tokens"
-        return Advice("safe length", f"{safe} tokens", f"{known} {change}.")
-    known = f"Whole documents are safe up to {safe} tokens, and longer ones are undecided. At {n} tokens"
-    return Advice("safe length", f"{safe} tokens or more", f"{known} {change}; more queries would decide it.")
+        known = f"Whole documents are safe up to {safe} tokens."
+        return Advice("safe length", f"{safe} tokens", f"{known} At {n} tokens {numbers}")
+    known = f"Whole documents are safe up to {safe} tokens, and {n} tokens are undecided."
+    return Advice(
+        "safe length", f"{safe} tokens or more", f"{known} At {n} tokens {numbers} More queries would decide."
+    )
+
+
+def _chunks(chunks: pd.DataFrame) -> Advice:
+    best = chunks.loc[chunks["mrr_gain"].idxmax()]
+    way = f"chunks of {best.chunk:.0f} tokens, ranked by {REPRESENTED[best.way]}"
+    rank = f"the mean reciprocal rank is {best.mrr:.3f} instead of {best.mrr - best.mrr_gain:.3f}"
+    numbers = f"{rank}, a change of {_signed(best, 'mrr_gain')}"
+    if best.mrr_gain_low > 0:
+        known = f"For documents of {best.n} tokens, use {way}: {numbers}."
+        return Advice("chunks", f"of {best.chunk:.0f} tokens, by the {SHORT[best.way]}", known)
+    known = f"Chunks are not shown to be better than whole documents of {best.n} tokens. The best that was tried is"
+    return Advice("chunks", "no gain shown", f"{known} {way}: {numbers}.")
 
 
 def _temperature(found: Length) -> Iterator[Advice]:
@@ -115,26 +130,25 @@ def _temperature(found: Length) -> Iterator[Advice]:
     if not len(remedies) or remedies["queries"].iloc[0] < FEW:
         return
     best = remedies.loc[remedies["mrr_gain"].idxmax()]
-    tried = f"Of {len(remedies)} factors of the scores at {found.top} tokens (a lower temperature), the best is"
-    change = f"{best.way.removeprefix('scores × ')}; it changes the mean reciprocal rank by {_signed(best, 'mrr_gain')}"
+    tried = f"Attention scores of documents of {best.n} tokens were multiplied by {len(remedies)} factors (a lower "
+    change = f"{best.way.removeprefix('scores × ')}, changes the mean reciprocal rank by {_signed(best, 'mrr_gain')}"
     helps = best.mrr_gain_low > 0
-    verdict = "It helps" if helps else "This is no gain beyond the error"
-    yield Advice("temperature", best.way if helps else "leave it as it is", f"{tried} {change}. {verdict}.")
+    verdict = "It helps" if helps else "That is no gain beyond the error"
+    words = f"{tried}temperature). The best factor, {change}. {verdict}."
+    yield Advice("temperature", best.way if helps else "leave it as it is", words)
 
 
 def _heads(found: Length) -> Iterator[Advice]:
     heads = found.focus
-    sharp, lost = heads["focus_at_start"].astype(bool), heads["loses_focus_at"].notna()
-    if not sharp.any() or found.start == found.last:
+    lost, many = heads["loses_focus_at"].notna(), int(heads["focus_at_start"].sum())
+    if not many or found.start == found.last:
         return
-    growing, many = int((heads["gap_growth"][sharp] >= 1).sum()), int(sharp.sum())
     words = f"{int(lost.sum())} of the {many} heads with focus at {found.start} tokens lose it by {found.last}"
     if lost.any():
         first = heads[lost].sort_values(["loses_focus_at", "layer", "head"]).head(MOST_NAMED)
         names = ", ".join(f"layer {h.layer} head {h.head} at {h.loses_focus_at:.0f}" for h in first.itertuples())
         words += f"; the first: {names}"
-    words += ". A head keeps its focus at every length only if its score gap grows at least like log n, as it does for "
-    words += f"{growing} of the {many}."
+    words += ". Whether this harms search is answered by the safe length, not by this count."
     yield Advice("heads", f"{int(lost.sum())} of {many} lose focus", words)
 
 
@@ -143,20 +157,21 @@ def _forecast(found: Length) -> Iterator[Advice]:
     if not len(rows):
         return
     # With one length up to n₀ there is no line.
-    rule, name = (LINE, "the line in log n") if LINE in rows.index else ("no change", "the value without a change")
+    rule, name = (LINE, "a straight line in log n") if LINE in rows.index else ("no change", "assuming no change")
     own, other = rows.loc["forecast"], rows.loc[rule]
-    made = f"The forecast of the entropy at {found.last} tokens, made from {found.start} tokens,"
-    errors = f"its mean error is {own.error:.2f} nats and that of {name} is {other.error:.2f}"
+    made = f"The forecast of the attention entropy at {found.last} tokens, made from {found.start} tokens,"
+    errors = f"its mean error is {own.error:.2f} nats, and that of the other is {other.error:.2f}"
     skill = f"skill {other.skill:.2f}, {other.skill_low:.2f} to {other.skill_high:.2f}"
     if other.skill_low > 0:
-        later = found.focus["forecast_to_lose_later"].dropna()
-        more = (
-            f" By {later.max():.0f} tokens, {len(later)} more heads are forecast to lose focus." if len(later) else ""
-        )
-        yield Advice("forecasts", "usable", f"{made} is better than {name}: {errors} ({skill}).{more}")
+        later = found.focus["forecast_to_lose_later"]
+        more = int((later <= found.limit).sum())
+        words = f"{made} is better than {name}: {errors} ({skill})."
+        if more:
+            words += f" {more} more heads are forecast to lose focus by {later[later <= found.limit].max():.0f} tokens."
+        yield Advice("forecasts", f"better than {name}", words)
     else:
-        worse = f"{made} is not better than {name} beyond its error: {errors} ({skill})."
-        yield Advice("forecasts", "do not use them", f"{worse} Do not rely on longer forecasts.")
+        words = f"{made} is not better than {name} beyond its error: {errors} ({skill})."
+        yield Advice("forecasts", f"no better than {name}", f"{words} Do not rely on longer forecasts.")
 
 
 def _attention(found: Length) -> Iterator[str]:
@@ -167,7 +182,7 @@ def _attention(found: Length) -> Iterator[str]:
     if found.start == found.last:
         yield (
             f"At {found.start} tokens the mean attention entropy is {first.entropy:.2f} nats and the mean top weight "
-            f"{first.top_weight:.2f}. No texts are longer."
+            f"{first.top_weight:.2f}. No longer texts were measured."
         )
         return
     texts = "" if source == "prefix" else ", on texts glued together"
@@ -186,9 +201,10 @@ def _focus(found: Length) -> Iterator[str]:
     )
     foreseen = heads["forecast_to_lose_at"].notna()
     if (lost | foreseen).any():
+        named, others = int((lost & foreseen).sum()), int((foreseen & ~lost).sum())
         yield (
-            f"The forecast made from {found.start} tokens names {int((lost & foreseen).sum())} of these heads and "
-            f"{int((foreseen & ~lost).sum())} others: those that lose focus with a probability of at least {RISK:g}."
+            f"The forecast made from {found.start} tokens expected {named} of these losses, and {others} that did not "
+            f"come. It names a head if the probability of a loss is at least {RISK:g} by its error bars."
         )
 
 
@@ -206,5 +222,5 @@ def _similarity(found: Length) -> Iterator[str]:
 
 def _signed(row: Any, name: str) -> str:
     """A change with its interval."""
-    value, low, high = (signed(row[name + end]) for end in ("", "_low", "_high"))
+    value, low, high = (f"{row[name + end]:+.3f}".replace("-", "−") for end in ("", "_low", "_high"))
     return f"{value} ({low} to {high})"

@@ -16,6 +16,7 @@ from metastable.encoder.length.advice import ASKED
 from metastable.encoder.length.causes import ATTENTION
 from metastable.encoder.length.dilution import STATISTICS
 from metastable.encoder.length.forecast import COVERAGE, FORECAST, METHODS
+from metastable.encoder.length.ladder import MOST
 from metastable.encoder.length.result import FOCUS, RISK, SHARE, part_column
 from metastable.encoder.length.retrieval import CUTOFFS, MAXIMUM, MEAN, WHOLE
 from metastable.encoder.report import PHASES
@@ -165,7 +166,8 @@ def _answers(found: Length) -> Iterator[go.Figure]:
 
 
 def _ways(found: Length, reach: tuple[float, float]) -> go.Figure:
-    points = _points(found.retrieval[found.retrieval["n"] == found.top])
+    top = int(found.retrieval["n"].max())
+    points = _points(found.retrieval[found.retrieval["n"] == top])
     x = "chunk size in tokens"
     text = (
         "Each document is split into chunks. It is ranked by the mean of their embeddings, or by the chunk closest to "
@@ -175,7 +177,7 @@ def _ways(found: Length, reach: tuple[float, float]) -> go.Figure:
         x += ", or factor of the scores"
         text += " Or it stays whole, and all attention scores are multiplied by a factor, as a lower temperature does."
     text += " Bars are 95 % intervals. The table compares each way with whole documents query by query."
-    return figures.way_points(f"Documents cut to {found.top} tokens, in other ways", text, points, x, reach)
+    return figures.way_points(f"Documents cut to {top} tokens, in other ways", text, points, x, reach)
 
 
 def _points(table: pd.DataFrame) -> pd.DataFrame:
@@ -471,7 +473,7 @@ def _making(found: Length) -> dict[str, list[tuple[str, str]]]:
     encoder += [("pooling", found.pooling), ("SHA-256 of the weights", found.fingerprint)]
     if found.reference is not None:
         encoder.append(("reference", found.reference.name))
-    documents = f"{count(counts['documents'])} of {found.top} tokens or more"
+    documents = f"{count(counts['documents'])} of {found.top} tokens or more, at most {MOST}"
     texts = [("texts read", count(counts["texts"])), ("documents", documents)]
     if counts["glued"]:
         texts.append(("glued texts", f"{count(counts['glued'])} of {found.last} tokens"))

@@ -66,12 +66,19 @@ def table_of(expression: str) -> str:
     columns = parse(expression).columns
     for name, own in TABLES.items():
         if set(columns) <= set(own):
+            # One made-up row shows whether words and numbers are compared with their like.
+            parse(expression).rows(pd.DataFrame([{column: _example(column) for column in own}]))
             return name
     known = sorted({column for own in TABLES.values() for column in own})
     unknown = next((name for name in columns if name not in known), None)
     if unknown is not None:
         raise BadInput(f"expression {expression!r}: there is no column {unknown!r}; {suggestion(unknown, known)}")
     raise BadInput(f"expression {expression!r}: no table has all of its columns; ask about one table at a time")
+
+
+def _example(column: str) -> Any:
+    words = ("source", "phase", "statistic", "method", "quantity", "part", "way")
+    return "" if column in words else False if column in ("focus", "focus_at_start") else 0.0
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ itself, at a random place among its first n tokens. This measures how much of a 
 document around it, which is easier than to answer a question.
 
 MRR is the mean of 1/rank; recall@k is the share of queries whose document is among the first k. Two ways are compared
-query by query: the *gain* is the mean difference of 1/rank with its interval. Where several ways are compared with the
-same one, the intervals are Bonferroni's, so that all of them hold at once with probability 95 %.
+query by query: the *gain* is the mean difference of 1/rank with its interval. The intervals are Bonferroni's, so that
+those of a family hold at once with probability 95 %: all pairs of lengths, all ways with chunks, all factors.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def table_rows(
         rows.append(_row(n, WHOLE, math.nan, found))
         if whole:
             best = max(whole, key=lambda length: float((1 / whole[length]).mean()))
-            rows[-1] |= _gain(best, found, whole[best], len(whole))
+            rows[-1] |= _gain(best, found, whole[best], math.comb(len(lengths), 2))
         whole[n] = found
     if len(lengths) < 2:
         return rows
@@ -117,7 +117,8 @@ def table_rows(
 def _row(n: int, way: str, chunk: float, found: Floats) -> dict[str, Any]:
     recalls = {f"recall_{k}": float((found <= k).mean()) for k in CUTOFFS}
     place = {"n": n, "way": way, "chunk": chunk, "queries": len(found)}
-    return {**place, **named("mrr", mean_interval(1 / found)), **recalls}
+    mean, low, high = mean_interval(1 / found)
+    return {**place, **named("mrr", (mean, max(low, 0.0), min(high, 1.0))), **recalls}
 
 
 def _gain(against: int, found: Floats, other: Floats, compared: int) -> dict[str, Any]:

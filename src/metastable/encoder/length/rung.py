@@ -20,6 +20,7 @@ from metastable.encoder.length.temperature import sharpened
 from metastable.encoder.load import Encoder
 from metastable.encoder.measure import longest_text
 from metastable.encoder.statistics import effective_rank, mean_cosine, mean_square_cosine
+from metastable.errors import BadInput
 
 Floats = NDArray[np.float64]
 
@@ -192,8 +193,10 @@ class LengthMeter:
         )
 
     def _pooled(self, hidden: Tensor) -> Floats:
-        found = hidden[:, 0] if self.pooling == "cls" else hidden.mean(dim=1)
-        return found.double().cpu().numpy()
+        found = (hidden[:, 0] if self.pooling == "cls" else hidden.mean(dim=1)).double().cpu().numpy()
+        if not np.isfinite(found).all() or not found.any(axis=1).all():
+            raise BadInput("the encoder returns an embedding that is zero or not finite, which has no direction")
+        return np.asarray(found)
 
 
 def query_scores(layer: AttentionLayer, x: Tensor, queries: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from metastable.encoder.length.ladder import Ladder
 from metastable.encoder.length.result import FOCUS, RISK, SHARE, TABLES, Length, part_column, table_of
 from metastable.encoder.length.rung import DEPTHS, Floats, LengthMeter, Place, Rung, Work, run_here
 from metastable.encoder.load import Encoder, load, twin
-from metastable.encoder.texts import TextCounts, blank, read_lines, strings
+from metastable.encoder.texts import TextCounts, blank, read_lines
 from metastable.encoder.verdict import phases, spread_of
 from metastable.errors import BadInput, choice
 from metastable.run import storage as store
@@ -39,6 +39,8 @@ UNTABLED = 1024
 """The last rung of encoders without a table of positions, unless another one is asked for."""
 CANDIDATES = {"pairs": 200, "passages": 100}
 """Documents that compete in retrieval, the first ones."""
+ENOUGH = 30
+"""Retrieval is measured up to the last length that this many documents reach, or up to the last length of documents."""
 TWINS = 8
 """Documents that the twin with random weights is measured on, the first ones."""
 
@@ -126,18 +128,34 @@ def _texts_and_queries(
     if not isinstance(texts, (str, Path)):
         if queries is None:
             return texts, None
-        known, asked = list(texts), list(strings(queries))
+        known, asked = list(texts), _checked(queries)
         if len(asked) != len(known):
             raise BadInput(f"there are {len(asked)} queries for {len(known)} texts; give one query for each text")
         return known, asked
     if queries is not None:
         raise BadInput('queries are given beside a file of texts; give them as the field "query" of a .jsonl file')
     found = [line for line in read_lines(texts) if not blank(line.text or "")]
-    asked = [line.query for line in found if line.query is not None]
+    asked = _checked([line.query for line in found if line.query is not None])
     if asked and len(asked) < len(found):
         some = f"{len(asked)} of {len(found)} texts in {str(texts)!r} have a query"
         raise BadInput(f"{some}; give all of them one, or none")
     return [line.text or "" for line in found], asked or None
+
+
+def _checked(queries: Iterable[Any]) -> list[str]:
+    """The queries; BadInput for one that is no text or that is blank."""
+    if isinstance(queries, str):
+        raise BadInput("queries is one string; give a list with one query for each text")
+    found = []
+    for number, query in enumerate(queries):
+        if not isinstance(query, str):
+            raise BadInput(f"query {number} is of type {type(query).__name__}; give a string for each text")
+        # A lone surrogate is no text, and tokenizers refuse it.
+        whole = query.encode("utf-8", "replace").decode("utf-8")
+        if blank(whole):
+            raise BadInput(f"query {number} is blank; give every text a query")
+        found.append(whole)
+    return found
 
 
 def pooling_of(encoder: Encoder, asked: str | None) -> str:
@@ -232,16 +250,18 @@ class _Study:
 
     def retrieve(self, documents: Documents, queries: Sequence[str] | None) -> None:
         """Rank documents for their queries by length and way; with queries of the user, at other temperatures too."""
-        meter, ladder = self.meter, self.ladder
-        lengths = [n for n in self._whole_documents() if n >= retrieval.SMALLEST]
+        meter = self.meter
+        reached = [n for n in self._whole_documents() if len(documents.at_least(n)) >= ENOUGH]
+        top = reached[-1] if reached else self.ladder.top
+        lengths = [n for n in self._whole_documents() if retrieval.SMALLEST <= n <= top]
         if queries is None:
-            some = documents.at_least(ladder.top).first(CANDIDATES["passages"])
-            rows = retrieval.table_rows(meter, some, lambda n: retrieval.passages(some, n), lengths)
-        else:
-            some = documents.first(CANDIDATES["pairs"])
-            asked = some.tokenized(meter.encoder.tokenizer, queries[: len(some)], ladder.last)
-            rows = retrieval.table_rows(meter, some, lambda n: asked, lengths, ladder.start)
-        self.retrieved = rows
+            some = documents.at_least(top).first(CANDIDATES["passages"])
+            self.retrieved = retrieval.table_rows(meter, some, lambda n: retrieval.passages(some, n), lengths)
+            return
+        long = [i for i in range(len(documents)) if documents.length(i) >= top][: CANDIDATES["pairs"]]
+        some = documents.of(documents.ids[i] for i in long)
+        asked = some.tokenized(meter.encoder.tokenizer, [queries[i] for i in long], meter.limit)
+        self.retrieved = retrieval.table_rows(meter, some, lambda n: asked, lengths, self.ladder.start)
 
     def head_table(self) -> pd.DataFrame:
         parts = []
@@ -259,7 +279,8 @@ class _Study:
         for (source, n), rung in self.rungs.items():
             columns: dict[str, Any] = {"n": n, "source": source}
             columns["depth"] = np.arange(rung.depths["mean_cosine"].shape[1])
-            usual = self.usual.get(n, np.ones(len(columns["depth"])))
+            none = np.ones(len(columns["depth"]))
+            usual = self.usual[n] if source == "prefix" else none
             columns["phase"] = phases(rung.depths["mean_cosine"].mean(axis=0), spread_of(*_cosines(rung)), usual)
             for name in DEPTHS:
                 columns |= named(name, mean_interval(rung.depths[name]))
@@ -329,7 +350,8 @@ class _Study:
         means = {name: {n: rung.heads[name].mean(axis=0).ravel() for n, rung in rungs.items()} for name in MEASURED}
         focus = {n: _focus({name: means[name][n] for name in MEASURED}, n) for n in rungs}
         last = self.ladder.last
-        ahead, later = ({made.n: _forecast_focus(made) for made in some} for some in (self.made, self.beyond))
+        ahead = {made.n: _forecast_focus(made) for made in self.made}
+        later = {made.n: _forecast_focus(made, self.widened("top_weight")) for made in self.beyond}
         columns: dict[str, Any] = {
             **_places(rungs[start].heads["entropy"][0]),
             "focus_at_start": focus[start],
@@ -374,18 +396,19 @@ def _focus(values: Mapping[str, Floats], n: int) -> np.ndarray:
     return np.asarray((values["top_weight"] >= FOCUS) & (np.exp(values["log_participation"]) <= SHARE * n))
 
 
-def _forecast_focus(made: forecast.Forecast) -> np.ndarray:
+def _forecast_focus(made: forecast.Forecast, widened: float = 1.0) -> np.ndarray:
     """Whether each head is forecast to have focus: a head at `RISK` counts as one that loses it."""
     few = np.exp(made.values["log_participation"][forecast.FORECAST]) <= SHARE * made.n
-    return np.asarray(few & (made.probability_below("top_weight", FOCUS) < RISK)).ravel()
+    return np.asarray(few & (made.probability_below("top_weight", FOCUS, widened) < RISK)).ravel()
 
 
 def _first_without(focus: dict[int, np.ndarray], start: int) -> Floats:
-    """The first length above `start` at which a head that has focus at `start` has none; NaN if there is none."""
-    found = np.full(len(focus[start]), np.nan)
+    """The first length above `start` from which on a head with focus at `start` has none; NaN if there is none."""
+    found, lost = np.full(len(focus[start]), np.nan), focus[start].copy()
     for n in sorted(focus, reverse=True):
         if n > start:
-            found = np.where(focus[start] & ~focus[n], n, found)
+            lost &= ~focus[n]
+            found = np.where(lost, n, found)
     return found
 
 
