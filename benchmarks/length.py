@@ -217,6 +217,7 @@ CASES = (
         lambda: unpacked(CHINESE, "embedding/m3e-small"),
         chinese_reviews,
         "a Chinese BERT on Chinese product reviews",
+        tuned=True,
         least=520,
     ),
 )

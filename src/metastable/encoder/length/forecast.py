@@ -56,12 +56,12 @@ GAPS = (0.0, 1 / 3, 2 / 3, 1.0)
 COVERAGE = 0.9
 """The nominal coverage of the error bars."""
 
-OWN = 0.6
-"""The share of a head's own drift; the rest is the mean over heads. Chosen on five cases of docs/length.md."""
+OWN = 0.75
+"""The share of a head's own drift; the rest is the mean over heads. Chosen on six cases of docs/length.md."""
 
-DEVIATION = {"entropy": 0.09, "log_participation": 0.11, "top_weight": 0.11, "special_share": 0.30}
+DEVIATION = {"entropy": 0.10, "log_participation": 0.13, "top_weight": 0.12, "special_share": 0.30}
 """The usual standard deviation of the error for each doubling, that of the logarithm for `LOGARITHMIC`. Chosen on
-five cases of docs/length.md."""
+six cases of docs/length.md."""
 
 
 @dataclass(frozen=True)
