@@ -57,11 +57,11 @@ COVERAGE = 0.9
 """The nominal coverage of the error bars."""
 
 OWN = 0.75
-"""The share of a head's own drift; the rest is the mean over heads. Chosen on cases of docs/length.md, which names them."""
+"""The share of a head's own drift; the rest is the mean over heads. Chosen on cases that docs/length.md names."""
 
 DEVIATION = {"entropy": 0.10, "log_participation": 0.13, "top_weight": 0.12, "special_share": 0.30}
 """The usual standard deviation of the error for each doubling, that of the logarithm for `LOGARITHMIC`. Chosen on
-cases of docs/length.md, which names them."""
+cases that docs/length.md names."""
 
 
 @dataclass(frozen=True)
