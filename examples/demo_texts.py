@@ -1,6 +1,6 @@
 """Texts to try the monitor and the effects of length with: editorials, and a stream that turns into something else.
 
-    python examples/demo_texts.py [FOLDER]    # writes clean.jsonl to calibrate on, stream.txt to watch, and documents.txt
+    python examples/demo_texts.py [FOLDER]    # clean.jsonl to calibrate on, stream.txt to watch, documents.txt
 
 The editorials come out of the package vaderSentiment, which is fetched into a cache (see benchmarks/detection). The
 stream holds 100 editorial sentences of documents that are not in clean.jsonl, in random order; then 60 with their words
