@@ -101,7 +101,7 @@ def test_command_prints_verdicts_and_exit_code(settled, tmp_path):
     settled(2.0)
     good = invoke("two-tokens", "--out", tmp_path / "a")
     assert good.exit_code == 0, good.output
-    assert "PASS         two-tokens      said so" in good.stdout
+    assert good.stdout.splitlines()[0].split() == ["PASS", "two-tokens", "said", "so"]
     assert (tmp_path / "a" / "report.html").stat().st_size > 1_000_000
     settled(0.5)
     bad = invoke("two-tokens", "--out", tmp_path / "b", "--json")
