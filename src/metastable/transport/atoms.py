@@ -11,6 +11,8 @@ from metastable.transport.measure import Distance, Floats, Measure, exactly, num
 
 SORTABLE = 4096
 """Selection ends with a sort of at most this many tokens."""
+SAMPLE = 1024
+"""Tokens in a sample that brackets the token to find. They are drawn: every k-th token of a lattice is no fair sample."""
 TINY = 1e-300
 MASS_ROUNDING = 64 * 2.0**-52
 """Largest difference between two sums of the same weights in different orders."""
@@ -90,9 +92,10 @@ def _threshold(keys: Floats, weights: Floats, target: float) -> float:
     Each round brackets the key by a sample and drops the tokens outside the bracket, until few are left to sort.
     A bad sample costs time but does not change the answer.
     """
-    below, mass = 0.0, float(weights.sum())
+    below, mass, random = 0.0, float(weights.sum()), np.random.default_rng(0)
     while (size := len(keys)) > SORTABLE:
-        low, high = _bracket(keys[:: size // 1024], weights[:: size // 1024], (target - below) / max(mass, TINY))
+        some = random.integers(size, size=SAMPLE)
+        low, high = _bracket(keys[some], weights[some], (target - below) / max(mass, TINY))
         keep = keys <= low
         light = _mass(weights, keep)
         if target <= below + light:
@@ -108,7 +111,7 @@ def _threshold(keys: Floats, weights: Floats, target: float) -> float:
         keys, weights = keys[keep], weights[keep]
         if len(keys) == 0:
             return low
-        if keys.min() == keys.max() or 2 * len(keys) > size:
+        if keys.min() == keys.max() or len(keys) > 0.9 * size:
             break
     if keys.min() == keys.max():
         return float(keys[0])
