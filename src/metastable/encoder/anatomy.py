@@ -139,9 +139,29 @@ class AttentionLayer:
 
 
 @dataclass(frozen=True)
+class Block:
+    """The modules of one whole layer, whose weights `compress` changes.
+
+    module : the layer as the model calls it
+    linears : the linear maps of query, key and value, or one linear map for all three
+    output : the linear map of the attention output
+    inner, outer : the linear maps into and out of the neurons of the perceptron
+    gated : whether `inner` holds two numbers for each neuron, its input and, after all inputs, its gate
+    """
+
+    module: nn.Module
+    linears: tuple[nn.Linear, ...]
+    output: nn.Linear
+    inner: nn.Linear
+    outer: nn.Linear
+    gated: bool
+
+
+@dataclass(frozen=True)
 class Anatomy:
     """An encoder's attention layers in the order of depth.
 
+    blocks : the modules of each layer; a shared layer stands here many times
     final : the normalisation whose *output* is the last hidden state (texts, n, d) of the encoder.
     final_call : which call of `final` in one forward pass writes the last hidden state, counted from 0.
     steps : for each layer, the whole layer (attention, MLP, normalisations) as a function, see `Step`. It takes what
@@ -154,6 +174,7 @@ class Anatomy:
 
     family: str
     layers: tuple[AttentionLayer, ...]
+    blocks: tuple[Block, ...]
     final: nn.LayerNorm
     steps: tuple[Step, ...]
     final_call: int = 0

@@ -15,7 +15,8 @@ def albert(model: Any) -> Anatomy:
     def parts(block: Any) -> Parts:
         inner = block.attention
         linears = (inner.query, inner.key, inner.value)
-        return Parts(inner, linears, inner.dense, inner.scaling, block.full_layer_layer_norm)
+        neurons = (block.ffn, block.ffn_output)
+        return Parts(inner, linears, inner.dense, neurons, inner.scaling, block.full_layer_layer_norm)
 
     depth, groups = model.config.num_hidden_layers, model.encoder.albert_layer_groups
     blocks = [block for i in range(depth) for block in groups[int(i / (depth / len(groups)))].albert_layers]

@@ -25,7 +25,8 @@ def bert(model: Any) -> Anatomy:
     def parts(block: Any) -> Parts:
         inner = block.attention.self
         linears = (inner.query, inner.key, inner.value)
-        return Parts(inner, linears, block.attention.output.dense, inner.scaling, block.output.LayerNorm)
+        neurons = (block.intermediate.dense, block.output.dense)
+        return Parts(inner, linears, block.attention.output.dense, neurons, inner.scaling, block.output.LayerNorm)
 
     if hasattr(model, "embeddings_project"):
         return stack(model, model.encoder.layer, None, parts, notes=(MAPPED,))
@@ -38,6 +39,7 @@ def distilbert(model: Any) -> Anatomy:
     def parts(block: Any) -> Parts:
         inner = block.attention
         linears = (inner.q_lin, inner.k_lin, inner.v_lin)
-        return Parts(inner, linears, inner.out_lin, inner.scaling, block.output_layer_norm)
+        neurons = (block.ffn.lin1, block.ffn.lin2)
+        return Parts(inner, linears, inner.out_lin, neurons, inner.scaling, block.output_layer_norm)
 
     return stack(model, model.transformer.layer, model.embeddings.LayerNorm, parts)

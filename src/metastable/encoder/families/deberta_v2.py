@@ -47,7 +47,8 @@ def deberta_v2(model: Any) -> Anatomy:
         last = encoder.conv.LayerNorm if convolved else block.output.LayerNorm
         scores = _scores(encoder, own, terms, scale) if terms else None
         unfolded = tuple(TERMS[term] for term in terms)
-        return Parts(own, linears, block.attention.output.dense, scale, last, None, unfolded, scores, step)
+        neurons = (block.intermediate.dense, block.output.dense)
+        return Parts(own, linears, block.attention.output.dense, neurons, scale, last, None, unfolded, scores, step)
 
     notes = [NOTE.format(", ".join(terms), 1 + len(named))] if terms else []
     if encoder.conv is not None:

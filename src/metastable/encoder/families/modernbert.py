@@ -40,7 +40,8 @@ def modernbert(model: Any) -> Anatomy:
 
         own = None if isinstance(before, nn.Identity) else before
         unfolded = ("rotary positions", "sliding window") if _slides(block) else ("rotary positions",)
-        return Parts(inner, (inner.Wqkv,), inner.Wo, scale, None, own, unfolded, scores, step)
+        neurons = (block.mlp.Wi, block.mlp.Wo)
+        return Parts(inner, (inner.Wqkv,), inner.Wo, neurons, scale, None, own, unfolded, scores, step)
 
     local = [str(index) for index, block in enumerate(model.layers) if _slides(block)]
     notes = (NOTE, LOCAL.format(", ".join(local))) if local else (NOTE,)

@@ -32,7 +32,8 @@ def mpnet(model: Any) -> Anatomy:
         def step(hidden: Tensor, mask: Tensor) -> Tensor:
             return block(hidden, additive(mask, hidden), encoder.compute_position_bias(hidden))[0]
 
-        linears, last = (inner.q, inner.k, inner.v), block.output.LayerNorm
-        return Parts(inner, linears, inner.o, scale, last, None, ("relative position bias",), scores, step)
+        linears, neurons = (inner.q, inner.k, inner.v), (block.intermediate.dense, block.output.dense)
+        last, unfolded = block.output.LayerNorm, ("relative position bias",)
+        return Parts(inner, linears, inner.o, neurons, scale, last, None, unfolded, scores, step)
 
     return stack(model, encoder.layer, model.embeddings.LayerNorm, parts, notes=(NOTE,))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm, Scores, Step, projections
+from metastable.encoder.anatomy import Anatomy, AttentionLayer, Block, Norm, Scores, Step, projections
 
 
 class Parts(NamedTuple):
@@ -17,6 +17,7 @@ class Parts(NamedTuple):
 
     linears : the linear maps of query, key and value, or one linear map for all three
     output : the linear map of the attention output
+    neurons : the linear maps into and out of the perceptron; the map in is twice as high in a gated perceptron
     last : the normalisation at the end of a post-norm block, whose output the next block reads
     before : the block's own normalisation, whose output the attention reads (pre-norm); None in a post-norm block
     unfolded, scores : see `AttentionLayer`
@@ -26,6 +27,7 @@ class Parts(NamedTuple):
     attention: nn.Module
     linears: Sequence[nn.Linear]
     output: nn.Linear
+    neurons: tuple[nn.Linear, nn.Linear]
     scale: float
     last: nn.LayerNorm | None = None
     before: nn.LayerNorm | None = None
@@ -51,6 +53,7 @@ def stack(
     rest : `tied` and `notes` of `Anatomy`
     """
     layers: list[AttentionLayer] = []
+    held: list[Block] = []
     steps: list[Step] = []
     written: Any = first
     calls = Counter([written])
@@ -76,12 +79,16 @@ def stack(
             scores=part.scores,
         )
         layers.append(layer)
+        inner, outer = part.neurons
+        gated = inner.out_features == 2 * outer.in_features
+        held.append(Block(block, tuple(part.linears), part.output, inner, outer, gated))
         steps.append(part.step or step_of(block))
         written = part.last
         calls[written] += 1
     return Anatomy(
         family=model.config.model_type,
         layers=tuple(layers),
+        blocks=tuple(held),
         final=final or written,
         final_call=0 if final else calls[written] - 1,
         steps=tuple(steps),

@@ -14,7 +14,8 @@ def vit(model: Any) -> Anatomy:
     def parts(block: Any) -> Parts:
         inner = block.attention
         linears = (inner.q_proj, inner.k_proj, inner.v_proj)
-        return Parts(inner, linears, inner.o_proj, inner.scaling, before=block.layernorm_before)
+        neurons = (block.mlp.fc1, block.mlp.fc2)
+        return Parts(inner, linears, inner.o_proj, neurons, inner.scaling, before=block.layernorm_before)
 
     limit = model.embeddings.position_embeddings.shape[1]
     return stack(model, model.layers, None, parts, final=model.layernorm, limit=limit)
