@@ -86,6 +86,11 @@ class Encoder:
         model = _copy(self.model)
         return replace(self, model=model, anatomy=anatomy(model))
 
+    def separate(self) -> Encoder:
+        """This encoder with modules and weights of its own, so that its weights may be changed."""
+        model = _copy(self.model, lambda weight: weight.detach().float().clone())
+        return replace(self, model=model, anatomy=anatomy(model))
+
     def run(self, inputs: dict[str, torch.Tensor]) -> Any:
         """The output of one forward pass on the model's device, without gradients, in the precision of the weights."""
         with torch.inference_mode(), torch.autocast(self.device.type, enabled=False):

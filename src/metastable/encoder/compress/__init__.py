@@ -1,0 +1,1 @@
+"""Smaller and faster encoders with a measured loss."""
