@@ -12,7 +12,7 @@ from metastable.transport.measure import Distance, Floats, Measure, exactly, num
 SORTABLE = 4096
 """Selection ends with a sort of at most this many tokens."""
 SAMPLE = 1024
-"""Tokens in a sample that brackets the token to find. They are drawn: every k-th token of a lattice is no fair sample."""
+"""Tokens in a sample that brackets the token to find, drawn at random: every k-th token of a lattice is biased."""
 TINY = 1e-300
 MASS_ROUNDING = 64 * 2.0**-52
 """Largest difference between two sums of the same weights in different orders."""

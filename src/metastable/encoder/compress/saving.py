@@ -1,4 +1,4 @@
-"""A changed encoder as a folder that `AutoModel.from_pretrained` and sentence-transformers open without this package."""
+"""A changed encoder as a folder that transformers and sentence-transformers open without this package."""
 
 from __future__ import annotations
 

@@ -57,16 +57,17 @@ class Removal:
 def removable_layers(found: Anatomy, family_config: Any) -> list[int]:
     """The layers that can go such that the rest is a model of the same family.
 
-    Of a shared layer only the last calls can go. Layers of ALBERT in several groups stay. The first layer stays where
-    it differs from the others: ModernBERT's has no normalisation of its own, and a convolution follows DeBERTa's.
+    Of a shared layer only the last calls can go. Layers of ALBERT in several groups stay. The first layers stay where
+    they differ from the others: ModernBERT's first layer has no normalisation of its own, and a convolution lies
+    between the first and the second layer of some DeBERTa.
     """
     depth = len(found.blocks)
     if found.tied:
         return list(range(1, depth))
     if len({id(block.module) for block in found.blocks}) < depth or found.family == "albert":
         return []
-    special = found.family == "modernbert" or getattr(family_config, "conv_kernel_size", 0) > 0
-    return list(range(1 if special else 0, depth))
+    convolved = getattr(family_config, "conv_kernel_size", 0) > 0
+    return list(range(2 if convolved else 1 if found.family == "modernbert" else 0, depth))
 
 
 def without_layers(encoder: Encoder, gone: Iterable[int]) -> Encoder:
@@ -78,8 +79,8 @@ def without_layers(encoder: Encoder, gone: Iterable[int]) -> Encoder:
     allowed, depth = removable_layers(found.anatomy, found.model.config), len(found.anatomy.blocks)
     wrong = [layer for layer in gone if layer not in allowed]
     if wrong or len(gone) >= depth:
-        which = f"{allowed[0]} to {allowed[-1]}" if allowed else "none"
-        raise BadInput(f"layers {gone} cannot be removed from {encoder.name!r}; removable are {which}, and one must stay")
+        which = f"removable are {allowed[0]} to {allowed[-1]}, and one must stay" if allowed else "none is removable"
+        raise BadInput(f"layers {gone} cannot be removed from {encoder.name!r}; {which}")
     kept = [layer for layer in range(depth) if layer not in gone]
     config = found.model.config
     if not found.anatomy.tied:

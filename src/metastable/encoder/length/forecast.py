@@ -15,9 +15,9 @@ Error bars: the drift is the uncertain part. A head's own drift is known to a sh
 from n₀/2 and from n₀/4 disagree by e, the root mean square over heads. If the drift itself changes like a random walk
 from doubling to doubling, the error after k doublings grows like k^{3/2}:
 
-    σ² = σ_s² + k³ ((ρ·drift)² + (α·e)² + σ₀²),   ρ = `DRIFT_ERROR`, α = `DISAGREEMENT`, σ₀ = `FLOOR`,
+    σ² = 2σ_s² + k³ ((ρ·drift)² + (α·e)² + σ₀²),   ρ = `DRIFT_ERROR`, α = `DISAGREEMENT`, σ₀ = `FLOOR`,
 
-where σ_s is the standard error over documents.
+where σ_s is the standard error over documents. It counts twice: the documents that are measured vary as much.
 
 Simple rules use the measured values at n ≤ n₀:
 
@@ -64,7 +64,7 @@ OWN = 0.75
 """The share of a head's own drift; the rest is the mean over heads. Chosen on cases that docs/length.md names."""
 
 DRIFT_ERROR, DISAGREEMENT = 0.5, 0.5
-FLOOR = {"entropy": 0.01, "log_participation": 0.04, "top_weight": 0.05, "special_share": 0.12}
+FLOOR = {"entropy": 0.01, "log_participation": 0.04, "top_weight": 0.05, "special_share": 0.14}
 """Standard deviations of the error for one doubling, as shares and as numbers (of the logarithm for `LOGARITHMIC`).
 Chosen on cases that docs/length.md names."""
 UNKNOWN = {"entropy": 0.20, "log_participation": 0.26, "top_weight": 0.24, "special_share": 0.60}
@@ -189,7 +189,7 @@ class Forecaster:
             sampling = _corrected_scale(name, each).std(axis=0, ddof=1) / math.sqrt(len(each))
             values[name] = found
             known = (DISAGREEMENT * self.disagreement(name)) ** 2 + FLOOR[name] ** 2
-            deviation[name] = np.sqrt(sampling**2 + doublings**3 * ((DRIFT_ERROR * drift) ** 2 + known))
+            deviation[name] = np.sqrt(2 * sampling**2 + doublings**3 * ((DRIFT_ERROR * drift) ** 2 + known))
         return Forecast(self.start, n, len(self.documents), values, deviation)
 
 

@@ -1,0 +1,242 @@
+"""Healing in closed form: linear maps of the smaller encoder are refitted to the streams of the full one.
+
+Both encoders read the same texts, layer by layer. At a map y = W a + b whose output is added to a residual r, the full
+encoder has the sum s* = r* + y*. The refit looks for the change Δ of W that brings the smaller encoder's sum to s*,
+
+    minimise  Σ_tokens |(W + Δ) a + b' − (s* − r)|² + λ n |Δ|²,   a, r of the smaller encoder,
+
+so Δ = C (G + λ n I)⁻¹ with G = Σ ã ãᵀ, C = Σ e ãᵀ, where ã is a without its mean and e the missing part without its
+mean; b' takes up the means. A change instead of new weights: with large λ nothing changes. λ, or no change at all, is
+chosen by the error on texts that the sums do not contain.
+
+Where layers are removed, the map out of the neurons of the layer before takes the output of the last removed layer
+as its target. A post-norm layer standardises its sum, so the target is the standardised sum of the removed layer with
+the mean and the length that the sum has now, and the layer takes over the gain and the offset of the removed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from metastable.encoder.anatomy import Anatomy, Block
+from metastable.encoder.compress.surgery import Removal
+from metastable.encoder.load import Encoder
+from metastable.encoder.texts import Batch
+
+PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+"""λ as multiples of the mean square of the inputs."""
+
+
+@dataclass
+class Sums:
+    """The sums of a least-squares problem over tokens, in float64. a : inputs (tokens, k), e : targets (tokens, d)"""
+
+    count: int = 0
+    a: Tensor = field(default_factory=lambda: torch.zeros(()))
+    e: Tensor = field(default_factory=lambda: torch.zeros(()))
+    aa: Tensor = field(default_factory=lambda: torch.zeros(()))
+    ea: Tensor = field(default_factory=lambda: torch.zeros(()))
+    ee: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    def add(self, a: Tensor, e: Tensor) -> None:
+        self.count += len(a)
+        self.a = self.a + a.sum(dim=0, dtype=torch.float64)
+        self.e = self.e + e.sum(dim=0, dtype=torch.float64)
+        # Products of a batch in float32: their rounding is far below the ridge.
+        self.aa = self.aa + (a.T @ a).double()
+        self.ea = self.ea + (e.T @ a).double()
+        self.ee = self.ee + e.double().square().sum()
+
+    def covariance(self) -> Tensor:
+        """Of the inputs, (k, k)."""
+        mean = self.a / self.count
+        return self.aa / self.count - torch.outer(mean, mean)
+
+    def refit(self, penalty: float) -> tuple[Tensor, Tensor]:
+        """(Δ (d, k), change of the bias (d,)) for λ = penalty times the mean square of the centred inputs."""
+        mean_a, mean_e = self.a / self.count, self.e / self.count
+        gram = self.count * self.covariance()
+        cross = self.ea - self.count * torch.outer(mean_e, mean_a)
+        ridge = penalty * gram.diagonal().mean().clamp_min(1e-30)
+        change = torch.linalg.solve(gram + ridge * torch.eye(len(gram), dtype=gram.dtype), cross.T).T
+        return change, mean_e - change @ mean_a
+
+    def error(self, change: Tensor, bias: Tensor) -> float:
+        """Σ |Δ a + bias − e|², from the sums alone."""
+        fitted = change @ self.aa
+        quadratic = (fitted * change).sum() + self.count * bias @ bias + 2 * bias @ (change @ self.a)
+        return float(quadratic - 2 * ((self.ea * change).sum() + bias @ self.e) + self.ee)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What passes one linear map whose output is added to a residual, for the tokens of one batch, (tokens, …)."""
+
+    a: Tensor
+    y: Tensor
+    residual: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        return self.residual + self.y
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What passes one layer: its attention output map, its map out of the neurons, and its output (texts, n, d)."""
+
+    attention: Part
+    neurons: Part
+    hidden: Tensor
+
+
+class Layers:
+    """An encoder on batches, one layer after the other; only the current hidden states are kept.
+
+    hidden : of each batch, (texts, n, d), the stream before layer `place`
+    """
+
+    def __init__(self, encoder: Encoder, batches: Sequence[Batch]) -> None:
+        self.encoder, self.masks = encoder, [batch.mask for batch in batches]
+        self.hidden = [_embedded(encoder, batch) for batch in batches]
+        self.place = 0
+
+    def passed(self, number: int) -> Passed:
+        """Batch `number` through layer `place`, without moving on."""
+        block = self.encoder.anatomy.blocks[self.place]
+        with torch.inference_mode(), _caught(block) as seen:
+            hidden = self.encoder.anatomy.steps[self.place](self.hidden[number], self.masks[number])
+        mask = self.masks[number]
+        before = self.hidden[number][mask]
+        output_in, output = (tensor[mask] for tensor in seen[block.output])
+        inner_in, _ = (tensor[mask] for tensor in seen[block.inner])
+        outer_in, outer = (tensor[mask] for tensor in seen[block.outer])
+        attention = Part(output_in, output, before)
+        # A post-norm perceptron reads the stream that its output is added to.
+        residual = attention.total if self.encoder.anatomy.pre_norm else inner_in
+        return Passed(attention, Part(outer_in, outer, residual), hidden)
+
+    def move(self) -> None:
+        """All batches through layer `place`."""
+        step = self.encoder.anatomy.steps[self.place]
+        with torch.inference_mode():
+            self.hidden = [step(hidden, mask) for hidden, mask in zip(self.hidden, self.masks, strict=True)]
+        self.place += 1
+
+
+class _Embedded(Exception):
+    def __init__(self, hidden: Tensor) -> None:
+        self.hidden = hidden
+
+
+def _embedded(encoder: Encoder, batch: Batch) -> Tensor:
+    """The stream before the first layer: the pass ends there."""
+
+    def stop(module: nn.Module, arguments: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        raise _Embedded(arguments[0] if arguments else named["hidden_states"])
+
+    handle = encoder.anatomy.blocks[0].module.register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        encoder.run(batch.inputs)
+    except _Embedded as found:
+        return found.hidden
+    finally:
+        handle.remove()
+    raise AssertionError("the pass did not reach the first layer")
+
+
+@contextmanager
+def _caught(block: Block) -> Iterator[dict[nn.Module, tuple[Tensor, Tensor]]]:
+    """Input and output of the linear maps of a block, in the passes within this context."""
+    seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+
+    def catch(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        seen[module] = (arguments[0], output)
+
+    handles = [module.register_forward_hook(catch) for module in (block.output, block.inner, block.outer)]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def heal(full: Encoder, smaller: Encoder, removal: Removal, batches: Sequence[Batch], held: Sequence[Batch]) -> int:
+    """Refit the maps of the smaller encoder that lost heads or neurons, or that precede removed layers, in place.
+
+    full : a private encoder; smaller : in the even form, with weights of its own
+    batches : to fit; held : to choose λ
+
+    Returns the number of maps that were changed. A shared layer is not healed: its maps serve many depths.
+    """
+    if len({id(block.module) for block in smaller.anatomy.blocks}) < len(smaller.anatomy.blocks):
+        return 0
+    kept = [layer for layer in range(len(full.anatomy.blocks)) if layer not in removal.layers]
+    both = [*batches, *held]
+    theirs, ours, changed = Layers(full, both), Layers(smaller, both), 0
+    for place, layer in enumerate(kept):
+        after = kept[place + 1] if place + 1 < len(kept) else len(full.anatomy.blocks)
+        while theirs.place < layer:
+            theirs.move()
+        if removal.heads.get(layer):
+            changed += _refit(theirs, ours, len(batches), "attention")
+        if removal.neurons.get(layer) or after > layer + 1:
+            _skip_to(theirs, after - 1)
+            if after > layer + 1 and not smaller.anatomy.pre_norm:
+                _take_over_norm(full.anatomy, smaller.anatomy, after - 1, place)
+            changed += _refit(theirs, ours, len(batches), "neurons")
+        ours.move()
+    return changed
+
+
+def _skip_to(layers: Layers, place: int) -> None:
+    while layers.place < place:
+        layers.move()
+
+
+def _take_over_norm(full: Anatomy, smaller: Anatomy, removed: int, place: int) -> None:
+    """The gain and the offset of the normalisation at the end of a removed layer."""
+    theirs, ours = full.sites[removed + 1].module, smaller.sites[place + 1].module
+    with torch.no_grad():
+        for name in ("weight", "bias"):
+            getattr(ours, name).copy_(getattr(theirs, name))
+
+
+def _refit(theirs: Layers, ours: Layers, fitted: int, which: str) -> bool:
+    """Refit one map of layer `ours.place` to the sum of layer `theirs.place`; whether it was changed."""
+    block = ours.encoder.anatomy.blocks[ours.place]
+    linear = block.output if which == "attention" else block.outer
+    alive = linear.weight.abs().sum(dim=0) > 0
+    sums, held = Sums(), Sums()
+    for number in range(len(ours.hidden)):
+        target, own = getattr(theirs.passed(number), which), getattr(ours.passed(number), which)
+        total = target.total if ours.encoder.anatomy.pre_norm else _rescaled(target.total, own.total)
+        (sums if number < fitted else held).add(own.a[:, alive], total - own.total)
+    if sums.count < 2 or held.count == 0:
+        return False
+    nothing = torch.zeros_like(sums.ea), torch.zeros_like(sums.e)
+    candidates = [nothing, *(sums.refit(penalty) for penalty in PENALTIES)]
+    change, bias = min(candidates, key=lambda found: held.error(*found))
+    if change is nothing[0]:
+        return False
+    with torch.no_grad():
+        linear.weight[:, alive] += change.to(linear.weight)
+        if linear.bias is not None:
+            linear.bias.add_(bias.to(linear.bias))
+    return True
+
+
+def _rescaled(target: Tensor, own: Tensor) -> Tensor:
+    """The target with the mean and the length of `own`, token by token: a normalisation does not see them."""
+
+    def parts(x: Tensor) -> tuple[Tensor, Tensor]:
+        mean = x.mean(dim=-1, keepdim=True)
+        return mean, torch.linalg.vector_norm(x - mean, dim=-1, keepdim=True).clamp_min(1e-12)
+
+    (mean, length), (target_mean, target_length) = parts(own), parts(target)
+    return mean + (target - target_mean) / target_length * length

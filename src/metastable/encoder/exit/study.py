@@ -1,0 +1,247 @@
+"""The exit layer for a task, step by step: one pass over the texts, probes at all depths, the choice, what it saves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from metastable.arrays import real, whole
+from metastable.encoder.anatomy import Norm
+from metastable.encoder.exit import per_text
+from metastable.encoder.exit.labelled import Floats, Ints, Labelled, paired, read_labelled
+from metastable.encoder.exit.probes import TIGHT, fit
+from metastable.encoder.exit.result import Exit, Speed
+from metastable.encoder.exit.scores import SCORES, Bootstrap
+from metastable.encoder.exit.selection import Nested, dealt, earliest, nested
+from metastable.encoder.hooks import Depth, read
+from metastable.encoder.length.intervals import named
+from metastable.encoder.length.study import pooling_of
+from metastable.encoder.load import Encoder, load
+from metastable.encoder.texts import TextCounts, batches
+from metastable.errors import BadInput
+from metastable.run import storage as store
+
+PAIRS = 7
+"""Pairs of passes that are timed: full depth and the exit layer, one after the other."""
+TIMED = 64
+"""Texts in a timed pass, the first ones."""
+
+
+def exit_layer(
+    model: Any,
+    texts: str | Path | Iterable[str],
+    labels: Iterable[Any] | None = None,
+    *,
+    documents: Iterable[Any] | None = None,
+    loss: float = 0.02,
+    pooling: str | None = None,
+    batch_size: int = 32,
+    allow_pickle: bool = False,
+    tokenizer: Any = None,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Exit:
+    """The earliest layer of an encoder whose embeddings predict the labels with a loss of at most `loss`.
+
+    The model of a host program is not touched: a copy of its modules that shares the weights is run.
+
+    texts : a list, or a file `.jsonl` with the fields text, label and, where there are documents, document
+    labels : of the texts in a list: strings or whole numbers are classes; numbers, one with a fraction part at least,
+        make a regression
+    documents : the document of each text in a list; texts of one document stay together
+    loss : how far below the best layer the score may be: accuracy of classes, Spearman's correlation of numbers
+    pooling : "mean" or "cls"; None takes that of the model's sentence-transformers files, or "mean"
+    progress : called with the number of texts that are read and of probes that are trained
+    """
+    real(loss, "loss", "it must be a number from 0 to below 1", allowed=lambda number: number < 1)
+    whole(seed, "seed", 0, "it must be a whole number, 0 or more")
+    whole(batch_size, "the batch size", 1, "it must be at least 1")
+    labelled = _labelled(texts, labels, documents)
+    labelled.target()
+    encoder = load(model, allow_pickle=allow_pickle, tokenizer=tokenizer)
+    encoder.reads_text()
+    way = pooling_of(encoder, pooling)
+    depth = len(encoder.anatomy.layers)
+    if depth < 2:
+        raise BadInput(f"{encoder.name!r} has one layer; give an encoder with two or more")
+    # An encoder whose layers cannot be removed is refused before the work.
+    _truncated(encoder, 1)
+    counts = TextCounts()
+    tell = _Teller(progress)
+    numbers, features = pooled_states(encoder, labelled.texts, way, batch_size, counts, tell)
+    known = labelled.some(numbers)
+    found = select(features, known, loss, seed, tell)
+    layer = int(found["layer"])
+    speed = _speed(encoder, layer, known.texts, batch_size) if layer < depth else None
+    return Exit(
+        name=encoder.name,
+        family=encoder.anatomy.family,
+        fingerprint=encoder.fingerprint,
+        depth=depth,
+        pooling=way,
+        loss=float(loss),
+        seed=seed,
+        counts={
+            "texts": len(known.texts),
+            "documents": int(known.groups.max()) + 1 if known.given else 0,
+            "skipped": known.skipped,
+            "cut": counts.cut,
+        },
+        made={**store.versions(), "transformers": metadata.version("transformers")},
+        speed=speed,
+        encoder=encoder,
+        **found,
+    )
+
+
+def _labelled(
+    texts: str | Path | Iterable[str], labels: Iterable[Any] | None, documents: Iterable[Any] | None
+) -> Labelled:
+    if isinstance(texts, (str, Path)):
+        if labels is not None or documents is not None:
+            raise BadInput('labels are given beside a file; give them as the field "label" of the .jsonl file')
+        return read_labelled(texts)
+    if labels is None:
+        raise BadInput("texts are given without labels; give one label for each text, or a .jsonl file")
+    return paired(texts, labels, documents)
+
+
+class _Teller:
+    """Counts steps for a progress bar."""
+
+    def __init__(self, progress: Callable[[int], None] | None) -> None:
+        self._progress, self._done = progress, 0
+
+    def __call__(self, steps: int = 1) -> None:
+        self._done += steps
+        if self._progress is not None:
+            self._progress(self._done)
+
+
+def pooled_states(
+    encoder: Encoder,
+    texts: list[str],
+    pooling: str,
+    batch_size: int = 32,
+    counts: TextCounts | None = None,
+    done: Callable[[int], None] = lambda texts: None,
+) -> tuple[Ints, Floats]:
+    """The numbers of the texts that have a token, and their pooled hidden state at each depth, (texts, depths, d).
+
+    The state at depth k is what an encoder with the first k layers returns. In a pre-norm encoder that is the stream
+    after the final normalisation.
+
+    pooling : "mean" over the tokens that are no padding, as sentence-transformers does, or "cls", the first token
+    """
+    private = encoder.private()
+    anatomy = private.anatomy
+    depth, final = len(anatomy.layers), Norm.of(anatomy.final)
+    found: dict[int, Floats] = {}
+    for batch in batches(private.tokenizer, texts, private.limit, batch_size, counts):
+        rows: list[Tensor] = []
+
+        def visit(at: Depth, rows: list[Tensor] = rows) -> None:
+            hidden = at.before if at.pre_norm and at.before is not None else at.x
+            if anatomy.pre_norm and at.index < depth:
+                z = final.standardise(hidden.float())
+                hidden = torch.addcmul(final.offset.to(z), final.gain.to(z), z)
+            rows.append(_pooled(hidden, at.passage.mask, pooling))
+
+        read(private, batch, "include", range(depth + 1), visit)
+        states = torch.stack(rows, dim=1).cpu().numpy()
+        found.update(zip(batch.numbers.tolist(), states, strict=True))
+        done(len(states))
+    if not found:
+        raise BadInput("no text has a token of its own; give texts with words that the tokenizer knows")
+    numbers = sorted(found)
+    features = np.stack([found[number] for number in numbers])
+    if not np.isfinite(features).all():
+        raise BadInput("the encoder returns an embedding that is not finite; check its weights")
+    return np.array(numbers, dtype=np.int64), features
+
+
+def _pooled(hidden: Tensor, mask: Tensor, pooling: str) -> Tensor:
+    if pooling == "cls":
+        return hidden[:, 0].float()
+    # Padding may hold NaN.
+    kept = torch.where(mask.unsqueeze(-1), hidden.float(), 0.0)
+    return kept.sum(dim=1) / mask.sum(dim=1, keepdim=True)
+
+
+def select(
+    features: Floats, labelled: Labelled, loss: float, seed: int = 0, fitted: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """The choice of a layer from features (texts, depths, d), as fields of `Exit`."""
+    target = labelled.target()
+    fold = dealt(labelled.groups, target, seed)
+    trial = per_text.Trial(target, fold, labelled.groups, loss, seed)
+    wanted = bool(target.classes) and trial.calibration_texts >= per_text.needed(loss)
+    found = nested(features, target, fold, fitted, trial.visit) if wanted else nested(features, target, fold, fitted)
+    layer = earliest(found.final, loss)
+    layers, rules = _tables(found, labelled.groups, loss, seed)
+    probe = fit(features[:, layer], target, np.arange(len(fold)), [found.penalties[-1, layer]], TIGHT)[0]
+    return {
+        "task": target.task,
+        "classes": target.classes,
+        "layer": layer,
+        "fold_layers": tuple(int(chosen) for chosen in found.rule(loss)),
+        "baseline": float(np.bincount(target.numbers).max() / len(fold)) if target.classes else 0.0,
+        "layers": layers,
+        "rules": rules,
+        "per_text": trial.result(found, features) if wanted else None,
+        "probe": probe,
+    }
+
+
+def _tables(found: Nested, groups: Ints, loss: float, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The tables `layers` and `rules` of `Exit`."""
+    depths = range(len(found.outputs))
+    full = depths[-1]
+    rules = {"earliest": found.predictions(found.rule(loss)), "best": found.predictions(found.best)}
+    predictions = [*(found.predictions(depth) for depth in depths), *rules.values()]
+    rows: list[dict[str, Any]] = [{} for _ in predictions]
+    bootstrap = Bootstrap(groups, seed)
+    for name, score in SCORES[found.target.task].items():
+        compared = bootstrap.compare(score, found.target.values, predictions, full)
+        for row, (own, change) in zip(rows, compared, strict=True):
+            row |= named(name, own) | named(f"{name}_difference", change)
+    chosen_by = {"chosen_by": found.final, "penalty": found.penalties[-1]}
+    layers = pd.DataFrame({"depth": list(depths)}).join(pd.DataFrame(rows[: full + 1])).assign(**chosen_by)
+    names = pd.DataFrame({"rule": [*rules, "full"]})
+    return layers, names.join(pd.DataFrame([*rows[full + 1 :], rows[full]]))
+
+
+def _truncated(encoder: Encoder, layers: int) -> Encoder:
+    from metastable.encoder.compress.surgery import first_layers
+
+    return first_layers(encoder, layers)
+
+
+def _speed(encoder: Encoder, layer: int, texts: list[str], batch_size: int) -> Speed:
+    """How many times faster the first layers are than all of them: pairs of passes over the same texts."""
+    some = list(batches(encoder.tokenizer, texts[:TIMED], encoder.limit, batch_size))
+    sides = {"full": encoder.private(), "short": _truncated(encoder, layer)}
+
+    def seconds(side: str) -> float:
+        began = time.perf_counter()
+        for batch in some:
+            sides[side].run(batch.inputs)
+        return time.perf_counter() - began
+
+    for side in sides:
+        seconds(side)
+    ratios = []
+    for number in range(PAIRS):
+        order = ("full", "short") if number % 2 else ("short", "full")
+        took = {side: seconds(side) for side in order}
+        ratios.append(took["full"] / took["short"])
+    return Speed(median(ratios), min(ratios), max(ratios), PAIRS)
