@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import minimize
 
 from metastable.encoder.exit.labelled import Target
@@ -16,6 +17,12 @@ def standard(n, d):
     return (x - x.mean(axis=0)) / x.std(axis=0)
 
 
+def fitted(probe, z, y, *rest):
+    """Weights and biases of `logistic` or `ridge` as arrays."""
+    y = torch.from_numpy(y) if probe is ridge else y
+    return [(weight.numpy(), bias.numpy()) for weight, bias in probe(torch.from_numpy(z), y, *rest)]
+
+
 def log_loss(z, y, weight, bias, penalty):
     """1/n Σ (log Σ_c e^{o_c} − o_y) + λ/2 |W|², text by text."""
     total = 0.0
@@ -28,7 +35,7 @@ def log_loss(z, y, weight, bias, penalty):
 @pytest.mark.parametrize("penalty", [3.0, 0.1, 0.003])
 def test_logistic_is_the_minimum(penalty):
     z, y = standard(60, 5), RANDOM.integers(0, 3, 60)
-    ((weight, bias),) = logistic(z, y, 3, [penalty], TIGHT)
+    ((weight, bias),) = fitted(logistic, z, y, 3, [penalty], TIGHT)
 
     def flat(values):
         return log_loss(z, y, values[:15].reshape(3, 5), values[15:], penalty)
@@ -47,16 +54,16 @@ def test_logistic_is_the_minimum(penalty):
 def test_a_path_ends_where_single_fits_do():
     z, y = standard(80, 6), RANDOM.integers(0, 4, 80)
     penalties = [1.0, 0.1, 0.01]
-    path = logistic(z, y, 4, penalties, TIGHT)
+    path = fitted(logistic, z, y, 4, penalties, TIGHT)
     for penalty, (weight, bias) in zip(penalties, path, strict=True):
-        ((alone, own_bias),) = logistic(z, y, 4, [penalty], TIGHT)
+        ((alone, own_bias),) = fitted(logistic, z, y, 4, [penalty], TIGHT)
         np.testing.assert_allclose(weight, alone, atol=1e-5)
         np.testing.assert_allclose(bias, own_bias, atol=1e-5)
 
 
 def test_logistic_with_more_features_than_texts_and_with_a_class_that_is_missing():
     z, y = standard(30, 50), np.arange(30) % 2
-    ((weight, bias),) = logistic(z, y, 3, [1e-3], TIGHT)
+    ((weight, bias),) = fitted(logistic, z, y, 3, [1e-3], TIGHT)
     outputs = z @ weight.T + bias
     assert (outputs.argmax(axis=1) == y).all()
     # The minimum lies in the span of the texts.
@@ -67,7 +74,7 @@ def test_logistic_with_more_features_than_texts_and_with_a_class_that_is_missing
 @pytest.mark.parametrize("penalty", [10.0, 0.1])
 def test_ridge_is_the_closed_form(penalty):
     z, y = standard(40, 6), RANDOM.normal(size=40) + 3
-    ((weight, bias),) = ridge(z, y, [penalty])
+    ((weight, bias),) = fitted(ridge, z, y, [penalty])
     # Least squares with rows √(nλ) e_j and a column of ones for the bias.
     more = np.hstack([(40 * penalty) ** 0.5 * np.eye(6), np.zeros((6, 1))])
     rows = np.vstack([np.hstack([z, np.ones((40, 1))]), more])

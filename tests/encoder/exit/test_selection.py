@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from metastable.encoder.exit.labelled import FOLDS, Target, paired
-from metastable.encoder.exit.probes import fit, losses, predicted
+from metastable.encoder.exit.probes import PENALTIES, fit, losses, predicted
 from metastable.encoder.exit.scores import accuracy, value
 from metastable.encoder.exit.selection import DepthFits, dealt, earliest, nested
 from metastable.encoder.exit.study import select
@@ -94,21 +94,22 @@ def test_labels_of_a_fold_have_no_part_in_its_predictions():
     assert (one.outputs[:, fold != 2] != two.outputs[:, fold != 2]).any()
 
 
-def test_random_labels_stay_at_chance_and_a_choice_without_nesting_does_not():
-    """Thirty layers of noise. Half of the texts are of each class."""
+def test_random_labels_stay_at_chance_and_a_choice_without_nesting_does_not(monkeypatch):
+    """Ten layers of noise. Half of the texts are of each class."""
+    monkeypatch.setitem(PENALTIES, "classes", (0.3,))
     honest, chosen, covered = [], [], []
-    for seed in range(12):
+    for seed in range(8):
         draw = np.random.default_rng(seed)
-        features = draw.normal(size=(80, 31, 3))
+        features = draw.normal(size=(80, 11, 3))
         labels = draw.permutation(np.arange(80) % 2).tolist()
         found = select(features, labelled(labels), 0.0, seed)
         rule = found["rules"].set_index("rule").loc["best"]
         honest.append(rule["accuracy"])
         chosen.append(found["layers"]["accuracy"].max())
         covered.append(rule["accuracy_low"] <= 0.5 <= rule["accuracy_high"])
-    # The mean of 12 accuracies on 80 texts has a standard deviation of 0.016; folds of random labels lean below 0.5.
-    assert 0.4 < np.mean(honest) < 0.54
-    assert np.mean(chosen) > 0.58
+    # The mean of 8 accuracies on 80 texts has a standard deviation of 0.02; folds of random labels lean below 0.5.
+    assert 0.4 < np.mean(honest) < 0.55
+    assert np.mean(chosen) > 0.56
     assert np.mean(covered) >= 0.75
 
 
@@ -121,9 +122,7 @@ def test_the_layer_that_carries_the_label_is_found():
     assert found["layer"] == 3
     assert set(found["fold_layers"]) == {3}
     assert found["classes"] == ("no", "yes")
-    assert found["probe"].predict(features[:, 3]) == pytest.approx(labels.tolist()) or np.mean(
-        np.array(found["probe"].predict(features[:, 3])) == labels
-    ) > 0.95
+    assert np.mean(np.array(found["probe"].predict(features[:, 3])) == labels) > 0.95
 
 
 def test_documents_that_give_the_label_away_do_not_help():

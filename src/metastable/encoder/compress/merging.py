@@ -63,8 +63,9 @@ def merge_tokens(model: Any, after: int, share: float | None = None, distance: f
     that of the plain model.
 
     The time of the layers after `after` falls by about the share. Clusters are made on the CPU, one text after the
-    other, which takes a few per cent of a pass. Single texts of some 20 tokens become slower; batches, and texts of 128
-    tokens or more, become faster. `distance` promises no speed: it may merge nothing.
+    other, which takes a few per cent of a pass. Single texts of some 20 tokens become slower, and single texts of some
+    100 tokens gain little; batches and longer texts become faster. Enter the context once for many passes. `distance`
+    promises no speed: it may merge nothing.
 
     Hidden states between layers and attention weights would have the shapes of merged tokens, so passes with
     output_hidden_states or output_attentions are refused. Leave the context when no other thread runs the model.

@@ -26,6 +26,9 @@ UNCUT = ("mpnet", "deberta-v2")
 """Families whose heads also read tables of relative positions that all heads or layers share. Their heads are removed
 in the even form only."""
 
+NEURONS = ("intermediate_size", "hidden_dim")
+"""Names of the number of neurons in the configurations of the families."""
+
 
 @dataclass(frozen=True)
 class Removal:
@@ -130,6 +133,18 @@ def _silence(linear: nn.Linear, columns: Tensor, mean: Tensor) -> None:
         if linear.bias is not None:
             linear.bias.add_(linear.weight[:, columns] @ mean[columns].to(linear.weight))
         linear.weight[:, columns] = 0.0
+
+
+def plain_form(encoder: Encoder, removal: Removal) -> Encoder:
+    """The encoder as plain transformers can hold it, without the removed neurons, which are as many in each layer.
+
+    Removed heads stay as zeros: transformers derives the width of a head from their number.
+    """
+    found = cut(encoder, Removal(removal.layers, {}, removal.neurons))
+    for name in NEURONS:
+        if hasattr(found.model.config, name):
+            setattr(found.model.config, name, found.anatomy.blocks[0].outer.in_features)
+    return found
 
 
 def cut(encoder: Encoder, removal: Removal) -> Encoder:

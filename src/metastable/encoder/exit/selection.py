@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from metastable.encoder.exit.labelled import FOLDS, Floats, Ints, Target
-from metastable.encoder.exit.probes import PENALTIES, fit, losses, predicted
+from metastable.encoder.exit.probes import PENALTIES, fit, losses, outputs_of, predicted
 from metastable.encoder.exit.scores import SCORES, first_score, value
 
 FIRST = 1
@@ -62,7 +62,7 @@ class DepthFits:
         inside = np.isin(self._fold, list(gone))
         if gone not in self._known:
             found = fit(self._x, self._target, np.flatnonzero(~inside), self.penalties)
-            self._known[gone] = np.stack([probe.outputs(self._x[inside]) for probe in found])
+            self._known[gone] = outputs_of(found, self._x[inside])
             self._fitted()
         return self._known[gone][:, self._fold[inside] == wanted]
 

@@ -1,0 +1,89 @@
+"""How close the embeddings of a smaller encoder are to those of the full one, on the same texts.
+
+With f_i and g_i the embeddings of text i by the full and by the smaller encoder:
+
+- *cosine*: mean over texts of cos(f_i, g_i), and *cosine_p10*, its 10th percentile;
+- *nn_overlap*: mean share of the 10 nearest texts (largest cosine) of a text by f that are among the 10 nearest by g;
+- *spearman*: rank correlation of cos(f_i, f_j) and cos(g_i, g_j) over the pairs i < j.
+
+Intervals of 95 % are over texts: Student's for means, order statistics for the percentile, a bootstrap of texts for the
+rank correlation, in which pairs of a text with itself do not count.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom, rankdata
+
+from metastable.encoder.length.intervals import mean_interval, named
+
+Floats = NDArray[np.float64]
+
+NEIGHBOURS = 10
+PERCENTILE = 0.1
+RESAMPLES = 200
+METRICS = ("cosine", "cosine_p10", "nn_overlap", "spearman")
+
+
+def unit(embeddings: Floats) -> Floats:
+    return np.asarray(embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True))
+
+
+def fidelity(full: Floats, smaller: Floats) -> dict[str, Any]:
+    """The metrics with the ends of their intervals. full, smaller : (texts, d), finite and not zero"""
+    f, g = unit(full), unit(smaller)
+    cosines = (f * g).sum(axis=1)
+    ours, theirs = f @ f.T, g @ g.T
+    return {
+        **named("cosine", _within(mean_interval(cosines), -1.0)),
+        **named("cosine_p10", percentile(cosines)),
+        **named("nn_overlap", _within(mean_interval(overlaps(ours, theirs)), 0.0)),
+        **named("spearman", spearman(ours, theirs)),
+    }
+
+
+def _within(ends: tuple[float, float, float], least: float) -> tuple[float, float, float]:
+    return float(ends[0]), max(float(ends[1]), least), min(float(ends[2]), 1.0)
+
+
+def percentile(values: Floats) -> tuple[float, float, float]:
+    """The percentile with an interval between two order statistics, which no distribution can upset."""
+    ordered, n = np.sort(values), len(values)
+    low, high = (int(binom.ppf(level, n, PERCENTILE)) for level in (0.025, 0.975))
+    ends = ordered[max(low - 1, 0)], ordered[min(high, n - 1)]
+    return float(np.quantile(values, PERCENTILE)), float(ends[0]), float(ends[1])
+
+
+def overlaps(ours: Floats, theirs: Floats) -> Floats:
+    """For each text, the share of its nearest texts that both similarities agree on, (texts,)."""
+    count = min(NEIGHBOURS, len(ours) - 1)
+    near = []
+    for similarity in (ours, theirs):
+        others = similarity.copy()
+        np.fill_diagonal(others, -np.inf)
+        near.append(np.argpartition(-others, count - 1, axis=1)[:, :count])
+    return np.array([len(np.intersect1d(a, b)) / count for a, b in zip(*near, strict=True)])
+
+
+def spearman(ours: Floats, theirs: Floats) -> tuple[float, float, float]:
+    """The rank correlation over pairs of texts, with its interval."""
+    upper = np.triu_indices(len(ours), 1)
+    value = _rank_correlation(ours[upper], theirs[upper])
+    random = np.random.default_rng(0)
+    found = []
+    for _ in range(RESAMPLES):
+        chosen = np.sort(random.integers(len(ours), size=len(ours)))
+        rows, columns = chosen[upper[0]], chosen[upper[1]]
+        apart = rows != columns
+        found.append(_rank_correlation(ours[rows, columns][apart], theirs[rows, columns][apart]))
+    low, high = np.quantile(found, [0.025, 0.975])
+    return value, float(low), float(high)
+
+
+def _rank_correlation(a: Floats, b: Floats) -> float:
+    x, y = rankdata(a), rankdata(b)
+    x, y = x - x.mean(), y - y.mean()
+    return float((x * y).sum() / max(np.sqrt((x * x).sum() * (y * y).sum()), 1e-300))

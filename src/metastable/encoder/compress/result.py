@@ -1,0 +1,206 @@
+"""The result of `compress`: a table of options, the chosen one, words and files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from metastable import files
+from metastable.encoder.audit import frame, records
+from metastable.encoder.compress.fidelity import METRICS
+from metastable.encoder.compress.recipe import Recipe
+from metastable.encoder.compress.saving import save_model
+from metastable.encoder.compress.surgery import UNCUT, Removal, plain_form
+from metastable.encoder.expression import Expression, parse
+from metastable.errors import BadInput, suggestion
+
+if TYPE_CHECKING:
+    from metastable.encoder.compress.build import Builder
+
+SCHEMA = "metastable.compress/1"
+
+
+def _ends(*names: str) -> tuple[str, ...]:
+    return tuple(name + end for name in names for end in ("", "_low", "_high"))
+
+
+COLUMNS = (
+    *("recipe", "method", "baseline", "layers", "heads", "neurons", "merge", "int8", "healed"),
+    *_ends(*METRICS, "speed"),
+    "megabytes",
+    *(f"select_{name}" for name in METRICS),
+)
+"""The columns of `options`. `speed` is the time of the full encoder over that of the option."""
+TARGETS = (*METRICS, "speed", "megabytes")
+"""The columns that a target may name."""
+
+
+def condition(target: str) -> Expression:
+    """A target as an expression; BadInput if it names anything but `TARGETS`. Hyphens in names are underscores."""
+    plain = target
+    for name in TARGETS:
+        plain = plain.replace(name.replace("_", "-"), name)
+    found = parse(plain)
+    for name in found.columns:
+        if name not in TARGETS:
+            raise BadInput(f"target {target!r}: there is no column {name!r}; {suggestion(name, TARGETS)}")
+    if not found.columns:
+        raise BadInput(f"target {target!r} names no column; name one of {', '.join(TARGETS)}")
+    return found
+
+
+@dataclass(frozen=True)
+class Compression:
+    """What can be removed from one encoder, and at what loss. Made by `compress`, or read by `Compression.load`.
+
+    options : a row a recipe, see `COLUMNS`: fidelity on *test* with intervals of 95 %, speed against the full encoder
+        (median and range of pairs), size. The columns select_… are those that choices were made by
+    removals : what goes, one entry a row
+    chosen : the number of the chosen row; None without a target, or if no row meets it
+    depth, heads, neurons : of the full encoder: layers, heads of a layer, neurons of a layer
+    """
+
+    name: str
+    family: str
+    fingerprint: str
+    pooling: str
+    length: int
+    depth: int
+    heads: int
+    neurons: int
+    full_megabytes: float
+    counts: dict[str, int]
+    made: dict[str, str]
+    target: str | None
+    options: pd.DataFrame
+    removals: list[Removal]
+    chosen: int | None = None
+    builder: Builder | None = field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        many = f"{len(self.options)} options, test on {self.counts['test']} texts"
+        return f"Compression({self.name!r}, {self.family}, {many})"
+
+    def choose(self, target: str | None, only: bool = False) -> Compression:
+        """The same result with the row that a target chooses.
+
+        only : choose the only row
+        """
+        if only:
+            return replace(self, chosen=0)
+        if target is None:
+            return self
+        wanted = condition(target)
+        table = self.options.copy()
+        for name in METRICS:
+            table[name] = table[f"select_{name}"]
+        rows = wanted.rows(table[~table["baseline"].astype(bool)])
+        if not len(rows):
+            return replace(self, target=target, chosen=None)
+        by = "speed" if any(name in METRICS for name in wanted.columns) else "cosine"
+        return replace(self, target=target, chosen=int(rows[by].idxmax()))
+
+    def front(self) -> pd.DataFrame:
+        """The options that no other option beats in both speed and cosine, from slow to fast, baselines left out."""
+        ours = self.options[~self.options["baseline"].astype(bool)].sort_values("speed", ascending=False)
+        best = ours["cosine"].cummax()
+        return ours[(ours["cosine"] >= best) & ~ours["cosine"].duplicated()].iloc[::-1]
+
+    def sentences(self) -> list[str]:
+        """What was found, in words."""
+        from metastable.encoder.compress.words import sentences
+
+        return sentences(self)
+
+    def report(self, path: str | Path) -> Path:
+        """Write everything as one HTML file that needs no network."""
+        from metastable.encoder.compress.report import write
+
+        return write(self, path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        left_out = ("options", "removals", "builder")
+        plain = {name: value for name, value in vars(self).items() if name not in left_out}
+        return {
+            "schema": SCHEMA,
+            **plain,
+            "sentences": self.sentences(),
+            "options": records(self.options),
+            "removals": [removal.to_dict() for removal in self.removals],
+        }
+
+    @classmethod
+    def load(cls, path: str | Path) -> Compression:
+        """The result in a file compress.json, or in the folder of that file. It can be reported, but not made again."""
+        file = Path(path) / "compress.json" if Path(path).is_dir() else Path(path)
+        try:
+            saved = json.loads(file.read_text(encoding="utf-8"))
+            if saved.pop("schema", None) != SCHEMA:
+                raise BadInput(f"{file} is not a result of `metastable compress` ({SCHEMA}); give its compress.json")
+            plain = {each.name: saved[each.name] for each in fields(cls) if each.name != "builder"}
+            plain["options"] = frame(saved["options"])
+            plain["removals"] = [Removal.from_dict(removal) for removal in saved["removals"]]
+            return cls(**plain)
+        except BadInput:
+            raise
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise BadInput(f"cannot read {file} as a result of `metastable compress`: {what}") from error
+
+    def save(self, folder: str | Path) -> dict[str, Path]:
+        """Write report.html, compress.json and options.csv, each completely or not at all."""
+        out = Path(folder)
+        with files.writing(out):
+            out.mkdir(parents=True, exist_ok=True)
+        written = {"compress": out / "compress.json", "options": out / "options.csv"}
+        written["report"] = self.report(out / "report.html")
+        files.write_text(written["compress"], files.to_json(self.to_dict(), indent=None))
+        files.write_text(written["options"], self.options.to_csv(index=False))
+        return written
+
+    def save_model(self, folder: str | Path) -> Path:
+        """Write the chosen smaller encoder as a folder for `AutoModel.from_pretrained` and `load_compressed`."""
+        if self.chosen is None:
+            raise BadInput("no option is chosen; give amounts, or a target that an option meets")
+        if self.builder is None:
+            raise BadInput("a result that was read from a file cannot make the model; run compress again")
+        row = self.options.iloc[self.chosen]
+        recipe = self.recipe(self.chosen)
+        made = self.builder.removed(recipe, self.removals[self.chosen])
+        settings = {
+            "schema": SCHEMA,
+            "source": {"name": self.name, "fingerprint": self.fingerprint},
+            "heads": _by_place(made.removal),
+            "merge": {"after": made.after, "share": recipe.merge} if recipe.merge else None,
+            "int8": recipe.int8,
+        }
+        from metastable.encoder.compress.words import card
+
+        save_model(plain_form(made.even, made.removal), Path(folder), self.builder.full, card(self, row), settings)
+        return Path(folder)
+
+    def recipe(self, number: int) -> Recipe:
+        """The recipe of a row that is no baseline."""
+        row = self.options.iloc[number]
+        return Recipe(
+            int(row["layers"]), float(row["heads"]), float(row["neurons"]), float(row["merge"]), bool(row["int8"])
+        )
+
+    @property
+    def needs_package(self) -> bool:
+        """Whether the speed of the chosen option needs `load_compressed`. Plain transformers runs the full shapes."""
+        if self.chosen is None:
+            return False
+        recipe = self.recipe(self.chosen)
+        return bool(recipe.merge or recipe.int8 or (recipe.heads and self.family not in UNCUT))
+
+
+def _by_place(removal: Removal) -> dict[str, list[int]]:
+    """Removed heads by the place of their layer in the smaller encoder."""
+    gone = sorted(removal.layers)
+    return {str(layer - sum(other < layer for other in gone)): list(some) for layer, some in removal.heads.items()}

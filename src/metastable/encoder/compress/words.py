@@ -1,0 +1,140 @@
+"""What a compression found, in sentences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+if TYPE_CHECKING:
+    from metastable.encoder.compress.result import Compression
+
+PEER_SPEED, PEER_LOSS = 1.3, 0.02
+"""An option beats int8 alone if it is this much faster and its mean cosine is lower by at most this."""
+KINDS = ("layers", "heads", "neurons", "merge")
+GOOD = 0.95
+"""The mean cosine that the sentence about the fastest option asks for."""
+
+
+def interval(row: Any, name: str, digits: int = 3) -> str:
+    return f"{row[name]:.{digits}f} ({row[f'{name}_low']:.{digits}f} to {row[f'{name}_high']:.{digits}f})"
+
+
+def sentences(found: Compression) -> list[str]:
+    """The headline first."""
+    ours = found.options[~found.options["baseline"].astype(bool)]
+    said = [*_chosen(found), *([] if len(found.options) == 1 else [_fastest(ours), *_peer(ours), *_rules(found)])]
+    counts = found.counts
+    used = f"{counts['fit']} texts to choose parts and to refit, {counts['select']} to select"
+    return [*said, f"The numbers are those of {counts['test']} other texts ({used}). Intervals are of 95 % over texts."]
+
+
+def _speed(row: Any) -> str:
+    return f"{row['speed']:.2f} times as fast ({row['speed_low']:.2f} to {row['speed_high']:.2f} in {5} pairs)"
+
+
+def _chosen(found: Compression) -> list[str]:
+    if found.chosen is None:
+        return [] if found.target is None else [f"No option meets the target {found.target}."]
+    row = found.options.iloc[found.chosen]
+    reason = "" if found.target is None else f" is chosen for the target {found.target}"
+    head = f"Without {row['recipe']}" if not row["int8"] and not row["merge"] else f"With {row['recipe']}"
+    if reason:
+        first = f"{row['recipe']}{reason}: the encoder is {_speed(row)}."
+    else:
+        first = f"{head} the encoder is {_speed(row)}."
+    first = first[0].upper() + first[1:]
+    return [
+        first,
+        f"Its embeddings have a mean cosine of {interval(row, 'cosine')} to those of the full encoder, and "
+        f"{100 * row['nn_overlap']:.0f} % of the 10 nearest texts are the same.",
+    ]
+
+
+def _fastest(ours: pd.DataFrame) -> str:
+    good = ours[ours["cosine_low"] >= GOOD]
+    if not len(good):
+        best = ours.loc[ours["cosine"].idxmax()]
+        return (
+            f"No option keeps a mean cosine of {GOOD:g} beyond its error; the closest is {best['recipe']} with "
+            f"{interval(best, 'cosine')}."
+        )
+    row = good.loc[good["speed"].idxmax()]
+    if row["speed"] <= 1:
+        return f"No option with a mean cosine of at least {GOOD:g} was faster than the full encoder on this machine."
+    return (
+        f"The fastest option with a mean cosine of at least {GOOD:g} beyond its error is {row['recipe']}: "
+        f"{_speed(row)}, mean cosine {interval(row, 'cosine')}."
+    )
+
+
+def _peer(ours: pd.DataFrame) -> list[str]:
+    alone = ours[ours["int8"].astype(bool) & ~ours[list(KINDS)].astype(bool).any(axis=1)]
+    if not len(alone):
+        return []
+    peer = alone.iloc[0]
+    faster = ours[(ours["speed"] >= PEER_SPEED * peer["speed"]) & (ours["cosine"] >= peer["cosine"] - PEER_LOSS)]
+    what = f"int8 alone ({peer['speed']:.2f} times as fast, mean cosine {peer['cosine']:.3f})"
+    if not len(faster):
+        return [f"No option is {PEER_SPEED:g} times as fast as {what} at a mean cosine lower by at most {PEER_LOSS:g}."]
+    row = faster.loc[faster["speed"].idxmax()]
+    ratio, name = row["speed"] / peer["speed"], row["recipe"][0].upper() + row["recipe"][1:]
+    return [f"{name} is {ratio:.2f} times as fast as {what}, with a mean cosine of {row['cosine']:.3f}."]
+
+
+def _rules(found: Compression) -> list[str]:
+    """One sentence a kind: the rule of the product against the baselines at the same amount."""
+    said = []
+    for kind in ("layers", "heads", "neurons"):
+        rows = found.options[(found.options[kind] > 0) & found.options["recipe"].map(lambda name: "," not in name)]
+        compared = rows[rows["baseline"].astype(bool)]
+        if not len(compared):
+            continue
+        own = rows[(rows["recipe"] == compared["recipe"].iloc[0]) & ~rows["baseline"].astype(bool)]
+        if not len(own):
+            continue
+        mine = own.iloc[0]
+        others = ", ".join(f"{row['method']} {row['cosine']:.3f}" for _, row in compared.iterrows())
+        best = compared.loc[compared["cosine"].idxmax()]
+        verdict = "" if mine["cosine"] >= best["cosine"] else f" The rule {best['method']} is better here."
+        said.append(f"Without {mine['recipe']}: {mine['method']} {mine['cosine']:.3f}; {others}.{verdict}")
+    return said
+
+
+def card(found: Compression, row: pd.Series) -> list[str]:
+    """The lines of the model card."""
+    lines = [
+        f"# {found.name}, compressed",
+        "",
+        f"Removed from {found.name!r} ({found.depth} layers, {found.heads} heads and {found.neurons} neurons a layer): "
+        f"{row['recipe']}.",
+        "",
+        "| measured on texts that no choice saw | value | 95 % interval |",
+        "|---|---|---|",
+    ]
+    names = {
+        "cosine": "mean cosine to the full encoder",
+        "cosine_p10": "its 10th percentile",
+        "nn_overlap": "same texts among the 10 nearest",
+        "spearman": "rank correlation of similarities",
+    }
+    lines += [
+        f"| {what} | {row[name]:.3f} | {row[f'{name}_low']:.3f} to {row[f'{name}_high']:.3f} |"
+        for name, what in names.items()
+    ]
+    reach = f"{row['speed_low']:.2f} to {row['speed_high']:.2f} (range)"
+    lines += [
+        f"| speed against the full encoder | {row['speed']:.2f}× | {reach} |",
+        f"| size of the weights | {row['megabytes']:.1f} MB | full: {found.full_megabytes:.1f} MB |",
+        "",
+        f"Texts: {found.counts['test']}, cut to {found.length} tokens, pooling {found.pooling}.",
+        "",
+    ]
+    if found.needs_package:
+        lines.append(
+            "`AutoModel.from_pretrained` opens this folder. The measured speed needs `metastable.load_compressed`: "
+            "plain transformers runs removed heads as zeros, merges no tokens and has no int8."
+        )
+    else:
+        lines.append("`AutoModel.from_pretrained` opens this folder, with the measured speed and embeddings.")
+    return lines

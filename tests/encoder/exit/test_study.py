@@ -1,0 +1,281 @@
+"""The whole study on small encoders: hidden states, the truncated model, words and files."""
+
+import json
+import random
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers
+
+from metastable.encoder.compress.surgery import first_layers
+from metastable.encoder.exit import per_text
+from metastable.encoder.exit.result import Exit
+from metastable.encoder.exit.study import exit_layer, pooled_states
+from metastable.encoder.load import load
+from metastable.errors import BadInput
+from tests.conftest import WORDS
+from tests.encoder.models import tiny
+
+FAMILIES = ("bert", "roberta", "distilbert", "albert", "electra-mapped", "mpnet", "deberta-v2", "modernbert")
+
+
+def pooled_output(encoder, texts, pooling):
+    """One text at a time, so without padding."""
+    rows = []
+    for text in texts:
+        inputs = dict(encoder.tokenizer(text, return_tensors="pt"))
+        with torch.no_grad():
+            hidden = encoder.private().model(**inputs).last_hidden_state[0]
+        rows.append((hidden[0] if pooling == "cls" else hidden.mean(dim=0)).numpy())
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_a_depth_is_what_a_truncated_model_returns(case, tokenizer):
+    texts = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10 w11 w12", "w13 w14"]
+    encoder = load(tiny(case), tokenizer=tokenizer)
+    for pooling in ("mean", "cls"):
+        numbers, features = pooled_states(encoder, texts, pooling)
+        assert numbers.tolist() == [0, 1, 2, 3]
+        for layers in (1, 2, 3):
+            wanted = pooled_output(first_layers(encoder, layers), texts, pooling)
+            np.testing.assert_allclose(features[:, layers], wanted, atol=2e-5)
+        if case != "modernbert":
+            inputs = dict(tokenizer(texts[0], return_tensors="pt"))
+            with torch.no_grad():
+                states = encoder.private().model(**inputs, output_hidden_states=True).hidden_states
+            first = states[0][0]
+            np.testing.assert_allclose(features[0, 0], (first[0] if pooling == "cls" else first.mean(0)), atol=2e-5)
+
+
+def data(many, seed=0):
+    """Texts of two classes: whether a word of the first half of the vocabulary comes first."""
+    draw = random.Random(seed)
+    texts = [" ".join(draw.choices(WORDS, k=draw.randint(3, 9))) for _ in range(many)]
+    return texts, ["low" if int(text.split()[0][1:]) < 40 else "high" for text in texts]
+
+
+@pytest.fixture(scope="module")
+def found(tokenizer):
+    texts, labels = data(120)
+    return exit_layer(tiny("bert"), [*texts, " "], [*labels, "low"], tokenizer=tokenizer, loss=0.1)
+
+
+def test_the_result_is_complete(found):
+    assert found.depth == 3
+    assert 1 <= found.layer <= 3
+    assert len(found.fold_layers) == 5
+    assert found.counts == {"texts": 120, "documents": 0, "skipped": 1, "cut": 0}
+    assert found.layers["depth"].tolist() == [0, 1, 2, 3]
+    assert found.rules["rule"].tolist() == ["earliest", "best", "full"]
+    for name in ("accuracy", "macro_f1"):
+        for table in (found.layers, found.rules):
+            assert (table[f"{name}_low"] <= table[name]).all()
+            assert (table[name] <= table[f"{name}_high"]).all()
+    assert found.of_depth(3, difference=True) == (0.0, 0.0, 0.0)
+    assert found.of_rule("full") == found.of_depth(3)
+    assert found.baseline == pytest.approx(max(np.mean([label == "low" for label in data(120)[1]]), 0.5), abs=0.2)
+
+
+def test_the_same_call_gives_the_same_numbers(found, tokenizer):
+    texts, labels = data(120)
+    again = exit_layer(tiny("bert"), texts, labels, tokenizer=tokenizer, loss=0.1)
+    pd.testing.assert_frame_equal(again.layers, found.layers)
+    assert again.fold_layers == found.fold_layers
+    np.testing.assert_array_equal(again.probe.weight, found.probe.weight)
+
+
+def chosen(found, layer, change=(0.0, -0.001, 0.001), score=(0.9, 0.88, 0.92)):
+    """The same result with another layer and other numbers for it and for the rule."""
+
+    def changed(table, rows):
+        table = table.copy()
+        for name, ends in (("accuracy", score), ("accuracy_difference", change)):
+            for end, value in zip(("", "_low", "_high"), ends, strict=True):
+                table.loc[rows, name + end] = value
+        return table
+
+    rows = found.layers["depth"] == (layer if layer < found.depth else found.depth - 1)
+    known = replace(found, layer=layer, fold_layers=(layer,) * 5, baseline=0.5)
+    full = found.layers["depth"] == found.depth
+    layers = changed(found.layers, rows)
+    layers.loc[~rows & ~full, "accuracy"] = 0.1
+    rules = changed(found.rules, found.rules["rule"] == "earliest") if layer < found.depth else found.rules
+    return replace(known, layers=layers, rules=rules)
+
+
+@pytest.mark.parametrize(
+    ("layer", "change", "verdict", "words"),
+    [
+        (2, (-0.003, -0.012, 0.006), "enough", "Layer 2 of 3 is enough"),
+        (2, (-0.05, -0.2, 0.006), "undecided", "not excluded"),
+        (2, (-0.3, -0.4, -0.2), "needed", "Full depth is needed"),
+        (3, (-0.3, -0.4, -0.2), "needed", "Full depth is needed"),
+        (3, (-0.01, -0.05, 0.02), "kept", "Full depth is chosen"),
+    ],
+)
+def test_the_headline_claims_what_the_interval_says(layer, change, verdict, words, found):
+    case = chosen(found, layer, change)
+    assert case.verdict == verdict
+    assert words in case.headline()
+    assert f"{change[1]:+.3f} to {change[2]:+.3f}".replace("-", "−") in case.headline()
+    assert case.truncates == (verdict in ("enough", "undecided"))
+    assert case.headline() == case.sentences()[0]
+
+
+def test_labels_that_cannot_be_predicted(found):
+    case = replace(chosen(found, 2, score=(0.5, 0.4, 0.6)), baseline=0.99)
+    assert case.verdict == "unpredictable"
+    assert "0.990" in case.headline()
+    assert not case.truncates
+
+
+def test_the_worse_of_rule_and_layer_is_quoted(found):
+    case = chosen(found, 2, (-0.01, -0.2, 0.05))
+    rules = case.rules.copy()
+    rules.loc[rules["rule"] == "earliest", "accuracy_difference_low"] = -0.01
+    mixed = replace(case, rules=rules, fold_layers=(2, 2, 2, 1, 3))
+    assert not mixed.by_rule
+    assert mixed.verdict == "undecided"
+    assert "3 of 5" in mixed.sentences()[1]
+
+
+def test_exits_per_text_in_words(found):
+    assert found.per_text is None
+    assert str(5 * per_text.needed(0.1)) in found.sentences()[-1]
+    for offered, word in ((True, "layers up to its exit"), (False, "do not beat")):
+        exits = per_text.PerText(1.25, 1.75, (-0.5, -0.6, -0.4), 0.8, 0.81, offered)
+        sentence = replace(found, per_text=exits).sentences()[-1]
+        assert word in sentence
+        assert "1.25" in sentence
+        assert "1.75" in sentence
+    assert "regression" in replace(found, task="numbers")._per_text()
+    assert "loss of 0" in replace(found, loss=0.0).sentences()[-1]
+
+
+def test_files(found, tmp_path):
+    case = chosen(found, 2)
+    written = case.save(tmp_path / "out")
+    names = ["exit.json", "layers.csv", "model", "probe.json", "report.html"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
+    saved = json.loads(written["exit"].read_text(encoding="utf-8"), parse_constant=lambda word: pytest.fail(word))
+    assert saved["schema"] == "metastable.exit/1"
+    assert saved["layer"] == 2
+    assert saved["sentences"] == case.sentences()
+    pd.testing.assert_frame_equal(pd.read_csv(written["layers"]), case.layers, check_dtype=False)
+    again = Exit.load(tmp_path / "out")
+    pd.testing.assert_frame_equal(again.layers, case.layers)
+    assert again.to_dict() == case.to_dict()
+    assert again.probe.to_dict() == case.probe.to_dict()
+    page = written["report"].read_text(encoding="utf-8")
+    assert case.headline() in page
+    assert "http://" not in page.split("</script>")[-1]
+
+
+def test_the_model_on_disk_is_the_first_layers(found, tokenizer, tmp_path):
+    case = chosen(found, 2)
+    folder = case.save(tmp_path / "out")["model"]
+    model, own = (kind.from_pretrained(folder) for kind in (transformers.AutoModel, transformers.AutoTokenizer))
+    assert model.config.num_hidden_layers == 2
+    inputs = own("w1 w2 w3 w4", return_tensors="pt")
+    with torch.no_grad():
+        short = model.eval()(**inputs).last_hidden_state
+        states = tiny("bert")(**inputs, output_hidden_states=True).hidden_states
+    torch.testing.assert_close(short, states[2], atol=1e-5, rtol=1e-5)
+    assert case.headline() in (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_full_depth_leaves_no_model_of_an_earlier_result(found, tmp_path):
+    chosen(found, 2).save(tmp_path)
+    written = chosen(found, 3, (-0.3, -0.4, -0.2)).save(tmp_path)
+    assert "model" not in written
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_folder_model_of_something_else_is_left_alone(found, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.txt").write_text("mine", encoding="utf-8")
+    chosen(found, 3, (-0.3, -0.4, -0.2)).save(tmp_path)
+    assert (tmp_path / "model" / "mine.txt").is_file()
+
+
+def test_exits_per_text_are_saved(found, tmp_path):
+    exits = per_text.PerText(2.0, 1.0, (1.0, 0.8, 1.2), 0.9, 0.9, True, 0.9, (found.probe,) * 3)
+    replace(found, per_text=exits, encoder=None).save(tmp_path)
+    again = Exit.load(tmp_path / "exit.json").per_text
+    assert again.threshold == 0.9
+    assert again.gain == exits.gain
+    np.testing.assert_array_equal(again.probes[2].weight, found.probe.weight)
+
+
+def test_numbers_and_documents(tokenizer):
+    texts, _ = data(100)
+    labels = [int(text.split()[0][1:]) / 7 for text in texts]
+    owners = [f"document {i // 2}" for i in range(100)]
+    steps = []
+    case = exit_layer(
+        tiny("bert"), texts, labels, documents=owners, tokenizer=tokenizer, pooling="cls", progress=steps.append
+    )
+    assert case.task == "numbers"
+    assert case.counts["documents"] == 50
+    assert case.score == "spearman"
+    assert case.pooling == "cls"
+    assert case.per_text is None
+    assert steps == sorted(steps)
+    assert steps[-1] > 100
+
+
+def test_a_broken_file_is_one_line(tmp_path):
+    for content in ("[", '{"schema": "other"}', '{"schema": "metastable.exit/1"}'):
+        (tmp_path / "exit.json").write_text(content, encoding="utf-8")
+        with pytest.raises(BadInput, match=r"exit\.json"):
+            Exit.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"loss": 1.0}, "loss"),
+        ({"loss": float("nan")}, "loss"),
+        ({"seed": -1}, "seed"),
+        ({"batch_size": 0}, "batch"),
+        ({"pooling": "max"}, "mean"),
+        ({"labels": None}, "without labels"),
+        ({"texts": "nowhere.jsonl"}, "beside a file"),
+        ({"texts": "nowhere.jsonl", "labels": None}, "cannot be read"),
+        ({"tokenizer": None}, "tokenizer"),
+        ({"model": tiny("bert", num_hidden_layers=1)}, "one layer"),
+        ({"model": tiny("albert-groups")}, "cannot be removed"),
+    ],
+)
+def test_bad_input_is_one_line(change, words, tokenizer):
+    texts, labels = data(60)
+    given = {"model": tiny("bert"), "texts": texts, "labels": labels, "tokenizer": tokenizer, **change}
+    with pytest.raises(BadInput, match=words) as refused:
+        exit_layer(given.pop("model"), given.pop("texts"), given.pop("labels"), **given)
+    assert "\n" not in str(refused.value)
+
+
+def test_texts_of_special_tokens_only_are_left_out(tokenizer):
+    texts, labels = data(60)
+    case = exit_layer(tiny("bert"), ["[SEP] [MASK]", *texts], ["low", *labels], tokenizer=tokenizer)
+    assert case.counts["texts"] == 60
+    assert case.counts["skipped"] == 1
+
+
+def test_the_model_of_the_host_is_not_touched(tokenizer):
+    model = tiny("bert").train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    texts, labels = data(60)
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    exit_layer(model, texts, labels, tokenizer=tokenizer)
+    assert model.training
+    assert model.config.num_hidden_layers == 3
+    assert (torch.get_rng_state() == state).all()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
