@@ -12,6 +12,10 @@ from .encoder.audit import Audit as Audit
 from .encoder.audit import audit as audit
 from .encoder.compare import Comparison as Comparison
 from .encoder.compare import compare as compare
+from .encoder.compress.loading import load_compressed as load_compressed
+from .encoder.compress.merging import merge_tokens as merge_tokens
+from .encoder.compress.result import Compression as Compression
+from .encoder.compress.study import compress as compress
 from .encoder.length.result import Length as Length
 from .encoder.length.study import length as length
 from .errors import BadInput as BadInput

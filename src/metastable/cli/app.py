@@ -15,6 +15,7 @@ from metastable.cli.audit import audit
 from metastable.cli.calibrate import calibrate
 from metastable.cli.claims import claims
 from metastable.cli.compare import compare
+from metastable.cli.compress import compress
 from metastable.cli.lab import lab
 from metastable.cli.length import length
 from metastable.cli.simulate import simulate
@@ -46,6 +47,9 @@ app.command(epilog="Example:  metastable audit ./my-encoder --texts sentences.tx
     audit
 )
 app.command(epilog="Example:  metastable length ./my-encoder --texts pairs.jsonl --up-to 512 --out length")(length)
+app.command(epilog="Example:  metastable compress ./my-encoder --texts sentences.txt --target 'cosine >= 0.97'")(
+    compress
+)
 app.command(epilog="Example:  metastable compare ./before ./after --texts sentences.txt --out moved")(compare)
 app.command(epilog="Example:  metastable calibrate ./my-encoder --texts clean.txt --out baseline")(calibrate)
 app.command(epilog="Example:  tail -F texts.log | metastable watch ./my-encoder --baseline baseline --out watched")(

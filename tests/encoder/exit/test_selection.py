@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from metastable.encoder.exit.labelled import FOLDS, Target, paired
-from metastable.encoder.exit.probes import PENALTIES, fit, losses, predicted
+from metastable.encoder.exit.probes import fit, losses, predicted
 from metastable.encoder.exit.scores import accuracy, value
 from metastable.encoder.exit.selection import DepthFits, dealt, earliest, nested
 from metastable.encoder.exit.study import select
@@ -94,11 +94,10 @@ def test_labels_of_a_fold_have_no_part_in_its_predictions():
     assert (one.outputs[:, fold != 2] != two.outputs[:, fold != 2]).any()
 
 
-def test_random_labels_stay_at_chance_and_a_choice_without_nesting_does_not(monkeypatch):
+def test_random_labels_stay_at_chance_and_a_choice_without_nesting_does_not():
     """Ten layers of noise. Half of the texts are of each class."""
-    monkeypatch.setitem(PENALTIES, "classes", (0.3,))
     honest, chosen, covered = [], [], []
-    for seed in range(8):
+    for seed in range(6):
         draw = np.random.default_rng(seed)
         features = draw.normal(size=(80, 11, 3))
         labels = draw.permutation(np.arange(80) % 2).tolist()
@@ -107,7 +106,7 @@ def test_random_labels_stay_at_chance_and_a_choice_without_nesting_does_not(monk
         honest.append(rule["accuracy"])
         chosen.append(found["layers"]["accuracy"].max())
         covered.append(rule["accuracy_low"] <= 0.5 <= rule["accuracy_high"])
-    # The mean of 8 accuracies on 80 texts has a standard deviation of 0.02; folds of random labels lean below 0.5.
+    # The mean of 6 accuracies on 80 texts has a standard deviation of 0.023; folds of random labels lean below 0.5.
     assert 0.4 < np.mean(honest) < 0.55
     assert np.mean(chosen) > 0.56
     assert np.mean(covered) >= 0.75
@@ -133,5 +132,9 @@ def test_documents_that_give_the_label_away_do_not_help():
     features = np.repeat((places[owners] + 0.1 * draw.normal(size=(240, 30)))[:, None], 3, axis=1)
     labels = marks[owners].tolist()
     blind, seen = (select(features, labelled(labels, given), 0.02) for given in (None, owners.tolist()))
-    assert blind["rules"]["accuracy"].iloc[0] > 0.9
-    assert seen["rules"]["accuracy_low"].iloc[0] < 0.55
+    blind, seen = (found["rules"].set_index("rule").loc["earliest"] for found in (blind, seen))
+    assert blind["accuracy_low"] > 0.75
+    assert seen["accuracy_low"] < 0.5
+    # Intervals over documents are wider: there are 40 of them, and 240 texts.
+    width = [rule["accuracy_high"] - rule["accuracy_low"] for rule in (blind, seen)]
+    assert width[1] > 2 * width[0]

@@ -99,7 +99,7 @@ def chosen(found, layer, change=(0.0, -0.001, 0.001), score=(0.9, 0.88, 0.92)):
         return table
 
     rows = found.layers["depth"] == (layer if layer < found.depth else found.depth - 1)
-    known = replace(found, layer=layer, fold_layers=(layer,) * 5, baseline=0.5)
+    known = replace(found, layer=layer, fold_layers=(layer,) * 5, baseline=0.1)
     full = found.layers["depth"] == found.depth
     layers = changed(found.layers, rows)
     layers.loc[~rows & ~full, "accuracy"] = 0.1

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.encoder.compress import surgery
-from metastable.encoder.compress.healing import heal
+from metastable.encoder.compress.healing import Targets, heal
 from metastable.encoder.compress.importance import Usage, gradient, magnitude, usage
 from metastable.encoder.compress.merging import merge_tokens
 from metastable.encoder.compress.recipe import OURS, RULES, Recipe
@@ -144,6 +144,10 @@ class Builder:
         return gradient(self.full, some, self.usage, lambda hidden, mask: pooled(hidden, mask, self.pooling))
 
     @cached_property
+    def _targets(self) -> Targets:
+        return Targets(self.full, [*self.fit, *self.select])
+
+    @cached_property
     def reference(self) -> Floats:
         """The embeddings of `select` by the full encoder."""
         return embed(self.full, self.select, self.pooling)
@@ -183,7 +187,7 @@ class Builder:
             if cells := removal.neurons.get(layer):
                 surgery.remove_neurons(found, place, cells, self.usage.neuron_mean[layer])
         plain = found.separate() if recipe.healed else found
-        count = heal(self.full, found, removal, self.fit, self.select) if recipe.healed else 0
+        count = heal(self._targets, found, removal, len(self.fit)) if recipe.healed else 0
         if count and self.loss(found) >= self.loss(plain):
             return Made(recipe, plain, removal, 0)
         return Made(recipe, found, removal, count)

@@ -45,6 +45,19 @@ def fidelity(full: Floats, smaller: Floats) -> dict[str, Any]:
     }
 
 
+def values(full: Floats, smaller: Floats) -> dict[str, float]:
+    """The metrics without intervals."""
+    f, g = unit(full), unit(smaller)
+    cosines, ours, theirs = (f * g).sum(axis=1), f @ f.T, g @ g.T
+    upper = np.triu_indices(len(f), 1)
+    return {
+        "cosine": float(cosines.mean()),
+        "cosine_p10": float(np.quantile(cosines, PERCENTILE)),
+        "nn_overlap": float(overlaps(ours, theirs).mean()),
+        "spearman": _rank_correlation(ours[upper], theirs[upper]),
+    }
+
+
 def _within(ends: tuple[float, float, float], least: float) -> tuple[float, float, float]:
     return float(ends[0]), max(float(ends[1]), least), min(float(ends[2]), 1.0)
 

@@ -121,11 +121,14 @@ class Layers:
         residual = attention.total if self.encoder.anatomy.pre_norm else inner_in
         return Passed(attention, Part(outer_in, outer, residual), hidden)
 
-    def move(self) -> None:
-        """All batches through layer `place`."""
+    def move(self, passed: Sequence[Passed] | None = None) -> None:
+        """All batches through layer `place`. passed : of all batches, if it is known"""
         step = self.encoder.anatomy.steps[self.place]
-        with torch.inference_mode():
-            self.hidden = [step(hidden, mask) for hidden, mask in zip(self.hidden, self.masks, strict=True)]
+        if passed is not None:
+            self.hidden = [each.hidden for each in passed]
+        else:
+            with torch.inference_mode():
+                self.hidden = [step(hidden, mask) for hidden, mask in zip(self.hidden, self.masks, strict=True)]
         self.place += 1
 
 
@@ -166,37 +169,54 @@ def _caught(block: Block) -> Iterator[dict[nn.Module, tuple[Tensor, Tensor]]]:
             handle.remove()
 
 
-def heal(full: Encoder, smaller: Encoder, removal: Removal, batches: Sequence[Batch], held: Sequence[Batch]) -> int:
+class Targets:
+    """The sums of the full encoder at every map, computed once for many refits; the maps of one layer after the other.
+
+    attention, neurons : by layer and batch, (tokens, d)
+    """
+
+    def __init__(self, full: Encoder, batches: Sequence[Batch]) -> None:
+        self.full, self.batches = full, batches
+        self.attention: list[list[Tensor]] = []
+        self.neurons: list[list[Tensor]] = []
+        layers = Layers(full, batches)
+        for _ in full.anatomy.blocks:
+            passed = [layers.passed(number) for number in range(len(batches))]
+            self.attention.append([each.attention.total for each in passed])
+            self.neurons.append([each.neurons.total for each in passed])
+            layers.move(passed)
+
+
+def heal(targets: Targets, smaller: Encoder, removal: Removal, fitted: int) -> int:
     """Refit the maps of the smaller encoder that lost heads or neurons, or that precede removed layers, in place.
 
-    full : a private encoder; smaller : in the even form, with weights of its own
-    batches : to fit; held : to choose λ
+    smaller : in the even form, with weights of its own
+    fitted : the number of batches, the first ones, that are fitted; the others choose λ
 
     Returns the number of maps that were changed. A shared layer is not healed: its maps serve many depths.
     """
-    if len({id(block.module) for block in smaller.anatomy.blocks}) < len(smaller.anatomy.blocks):
+    full, blocks = targets.full.anatomy, smaller.anatomy.blocks
+    if len({id(block.module) for block in blocks}) < len(blocks):
         return 0
-    kept = [layer for layer in range(len(full.anatomy.blocks)) if layer not in removal.layers]
-    both = [*batches, *held]
-    theirs, ours, changed = Layers(full, both), Layers(smaller, both), 0
-    for place, layer in enumerate(kept):
-        after = kept[place + 1] if place + 1 < len(kept) else len(full.anatomy.blocks)
-        while theirs.place < layer:
-            theirs.move()
+    kept = [layer for layer in range(len(full.blocks)) if layer not in removal.layers]
+    last = max([-1, *(kept.index(layer) for layer in (*removal.heads, *removal.neurons)), *_before_gaps(kept, full)])
+    ours, changed = Layers(smaller, targets.batches), 0
+    for place, layer in enumerate(kept[: last + 1]):
+        after = kept[place + 1] if place + 1 < len(kept) else len(full.blocks)
         if removal.heads.get(layer):
-            changed += _refit(theirs, ours, len(batches), "attention")
+            changed += _refit(targets.attention[layer], ours, fitted, "attention")
         if removal.neurons.get(layer) or after > layer + 1:
-            _skip_to(theirs, after - 1)
-            if after > layer + 1 and not smaller.anatomy.pre_norm:
-                _take_over_norm(full.anatomy, smaller.anatomy, after - 1, place)
-            changed += _refit(theirs, ours, len(batches), "neurons")
+            if after > layer + 1 and not full.pre_norm:
+                _take_over_norm(full, smaller.anatomy, after - 1, place)
+            changed += _refit(targets.neurons[after - 1], ours, fitted, "neurons")
         ours.move()
     return changed
 
 
-def _skip_to(layers: Layers, place: int) -> None:
-    while layers.place < place:
-        layers.move()
+def _before_gaps(kept: Sequence[int], full: Anatomy) -> list[int]:
+    """The places of the layers that precede removed layers."""
+    nexts = [*kept[1:], len(full.blocks)]
+    return [place for place, (layer, after) in enumerate(zip(kept, nexts, strict=True)) if after > layer + 1]
 
 
 def _take_over_norm(full: Anatomy, smaller: Anatomy, removed: int, place: int) -> None:
@@ -207,15 +227,15 @@ def _take_over_norm(full: Anatomy, smaller: Anatomy, removed: int, place: int) -
             getattr(ours, name).copy_(getattr(theirs, name))
 
 
-def _refit(theirs: Layers, ours: Layers, fitted: int, which: str) -> bool:
-    """Refit one map of layer `ours.place` to the sum of layer `theirs.place`; whether it was changed."""
+def _refit(targets: Sequence[Tensor], ours: Layers, fitted: int, which: str) -> bool:
+    """Refit one map of layer `ours.place` to the sums of each batch; whether it was changed."""
     block = ours.encoder.anatomy.blocks[ours.place]
     linear = block.output if which == "attention" else block.outer
     alive = linear.weight.abs().sum(dim=0) > 0
     sums, held = Sums(), Sums()
     for number in range(len(ours.hidden)):
-        target, own = getattr(theirs.passed(number), which), getattr(ours.passed(number), which)
-        total = target.total if ours.encoder.anatomy.pre_norm else _rescaled(target.total, own.total)
+        own: Part = getattr(ours.passed(number), which)
+        total = targets[number] if ours.encoder.anatomy.pre_norm else _rescaled(targets[number], own.total)
         (sums if number < fitted else held).add(own.a[:, alive], total - own.total)
     if sums.count < 2 or held.count == 0:
         return False

@@ -53,13 +53,14 @@ def usage(encoder: Encoder, batches: Sequence[Batch]) -> Usage:
     found = Usage([], [], [], [], [])
     layers = Layers(encoder, batches)
     while layers.place < len(encoder.anatomy.blocks):
-        heads, neurons, cosines = Sums(), Sums(), []
+        heads, neurons, cosines, after = Sums(), Sums(), [], []
         for number, mask in enumerate(layers.masks):
             passed = layers.passed(number)
             nothing = passed.attention.y.new_zeros(len(passed.attention.y), 1)
             heads.add(passed.attention.a, nothing)
             neurons.add(passed.neurons.a, nothing)
             cosines.append(torch.cosine_similarity(layers.hidden[number][mask], passed.hidden[mask], dim=-1))
+            after.append(passed)
         block = encoder.anatomy.blocks[layers.place]
         count = encoder.anatomy.layers[layers.place].heads
         found.head_mean.append((heads.a / heads.count).float())
@@ -68,7 +69,7 @@ def usage(encoder: Encoder, batches: Sequence[Batch]) -> Usage:
         spread = neurons.covariance().diagonal()
         found.neuron_update.append(spread * block.outer.weight.detach().double().square().sum(dim=0))
         found.influence.append(1 - float(torch.cat(cosines).mean()))
-        layers.move()
+        layers.move(after)
     return found
 
 

@@ -22,7 +22,7 @@ import pandas as pd
 from metastable import files
 from metastable.encoder.compress import surgery
 from metastable.encoder.compress.build import Builder, Made, embed, megabytes
-from metastable.encoder.compress.fidelity import METRICS, fidelity
+from metastable.encoder.compress.fidelity import fidelity, values
 from metastable.encoder.compress.recipe import Recipe, plan
 from metastable.encoder.compress.result import COLUMNS, Compression, condition
 from metastable.encoder.compress.surgery import Removal
@@ -35,7 +35,7 @@ LEAST = 60
 """Texts that are needed at least."""
 SHARES = {"fit": 0.5, "select": 0.15}
 """The shares of the texts in the first two parts; the rest is *test*."""
-MOST = {"fit": 256, "select": 96, "test": 256}
+MOST = {"fit": 192, "select": 64, "test": 256}
 """Texts of each part, at most."""
 TIMED = 48
 """Texts of *test* that speed is measured on, at most."""
@@ -224,19 +224,16 @@ class _Bench:
         """All numbers of one recipe."""
         recipe = made.recipe
         with made.running() as smaller:
-            found = {
-                name: fidelity(self.embeddings[name], embed(smaller, getattr(self.parts, name), self.pooling))
-                for name in ("select", "test")
-            }
+            selected, tested = (embed(smaller, part, self.pooling) for part in (self.parts.select, self.parts.test))
             speed, slowest, fastest = self._speed(smaller)
         return {
             **{"recipe": recipe.name, "method": recipe.method, "baseline": recipe.baseline},
             **{"layers": recipe.layers, "heads": recipe.heads, "neurons": recipe.neurons, "merge": recipe.merge},
             **{"int8": recipe.int8, "healed": made.healed},
-            **found["test"],
+            **fidelity(self.embeddings["test"], tested),
             **{"speed": speed, "speed_low": slowest, "speed_high": fastest},
             "megabytes": megabytes(made.fast.model),
-            **{f"select_{name}": found["select"][name] for name in METRICS},
+            **{f"select_{name}": value for name, value in values(self.embeddings["select"], selected).items()},
             "removal": made.removal.to_dict(),
         }
 

@@ -91,28 +91,33 @@ class Probe:
 @on_one_core
 def fit(x: Floats, target: Target, rows: Ints, penalties: Sequence[float], tolerance: float = TOLERANCE) -> list[Probe]:
     """The probe of each penalty, trained on some rows of the features x (texts, d)."""
+    return _fit(x, target, rows, penalties, tolerance)
+
+
+@on_one_core
+def held_out(x: Floats, target: Target, rows: Ints, others: Ints, penalties: Sequence[float]) -> Floats:
+    """The outputs of these probes for other rows, (penalties, others, outputs)."""
+    found = _fit(x, target, rows, penalties, TOLERANCE)
+    mean, deviation = torch.from_numpy(found[0].mean), torch.from_numpy(found[0].deviation)
+    z = (torch.from_numpy(x[others]).double() - mean) / deviation
+    return np.stack([(z @ torch.from_numpy(probe.weight).T).numpy() + probe.bias for probe in found])
+
+
+def _fit(x: Floats, target: Target, rows: Ints, penalties: Sequence[float], tolerance: float) -> list[Probe]:
     some = torch.from_numpy(x[rows]).double()
     deviation, mean = torch.std_mean(some, dim=0, correction=0)
     # A feature that is constant on the training texts has weight 0 whatever it is divided by.
     deviation = torch.where(deviation > 1e-12 * mean.abs(), deviation, 1.0)
-    z, y = (some - mean) / deviation, target.values[rows]
+    z = (some - mean) / deviation
     if target.classes:
         found = logistic(z, target.numbers[rows], len(target.classes), penalties, tolerance)
     else:
-        found = ridge(z, torch.from_numpy(y), penalties)
+        found = ridge(z, torch.from_numpy(target.values[rows]), penalties)
     arrays = mean.numpy(), deviation.numpy()
     return [
         Probe(*arrays, weight.numpy(), bias.numpy(), penalty, target.classes)
         for penalty, (weight, bias) in zip(penalties, found, strict=True)
     ]
-
-
-@on_one_core
-def outputs_of(probes: Sequence[Probe], x: Floats) -> Floats:
-    """The outputs of probes with one standardisation, (probes, texts, outputs), from the features x (texts, d)."""
-    first = probes[0]
-    z = (torch.from_numpy(x).double() - torch.from_numpy(first.mean)) / torch.from_numpy(first.deviation)
-    return np.stack([(z @ torch.from_numpy(probe.weight).T).numpy() + probe.bias for probe in probes])
 
 
 def ridge(z: Tensor, y: Tensor, penalties: Sequence[float]) -> list[tuple[Tensor, Tensor]]:

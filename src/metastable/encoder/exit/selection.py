@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from metastable.encoder.exit.labelled import FOLDS, Floats, Ints, Target
-from metastable.encoder.exit.probes import PENALTIES, fit, losses, outputs_of, predicted
+from metastable.encoder.exit.probes import PENALTIES, held_out, losses, predicted
 from metastable.encoder.exit.scores import SCORES, first_score, value
 
 FIRST = 1
@@ -61,8 +61,8 @@ class DepthFits:
         """Outputs for the texts of fold `wanted`, which is in `gone`, (penalties, texts, outputs)."""
         inside = np.isin(self._fold, list(gone))
         if gone not in self._known:
-            found = fit(self._x, self._target, np.flatnonzero(~inside), self.penalties)
-            self._known[gone] = outputs_of(found, self._x[inside])
+            rows, others = np.flatnonzero(~inside), np.flatnonzero(inside)
+            self._known[gone] = held_out(self._x, self._target, rows, others, self.penalties)
             self._fitted()
         return self._known[gone][:, self._fold[inside] == wanted]
 

@@ -1,0 +1,80 @@
+"""`metastable compress`: a smaller and faster encoder with a measured loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from metastable.cli.exits import EXIT_FINDING, one_line_errors
+from metastable.cli.options import AllowPickle, AsJson, BatchSize, Debug, Model
+from metastable.errors import BadInput
+
+SHARE = "a share such as 25% or 0.25"
+
+
+def compress(
+    model: Model,
+    texts: Annotated[str, typer.Option(help="One text a line, or .jsonl with a field text; - is standard input.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for report.html, compress.json, options.csv and the folder model.")
+    ] = Path("metastable-compress"),
+    target: Annotated[
+        str | None, typer.Option(help="Choose an option: 'nn-overlap >= 0.8', 'speed >= 1.5', 'cosine >= 0.97'.")
+    ] = None,
+    layers: Annotated[int, typer.Option(help="Remove this many layers.")] = 0,
+    heads: Annotated[str, typer.Option(help=f"Remove heads: {SHARE}.")] = "0",
+    neurons: Annotated[str, typer.Option(help=f"Remove neurons of each layer: {SHARE}.")] = "0",
+    merge: Annotated[str, typer.Option(help=f"Merge tokens after half of the layers: {SHARE}.")] = "0",
+    int8: Annotated[bool, typer.Option("--int8", help="Quantise the linear maps of the layers.")] = False,
+    length: Annotated[int, typer.Option(help="Cut texts to this many tokens.")] = 128,
+    pooling: Annotated[str | None, typer.Option(help="mean or cls; by default that of the model's files.")] = None,
+    seed: Annotated[int, typer.Option(help="Deals the texts into parts.")] = 0,
+    batch_size: BatchSize = 32,
+    allow_pickle: AllowPickle = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Find out which parts of a trained encoder can go, at what loss, and write the smaller encoder.
+
+    Without amounts, all options are measured: layers, heads, neurons, merged tokens, int8 and combinations. --target
+    then chooses one. With amounts only this option is measured. The chosen encoder is written to OUT/model. Exit code 1
+    means that no option meets the target. A study that was stopped goes on where it was.
+    """
+    with one_line_errors(debug):
+        from metastable import files
+        from metastable.encoder.compress import study
+        from metastable.progress import Texts
+
+        files.folder_for(out, "compress.json")
+        if texts != "-" and not Path(texts).is_file():
+            raise BadInput(f"--texts {texts} is no file; give a file with one text a line, or - for standard input")
+        shares = {
+            name: _share(name, value) for name, value in (("heads", heads), ("neurons", neurons), ("merge", merge))
+        }
+        with Texts(what="options") as bar:
+            found = study.compress(
+                model, texts, layers=layers, int8=int8, target=target, length=length, pooling=pooling, seed=seed,
+                batch_size=batch_size, allow_pickle=allow_pickle, resume=out, **shares,
+                progress=lambda done, _: bar(done),
+            )  # fmt: skip
+        written = {name: str(path) for name, path in found.save(out).items()}
+        if found.chosen is not None:
+            written["model"] = str(found.save_model(out / "model"))
+        if as_json:
+            print(files.to_json({**found.to_dict(), "written": written}))
+        else:
+            lines = [repr(found), *found.sentences(), *(f"{name}: {path}" for name, path in written.items())]
+            print("\n".join(lines))
+        if target is not None and found.chosen is None:
+            raise typer.Exit(EXIT_FINDING)
+
+
+def _share(name: str, value: str) -> float:
+    """25% or 0.25 as 0.25."""
+    text = value.strip()
+    try:
+        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        raise BadInput(f"--{name} {value} is no number; give {SHARE}") from None
