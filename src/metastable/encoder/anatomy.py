@@ -156,6 +156,11 @@ class Block:
     outer: nn.Linear
     gated: bool
 
+    @property
+    def maps(self) -> tuple[nn.Linear, ...]:
+        """All linear maps."""
+        return (*self.linears, self.output, self.inner, self.outer)
+
 
 @dataclass(frozen=True)
 class Anatomy:

@@ -84,25 +84,24 @@ def merge_after(depth: int) -> int:
 
 
 def fast_form(even: Encoder, removal: Removal, int8: bool) -> Encoder:
+    """An encoder of its own in the cut form. Its anatomy still names the modules, but not their new shapes."""
     found = surgery.cut(even, removal)
-    return quantised(found) if int8 else found
+    if int8:
+        quantise(found)
+    return found
 
 
-def quantised(encoder: Encoder) -> Encoder:
-    """The encoder with the linear maps of its layers in int8, by channel, and inputs quantised as they come."""
+def quantise(encoder: Encoder) -> None:
+    """Put the linear maps of the layers in int8, by channel, with inputs quantised as they come, in place."""
     from torch.ao.nn.quantized.dynamic import Linear
     from torch.ao.quantization import per_channel_dynamic_qconfig
 
-    found = encoder.separate()
-    names = {id(module): name for name, module in found.model.named_modules()}
-    for block in found.anatomy.blocks:
-        for linear in (*block.linears, block.output, block.inner, block.outer):
-            parent, _, name = names[id(linear)].rpartition(".")
-            owner = found.model.get_submodule(parent)
-            if isinstance(getattr(owner, name), nn.Linear):
-                setattr(linear, "qconfig", per_channel_dynamic_qconfig)  # noqa: B010
-                setattr(owner, name, Linear.from_float(linear))
-    return found
+    names = {id(module): name for name, module in encoder.model.named_modules()}
+    maps = {id(linear): linear for block in encoder.anatomy.blocks for linear in block.maps}
+    for key, linear in maps.items():
+        parent, _, name = names[key].rpartition(".")
+        setattr(linear, "qconfig", per_channel_dynamic_qconfig)  # noqa: B010
+        setattr(encoder.model.get_submodule(parent), name, Linear.from_float(linear))
 
 
 def megabytes(model: nn.Module) -> float:

@@ -38,9 +38,10 @@ class Recipe:
     @property
     def name(self) -> str:
         """In words, without the rule."""
-        parts = [f"{self.layers} layer{'s' if self.layers > 1 else ''}"] if self.layers else []
-        shares = {"of heads": self.heads, "of neurons": self.neurons, "of tokens merged": self.merge}
-        parts += [f"{100 * share:g} % {what}" for what, share in shares.items() if share]
+        gone = [f"{self.layers} layer{'s' if self.layers > 1 else ''}"] if self.layers else []
+        gone += [f"{100 * getattr(self, kind):g} % of {kind}" for kind in ("heads", "neurons") if getattr(self, kind)]
+        parts = [f"{' and '.join(gone)} removed"] if gone else []
+        parts += [f"{100 * self.merge:g} % of tokens merged"] if self.merge else []
         return ", ".join([*parts, *(["int8"] if self.int8 else [])]) or "nothing"
 
     @property

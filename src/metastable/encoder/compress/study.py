@@ -26,6 +26,7 @@ from metastable.encoder.compress.fidelity import fidelity, values
 from metastable.encoder.compress.recipe import Recipe, plan
 from metastable.encoder.compress.result import COLUMNS, Compression, condition
 from metastable.encoder.compress.surgery import Removal
+from metastable.encoder.compress.words import REPEATS
 from metastable.encoder.length.study import pooling_of
 from metastable.encoder.load import Encoder, load
 from metastable.encoder.texts import Batch, TextCounts, batches, blank, read_texts, strings
@@ -39,8 +40,6 @@ MOST = {"fit": 192, "select": 64, "test": 256}
 """Texts of each part, at most."""
 TIMED = 48
 """Texts of *test* that speed is measured on, at most."""
-REPEATS = 5
-"""Pairs of timings of the full and the smaller encoder."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 PEER_SPEED, PEER_LOSS = 1.3, 0.02
 """An option beats int8 alone if it is this much faster and its mean cosine is lower by at most this."""
 KINDS = ("layers", "heads", "neurons", "merge")
+REPEATS = 5
+"""Pairs of timings of the full and the smaller encoder."""
 GOOD = 0.95
 """The mean cosine that the sentence about the fastest option asks for."""
 
@@ -30,22 +32,17 @@ def sentences(found: Compression) -> list[str]:
 
 
 def _speed(row: Any) -> str:
-    return f"{row['speed']:.2f} times as fast ({row['speed_low']:.2f} to {row['speed_high']:.2f} in {5} pairs)"
+    return f"{row['speed']:.2f} times as fast ({row['speed_low']:.2f} to {row['speed_high']:.2f} in {REPEATS} pairs)"
 
 
 def _chosen(found: Compression) -> list[str]:
     if found.chosen is None:
         return [] if found.target is None else [f"No option meets the target {found.target}."]
     row = found.options.iloc[found.chosen]
-    reason = "" if found.target is None else f" is chosen for the target {found.target}"
-    head = f"Without {row['recipe']}" if not row["int8"] and not row["merge"] else f"With {row['recipe']}"
-    if reason:
-        first = f"{row['recipe']}{reason}: the encoder is {_speed(row)}."
-    else:
-        first = f"{head} the encoder is {_speed(row)}."
-    first = first[0].upper() + first[1:]
+    what = row["recipe"][0].upper() + row["recipe"][1:]
+    reason = "" if found.target is None else f" (chosen for the target {found.target})"
     return [
-        first,
+        f"{what}{reason}: the encoder is {_speed(row)}.",
         f"Its embeddings have a mean cosine of {interval(row, 'cosine')} to those of the full encoder, and "
         f"{100 * row['nn_overlap']:.0f} % of the 10 nearest texts are the same.",
     ]
@@ -86,7 +83,8 @@ def _rules(found: Compression) -> list[str]:
     """One sentence a kind: the rule of the product against the baselines at the same amount."""
     said = []
     for kind in ("layers", "heads", "neurons"):
-        rows = found.options[(found.options[kind] > 0) & found.options["recipe"].map(lambda name: "," not in name)]
+        others = [name for name in (*KINDS, "int8") if name != kind]
+        rows = found.options[(found.options[kind] > 0) & ~found.options[others].astype(bool).any(axis=1)]
         compared = rows[rows["baseline"].astype(bool)]
         if not len(compared):
             continue
@@ -94,10 +92,10 @@ def _rules(found: Compression) -> list[str]:
         if not len(own):
             continue
         mine = own.iloc[0]
-        others = ", ".join(f"{row['method']} {row['cosine']:.3f}" for _, row in compared.iterrows())
+        listed = ", ".join(f"{row['method']} {row['cosine']:.3f}" for _, row in compared.iterrows())
         best = compared.loc[compared["cosine"].idxmax()]
         verdict = "" if mine["cosine"] >= best["cosine"] else f" The rule {best['method']} is better here."
-        said.append(f"Without {mine['recipe']}: {mine['method']} {mine['cosine']:.3f}; {others}.{verdict}")
+        said.append(f"{mine['recipe']}, mean cosine by rule: {mine['method']} {mine['cosine']:.3f}; {listed}.{verdict}")
     return said
 
 
@@ -106,7 +104,7 @@ def card(found: Compression, row: pd.Series) -> list[str]:
     lines = [
         f"# {found.name}, compressed",
         "",
-        f"Removed from {found.name!r} ({found.depth} layers, {found.heads} heads and {found.neurons} neurons a layer): "
+        f"Made from {found.name!r} ({found.depth} layers, {found.heads} heads and {found.neurons} neurons a layer): "
         f"{row['recipe']}.",
         "",
         "| measured on texts that no choice saw | value | 95 % interval |",

@@ -145,28 +145,26 @@ class Exit:
     def headline(self) -> str:
         """The result in one sentence."""
         name, verdict = NAMES[self.score], self.verdict
-        place = f"Layer {self.layer} of {self.depth}"
-        own, full = self.exit_score[0], self.of_rule("full")
+        place, full = f"ayer {self.layer} of {self.depth}", self.of_rule("full")
         if verdict == "unpredictable":
-            value, low, high = full
+            value, low, high = map(three, full)
             base = f"the share of the most frequent class, {three(self.baseline)}" if self.classes else "0"
             return (
-                f"No layer can be chosen: {name} at full depth is {three(value)} (95 % interval {three(low)} to "
-                f"{three(high)}), not above {base}."
+                f"No layer can be chosen: {name} at full depth is {value}, 95 % interval {low} to {high}, not above "
+                f"{base}."
             )
         if self.layer == self.depth:
             best = self.best_earlier
-            start = "Full depth is needed" if verdict == "needed" else "Full depth is chosen"
             own, change = self.of_depth(best)[0], self.of_depth(best, difference=True)
-            start += f": layer {best} of {self.depth}, the best of the others, has {name} {three(own)}"
-            return f"{start}, full depth {three(full[0])} ({_change(change)})."
-        change = self.exit_difference
-        numbers = f"{name} {three(own)}, at full depth {three(full[0])} ({_change(change)})"
+            start = f"Full depth is {'needed' if verdict == 'needed' else 'chosen'}"
+            numbers = f"layer {best} of {self.depth}, the best of the others, has {name} {three(own)}, full depth"
+            return f"{start}: {numbers} {three(full[0])}; {_change(change)}."
+        numbers = f"{name} {three(self.exit_score[0])}, at full depth {three(full[0])}; {_change(self.exit_difference)}"
         if verdict == "needed":
-            return f"Full depth is needed: an exit at layer {self.layer} of {self.depth} has {numbers}."
+            return f"Full depth is needed: an exit at l{place} has {numbers}."
         if verdict == "enough":
-            return f"{place} is enough: {numbers}."
-        return f"{place} may be enough, but a loss above {self.loss:g} is not excluded: {numbers}."
+            return f"L{place} is enough: {numbers}."
+        return f"L{place} may be enough, but a loss above {self.loss:g} is not excluded: {numbers}."
 
     def sentences(self) -> list[str]:
         """The result in words, the headline first."""
@@ -199,7 +197,8 @@ class Exit:
         second = next(name for name in SCORES[self.task] if name != self.score)
         own, full = self.of_rule("earliest", second)[0], self.of_rule("full", second)[0]
         change = _change(self.of_rule("earliest", second, difference=True))
-        found.append(f"{NAMES[second]} of the rule is {three(own)}, at full depth {three(full)} ({change}).")
+        name = NAMES[second][0].upper() + NAMES[second][1:]
+        found.append(f"{name} of the rule is {three(own)}, at full depth {three(full)} ({change}).")
         best = self.of_rule("best")[0]
         change = _change(self.of_rule("best", difference=True))
         found.append(f"The layer that is best on inner folds has {NAMES[self.score]} {three(best)} ({change}).")
@@ -317,7 +316,7 @@ class Exit:
         return [
             f"# {self.name}, the first {self.layer} of {self.depth} layers",
             "",
-            f"Layers {self.layer} to {self.depth - 1} (counted from 0) were removed with `metastable exit`. "
+            f"The last {self.depth - self.layer} of {self.depth} layers were removed with `metastable exit`. "
             "No weight was changed.",
             "",
             *(f"- {sentence}" for sentence in self.sentences()[:4]),
