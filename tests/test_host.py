@@ -82,6 +82,11 @@ def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit
         with ms.Monitor(model, baseline, tokenizer=tokenizer) as monitor:
             monitor.examine(texts[:8])
 
+    def merge():
+        own = copy.deepcopy(other)
+        with ms.merge_tokens(own, after=1, share=0.25), torch.inference_mode():
+            own(input_ids=torch.arange(2, 22).reshape(2, 10))
+
     return {
         "attend dense": lambda: ms.attend(cloud, 9 * cloud.points, engine="dense"),
         "attend flash": lambda: ms.attend(cloud, 9 * cloud.points, engine="flash"),
@@ -106,6 +111,10 @@ def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit
         "audit report": lambda: audit.report(own_path(".html")),
         "compare": lambda: ms.compare(audit, ms.audit(other)),
         "length": lambda: ms.length(model, long_texts, texts[:8], tokenizer=tokenizer).save(own_path(".length")),
+        "compress": lambda: ms.compress(model, texts, tokenizer=tokenizer, layers=1, merge=0.25, length=16).save_model(
+            own_path(".compressed")
+        ),
+        "merge_tokens": merge,
         "Baseline.fit": lambda: ms.Baseline.fit(model, texts, tokenizer=tokenizer).save(own_path(".baseline")),
         "Monitor": examine,
     }
@@ -115,7 +124,7 @@ NAMES = [
     *("attend dense", "attend flash", "attend tree", "attend_with_bound", "velocity", "value_flow"),
     *("zero_temperature_flow", "clouds", "simulate", "simulate hardmax", "mean_field", "theory", "wasserstein"),
     *("certificate", "phases", "figures", "report", "save and load", "claims", "audit", "audit report", "compare"),
-    *("length", "Baseline.fit", "Monitor"),
+    *("length", "compress", "merge_tokens", "Baseline.fit", "Monitor"),
 ]
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from metastable import files
 from metastable.encoder.compress import surgery
@@ -52,6 +53,7 @@ class Parts:
     counts: dict[str, int]
 
 
+@torch.inference_mode(False)
 def compress(
     model: Any,
     texts: str | Path | Iterable[str],
