@@ -155,7 +155,8 @@ for i in range(10**6):
         found = contents(tmp_path / "x")
         assert found.keys() == set("abcd")
         assert len(set(found.values())) == 1
-        assert int(found["a"]) in (int(said[-1]), int(said[-1]) + 1)
+        # Nothing that was reported as written is lost; on a busy machine the process gets further before it dies.
+        assert int(found["a"]) >= int(said[-1])
         assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
