@@ -1,7 +1,7 @@
 """Compression of real encoders on real texts: every option and every baseline.
 
     python benchmarks/compression.py                  # every case, about five minutes each on two idle cores
-    python benchmarks/compression.py --case Chinese   # the cases whose name has this word; the others in the record stay
+    python benchmarks/compression.py --case Chinese   # the cases whose name has this word; others stay
     python benchmarks/compression.py --write-docs     # docs/compression.md from the record, nothing is computed
 
 Encoders and texts are read from packages on PyPI, as in length.py. Speed is measured in pairs of passes: nothing else
@@ -81,9 +81,9 @@ def _lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield (
         "`python benchmarks/compression.py` writes this page. Every number comes from "
         "`benchmarks/results/compression.json`. [The README](../README.md#compress-an-encoder) explains the command "
-        f"`metastable compress`. Texts are cut to {LENGTH} tokens. Fidelity is measured on texts that no choice saw, with "
-        "intervals of 95 % over texts; speed is the time of the full encoder over that of the smaller one, median and range "
-        "of five pairs on two cores. Rows with a rule in the second column that is not *greedy* or *gradient*, or that are "
+        f"`metastable compress`. Texts are cut to {LENGTH} tokens. Fidelity is measured on texts that no choice saw, "
+        "with intervals of 95 % over texts. Speed is the time of the full encoder over that of the smaller one: median "
+        "and range of five pairs on two cores. Rows with another rule than *greedy* or *gradient*, and rows that are "
         "not healed, are baselines."
     )
     for row in rows:
@@ -99,7 +99,8 @@ def _lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         for option in row["options"]:
             ends = [f"{option[n]:.3f} ({option[f'{n}_low']:.3f}–{option[f'{n}_high']:.3f})" for n in SHOWN[:-1]]
             speed = f"{option['speed']:.2f}× ({option['speed_low']:.2f}–{option['speed_high']:.2f})"
-            yield f"| {option['recipe']} | {option['method']} | {' | '.join(ends)} | {speed} | {option['megabytes']:.1f} |"
+            cells = (option["recipe"], option["method"], *ends, speed, f"{option['megabytes']:.1f}")
+            yield f"| {' | '.join(cells)} |"
 
 
 def main(arguments: Iterable[str]) -> None:

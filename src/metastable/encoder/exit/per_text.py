@@ -24,7 +24,7 @@ from scipy.stats import binom
 
 from metastable.encoder.exit.labelled import FOLDS, Floats, Ints, Target
 from metastable.encoder.exit.probes import TIGHT, Probe, fit
-from metastable.encoder.exit.scores import Bootstrap, Interval, accuracy
+from metastable.encoder.exit.scores import Bootstrap, Interval, accuracy, widened
 from metastable.encoder.exit.selection import FIRST, DepthFits, Nested
 
 DELTA = 0.05
@@ -122,7 +122,7 @@ class Trial:
             here = outputs.argmax(axis=-1)[left[inside] - FIRST, np.arange(int(inside.sum()))]
             right[inside] = here == self._target.values[inside]
         bootstrap = Bootstrap(self._groups, self._seed)
-        gain = bootstrap.mean((fixed - left).astype(np.float64), (-float(depths), float(depths)))
+        gain = widened(bootstrap.mean((fixed - left).astype(np.float64), (-float(depths), float(depths))))
         truth = self._target.values
         plain = accuracy(truth, found.predictions(found.rule(self._loss)), np.ones((1, len(truth))))[0]
         numbers = (float((depths - left).mean()), float((depths - fixed).mean()), gain, float(right.mean()))

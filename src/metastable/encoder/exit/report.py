@@ -12,7 +12,7 @@ from plotly.offline import get_plotlyjs
 
 from metastable.encoder.exit.labelled import FOLDS
 from metastable.encoder.exit.result import NAMES, signed, three
-from metastable.encoder.exit.scores import RESAMPLES, SCORES
+from metastable.encoder.exit.scores import RESAMPLES, SCORES, WIDER
 from metastable.figures import look
 from metastable.report.page import figure_block, target_of, write_page
 
@@ -79,7 +79,8 @@ resamples.</p>
   <dt>R²</dt><dd>The share of the variance of the labels that is predicted.</dd>
 {% endif %}
   <dt>95 % interval</dt><dd>The range that contains the true value in 95 of 100 such measurements.
-  Probes are taken as they are; their own variation with the training texts is not in it.</dd>
+  Intervals of differences are {{ wider }} times those of the resamples, because probes vary with their training texts
+  too.</dd>
 </dl>
 <p class="note">exit.json and layers.csv have all numbers, probe.json the weights of the probe.</p>
 {% endblock %}
@@ -104,6 +105,7 @@ def render(found: Exit) -> str:
         rows=rows,
         folds=FOLDS,
         resamples=RESAMPLES,
+        wider=f"{WIDER:g}",
         loss=f"{found.loss:g}",
         baseline=three(found.baseline),
         making=_making(found),
