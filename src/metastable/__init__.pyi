@@ -16,6 +16,8 @@ from .encoder.compress.loading import load_compressed as load_compressed
 from .encoder.compress.merging import merge_tokens as merge_tokens
 from .encoder.compress.result import Compression as Compression
 from .encoder.compress.study import compress as compress
+from .encoder.exit.result import Exit as Exit
+from .encoder.exit.study import exit_layer as exit_layer
 from .encoder.length.result import Length as Length
 from .encoder.length.study import length as length
 from .errors import BadInput as BadInput

@@ -16,6 +16,7 @@ from metastable.cli.calibrate import calibrate
 from metastable.cli.claims import claims
 from metastable.cli.compare import compare
 from metastable.cli.compress import compress
+from metastable.cli.exit import exit_layer
 from metastable.cli.lab import lab
 from metastable.cli.length import length
 from metastable.cli.simulate import simulate
@@ -49,6 +50,9 @@ app.command(epilog="Example:  metastable audit ./my-encoder --texts sentences.tx
 app.command(epilog="Example:  metastable length ./my-encoder --texts pairs.jsonl --up-to 512 --out length")(length)
 app.command(epilog="Example:  metastable compress ./my-encoder --texts sentences.txt --target 'cosine >= 0.97'")(
     compress
+)
+app.command("exit", epilog="Example:  metastable exit ./my-encoder --labelled sentiment.jsonl --loss 0.01 --out exit")(
+    exit_layer
 )
 app.command(epilog="Example:  metastable compare ./before ./after --texts sentences.txt --out moved")(compare)
 app.command(epilog="Example:  metastable calibrate ./my-encoder --texts clean.txt --out baseline")(calibrate)
