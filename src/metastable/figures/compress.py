@@ -68,8 +68,8 @@ def fidelity_front(options: pd.DataFrame, front: pd.DataFrame, chosen: int | Non
             x=row["speed"], y=row["cosine"], text="chosen", showarrow=True, arrowhead=2, ay=-32, ax=24
         )
     lowest = min(float(options.loc[~options["baseline"].astype(bool), "cosine"].min()) - 0.02, 0.9)
-    figure.update_xaxes(title="speed, full encoder = 1")
-    figure.update_yaxes(title="mean cosine", range=[max(lowest, -1.0), 1.005])
+    figure.update_xaxes(title={"text": "speed, full encoder = 1"})
+    figure.update_yaxes(title={"text": "mean cosine"}, range=[max(lowest, -1.0), 1.005])
     figure.add_vline(x=1.0, line={"color": look.GREY, "width": 1, "dash": "dash"})
-    figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"}, margin={"b": 110})
+    look.legend_below(figure)
     return figure

@@ -3,17 +3,11 @@
 import json
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from metastable.cli import app as commands
-from metastable.cli.exit import exit_layer
+from metastable.cli.app import app
 from tests.encoder.exit.test_study import data
 from tests.encoder.models import tiny
-
-app = typer.Typer()
-app.command("exit")(exit_layer)
-app.callback()(lambda: None)
 
 
 def invoke(*arguments):
@@ -92,16 +86,6 @@ def test_a_folder_with_another_report_is_left_alone(folder, labelled, tmp_path):
     result = invoke(folder, "--labelled", labelled, "--out", tmp_path)
     assert result.exit_code == 2
     assert (tmp_path / "report.html").read_text() == "mine"
-
-
-REGISTERED = "exit" in {command.name for command in commands.app.registered_commands}
-
-
-@pytest.mark.skipif(not REGISTERED, reason="the command is not registered in cli/app.py")
-def test_it_is_a_command_of_metastable():
-    result = CliRunner().invoke(commands.app, ["exit", "--help"])
-    assert result.exit_code == 0
-    assert "--labelled" in result.stdout
 
 
 def refused(words, out, *arguments):

@@ -25,44 +25,51 @@ def interval(row: Any, name: str, digits: int = 3) -> str:
 def sentences(found: Compression) -> list[str]:
     """The headline first."""
     ours = found.options[~found.options["baseline"].astype(bool)]
-    said = [*_chosen(found), *([] if len(found.options) == 1 else [_fastest(ours), *_peer(ours), *_rules(found)])]
+    alone = len(found.options) == 1
+    said = [*_chosen(found), *([] if alone else [*_fastest(ours), *_peer(ours), *_rules(found)])]
     counts = found.counts
     used = f"{counts['fit']} texts to choose parts and to refit, {counts['select']} to select"
     return [*said, f"The numbers are those of {counts['test']} other texts ({used}). Intervals are of 95 % over texts."]
 
 
-def _speed(row: Any) -> str:
-    return f"{row['speed']:.2f} times as fast ({row['speed_low']:.2f} to {row['speed_high']:.2f} in {REPEATS} pairs)"
+def _capital(words: str) -> str:
+    return words[0].upper() + words[1:]
+
+
+def _gain(row: Any) -> str:
+    """Speed and fidelity of an option, without intervals."""
+    return f"{row['speed']:.2f} times as fast as the full encoder, with a mean cosine of {row['cosine']:.3f} to it"
+
+
+def _details(row: Any) -> str:
+    return (
+        f"{_capital(row['recipe'])}: {row['speed_low']:.2f} to {row['speed_high']:.2f} times as fast in {REPEATS} timed "
+        f"pairs; mean cosine {interval(row, 'cosine')}, 10th percentile {row['cosine_p10']:.3f}; "
+        f"{100 * row['nn_overlap']:.0f} % of the 10 nearest texts are the same; {row['megabytes']:.0f} MB."
+    )
 
 
 def _chosen(found: Compression) -> list[str]:
     if found.chosen is None:
         return [] if found.target is None else [f"No option meets the target {found.target}."]
     row = found.options.iloc[found.chosen]
-    what = row["recipe"][0].upper() + row["recipe"][1:]
-    reason = "" if found.target is None else f" (chosen for the target {found.target})"
-    return [
-        f"{what}{reason}: the encoder is {_speed(row)}.",
-        f"Its embeddings have a mean cosine of {interval(row, 'cosine')} to those of the full encoder, and "
-        f"{100 * row['nn_overlap']:.0f} % of the 10 nearest texts are the same.",
-    ]
+    said = [f"{_capital(row['recipe'])}: {_gain(row)}.", _details(row)]
+    return said if found.target is None else [*said, f"This option was chosen for the target {found.target}."]
 
 
-def _fastest(ours: pd.DataFrame) -> str:
+def _fastest(ours: pd.DataFrame) -> list[str]:
     good = ours[ours["cosine_low"] >= GOOD]
     if not len(good):
         best = ours.loc[ours["cosine"].idxmax()]
-        return (
-            f"No option keeps a mean cosine of {GOOD:g} beyond its error; the closest is {best['recipe']} with "
-            f"{interval(best, 'cosine')}."
-        )
+        return [
+            f"No option keeps a mean cosine of {GOOD:g} beyond its error. The closest is {best['recipe']}.",
+            _details(best),
+        ]
     row = good.loc[good["speed"].idxmax()]
     if row["speed"] <= 1:
-        return f"No option with a mean cosine of at least {GOOD:g} was faster than the full encoder on this machine."
-    return (
-        f"The fastest option with a mean cosine of at least {GOOD:g} beyond its error is {row['recipe']}: "
-        f"{_speed(row)}, mean cosine {interval(row, 'cosine')}."
-    )
+        return [f"No option with a mean cosine of at least {GOOD:g} was faster than the full encoder on this machine."]
+    said = f"The fastest option that keeps a mean cosine of {GOOD:g} is {row['recipe']}: {_gain(row)}."
+    return [said, _details(row)]
 
 
 def _peer(ours: pd.DataFrame) -> list[str]:
@@ -75,8 +82,10 @@ def _peer(ours: pd.DataFrame) -> list[str]:
     if not len(faster):
         return [f"No option is {PEER_SPEED:g} times as fast as {what} at a mean cosine lower by at most {PEER_LOSS:g}."]
     row = faster.loc[faster["speed"].idxmax()]
-    ratio, name = row["speed"] / peer["speed"], row["recipe"][0].upper() + row["recipe"][1:]
-    return [f"{name} is {ratio:.2f} times as fast as {what}, with a mean cosine of {row['cosine']:.3f}."]
+    ratio = row["speed"] / peer["speed"]
+    return [
+        f"{_capital(row['recipe'])} is {ratio:.2f} times as fast as {what}, with a mean cosine of {row['cosine']:.3f}."
+    ]
 
 
 def _rules(found: Compression) -> list[str]:
@@ -94,8 +103,10 @@ def _rules(found: Compression) -> list[str]:
         mine = own.iloc[0]
         listed = ", ".join(f"{row['method']} {row['cosine']:.3f}" for _, row in compared.iterrows())
         best = compared.loc[compared["cosine"].idxmax()]
-        verdict = "" if mine["cosine"] >= best["cosine"] else f" The rule {best['method']} is better here."
-        said.append(f"{mine['recipe']}, mean cosine by rule: {mine['method']} {mine['cosine']:.3f}; {listed}.{verdict}")
+        beaten = best["cosine_low"] > mine["cosine_high"]
+        verdict = f" The rule {best['method']} is better here." if beaten else ""
+        own_rule = f"{mine['method']} {mine['cosine']:.3f}"
+        said.append(f"{_capital(mine['recipe'])}, mean cosine by rule: {own_rule}; {listed}.{verdict}")
     return said
 
 

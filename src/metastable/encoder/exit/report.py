@@ -6,85 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from metastable.encoder.exit.labelled import FOLDS
 from metastable.encoder.exit.result import NAMES, signed, three
 from metastable.encoder.exit.scores import RESAMPLES, SCORES, WIDER
 from metastable.figures import look
-from metastable.report.page import figure_block, target_of, write_page
+from metastable.report.page import figure_block, render_page, target_of, write_page
 
 if TYPE_CHECKING:
     from metastable.encoder.exit.result import Exit
 
 HEIGHT = 340
 """Height of the picture, in pixels."""
-TEMPLATE = """{% extends "page.html.j2" %}
-
-{% block title %}metastable exit: {{ found.name }}{% endblock %}
-
-{% block content %}
-<header>
-  <p class="eyebrow whole">metastable exit report: <strong id="model">{{ found.name }}</strong>,
-  {{ found.family }}, {{ found.depth }} layers, {{ found.pooling }} pooling; {{ found.counts.texts }} labelled texts
-  {%- if found.counts.documents %} of {{ found.counts.documents }} documents{% endif %}</p>
-  <h1 id="headline">{{ sentences[0] }}</h1>
-</header>
-<ul class="found" id="found">{% for sentence in sentences[1:] %}<li>{{ sentence }}</li>{% endfor %}</ul>
-<figure>
-  <h2>{{ block.title }}</h2>
-  <div class="plot" role="img" aria-label="{{ block.caption }}">{{ block.html }}</div>
-  <figcaption>{{ block.caption }}</figcaption>
-</figure>
-<h2>All depths</h2>
-<div class="wide" tabindex="0">
-<table class="data" id="depths">
-  <thead><tr>{% for name in columns %}<th>{{ name }}</th>{% endfor %}</tr></thead>
-  <tbody>{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</tbody>
-</table>
-</div>
-<h2>How it was measured</h2>
-<p>Every text was read once by the whole encoder. At each depth a linear probe predicts the labels from the pooled
-hidden states. Texts were dealt into {{ folds }} folds
-{%- if found.counts.documents %}; texts of one document are in the same fold{% endif %}.
-The penalty of a probe and the layer were chosen without the fold that is predicted, so that the scores are those of new
-texts. Intervals are from {{ resamples }} resamples of
-{% if found.counts.documents %}documents{% else %}texts{% endif %}; differences to full depth are taken on the same
-resamples.</p>
-<div class="making">
-{% for name, lines in making.items() %}
-  <div>
-    <h3>{{ name }}</h3>
-    <table>{% for key, value in lines.items() %}
-      <tr><th scope="row">{{ key }}</th><td>{{ value }}</td></tr>
-    {% endfor %}</table>
-  </div>
-{% endfor %}
-</div>
-<h2>Words used here</h2>
-<dl class="glossary">
-  <dt>Depth, layer k</dt><dd>The embedding at depth k is what an encoder with only the first k layers returns.
-  Depth 0 has no layer: token embeddings only. Full depth has all {{ found.depth }} layers.</dd>
-  <dt>Rule</dt><dd>The earliest layer whose score on inner folds is at most {{ loss }} below the best layer's.</dd>
-{% if found.task == "classes" %}
-  <dt>Accuracy</dt><dd>The share of texts whose class is predicted.
-  Without a model, the most frequent class gives {{ baseline }}.</dd>
-  <dt>Macro-F₁</dt><dd>The mean over classes of F₁, the harmonic mean of precision and recall.
-  Every class counts the same.</dd>
-{% else %}
-  <dt>Spearman correlation</dt><dd>The correlation of the ranks of labels and predictions:
-  1 for the same order, 0 for none.</dd>
-  <dt>R²</dt><dd>The share of the variance of the labels that is predicted.</dd>
-{% endif %}
-  <dt>95 % interval</dt><dd>The range that contains the true value in 95 of 100 such measurements.
-  Intervals of differences are {{ wider }} times those of the resamples, because probes vary with their training texts
-  too.</dd>
-</dl>
-<p class="note">exit.json and layers.csv have all numbers, probe.json the weights of the probe.</p>
-{% endblock %}
-"""
 
 
 def write(found: Exit, path: str | Path) -> Path:
@@ -94,10 +27,9 @@ def write(found: Exit, path: str | Path) -> Path:
 
 def render(found: Exit) -> str:
     """The report as HTML."""
-    templates = Environment(loader=PackageLoader("metastable.report"), autoescape=True, undefined=StrictUndefined)
     columns, rows = _table(found)
-    return templates.from_string(TEMPLATE).render(
-        plotly=Markup(get_plotlyjs()),
+    return render_page(
+        "exit.html.j2",
         found=found,
         sentences=found.sentences(),
         block=figure_block("depths", picture(found)),

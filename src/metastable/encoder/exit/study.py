@@ -32,7 +32,7 @@ from metastable.run import storage as store
 
 PAIRS = 7
 """Pairs of passes that are timed: full depth and the exit layer, one after the other."""
-TIMED = 64
+TIMED = 32
 """Texts in a timed pass, the first ones."""
 
 
