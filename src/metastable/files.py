@@ -21,13 +21,14 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 from weakref import WeakSet
 
 from filelock import FileLock, Timeout
 
 from metastable.errors import BadInput
 
+Result = TypeVar("Result")
 # Bytes that are read at once when the last line of a file is looked for.
 CHUNK = 2**20
 # No line is longer than this many bytes.
@@ -100,6 +101,24 @@ def read_json(path: Path, what: str, remedy: str = "delete it to start again") -
     if not isinstance(found, dict):
         raise BadInput(f"{what} {path} is damaged (no JSON object); {remedy}")
     return found
+
+
+def read_result(path: str | Path, command: str, schema: str, make: Callable[[dict[str, Any], Path], Result]) -> Result:
+    """What `metastable COMMAND` found, from COMMAND.json or from the folder of that file.
+
+    make : the result from the JSON object and the folder; whatever it raises is a BadInput that names the file
+    """
+    file = Path(path) / f"{command}.json" if Path(path).is_dir() else Path(path)
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+        if saved.get("schema") != schema:
+            raise BadInput(f"{file} is not a result of `metastable {command}` ({schema}); give its {command}.json")
+        return make(saved, file.parent)
+    except BadInput:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise BadInput(f"cannot read {file} as a result of `metastable {command}`: {what}") from error
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -128,18 +127,13 @@ class Audit:
     @classmethod
     def load(cls, path: str | Path) -> Audit:
         """The audit in a file audit.json, or in the folder of that file."""
-        file = Path(path) / "audit.json" if Path(path).is_dir() else Path(path)
-        try:
-            saved = json.loads(file.read_text(encoding="utf-8"))
-            if saved.get("schema") != SCHEMA:
-                raise BadInput(f"{file} is not an audit ({SCHEMA}); give the audit.json that `metastable audit` wrote")
-            found = cls._from_dict(saved)
-            _ = found.heads, found.layers, found.verdict, found.shape["layers"], found.name + found.family
-            return found
-        except BadInput:
-            raise
-        except Exception as error:
-            raise BadInput(f"cannot read {file} as an audit: {type(error).__name__}: {error}") from error
+        return files.read_result(path, "audit", SCHEMA, lambda saved, _: cls._checked(saved))
+
+    @classmethod
+    def _checked(cls, saved: dict[str, Any]) -> Audit:
+        found = cls._from_dict(saved)
+        _ = found.heads, found.layers, found.verdict, found.shape["layers"], found.name + found.family
+        return found
 
     @classmethod
     def _from_dict(cls, saved: dict[str, Any]) -> Audit:

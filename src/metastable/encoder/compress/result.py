@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,20 +136,14 @@ class Compression:
     @classmethod
     def load(cls, path: str | Path) -> Compression:
         """The result in a file compress.json, or in the folder of that file. It can be reported, but not made again."""
-        file = Path(path) / "compress.json" if Path(path).is_dir() else Path(path)
-        try:
-            saved = json.loads(file.read_text(encoding="utf-8"))
-            if saved.pop("schema", None) != SCHEMA:
-                raise BadInput(f"{file} is not a result of `metastable compress` ({SCHEMA}); give its compress.json")
-            plain = {each.name: saved[each.name] for each in fields(cls) if each.name != "builder"}
-            plain["options"] = frame(saved["options"])
-            plain["removals"] = [Removal.from_dict(removal) for removal in saved["removals"]]
-            return cls(**plain)
-        except BadInput:
-            raise
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            raise BadInput(f"cannot read {file} as a result of `metastable compress`: {what}") from error
+        return files.read_result(path, "compress", SCHEMA, lambda saved, _: cls._from_dict(saved))
+
+    @classmethod
+    def _from_dict(cls, saved: dict[str, Any]) -> Compression:
+        plain = {each.name: saved[each.name] for each in fields(cls) if each.name != "builder"}
+        plain["options"] = frame(saved["options"])
+        plain["removals"] = [Removal.from_dict(removal) for removal in saved["removals"]]
+        return cls(**plain)
 
     def save(self, folder: str | Path) -> dict[str, Path]:
         """Write report.html, compress.json and options.csv, each completely or not at all."""

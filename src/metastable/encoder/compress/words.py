@@ -43,9 +43,10 @@ def _gain(row: Any) -> str:
 
 def _details(row: Any) -> str:
     reach = f"{row['speed_low']:.2f} to {row['speed_high']:.2f} times as fast in {REPEATS} pairs of timings"
+    near = f"{100 * row['nn_overlap']:.0f} % of the 10 nearest texts are the same"
     return (
-        f"{_capital(row['recipe'])}: {reach}; mean cosine {interval(row, 'cosine')}, 10th percentile {row['cosine_p10']:.3f}; "
-        f"{100 * row['nn_overlap']:.0f} % of the 10 nearest texts are the same; {row['megabytes']:.0f} MB."
+        f"{_capital(row['recipe'])}: {reach}; mean cosine {interval(row, 'cosine')}, "
+        f"10th percentile {row['cosine_p10']:.3f}; {near}; {row['megabytes']:.0f} MB."
     )
 
 

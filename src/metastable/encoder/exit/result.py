@@ -20,7 +20,6 @@ from metastable.encoder.exit.probes import Probe
 from metastable.encoder.exit.scores import SCORES, Interval, first_score
 from metastable.encoder.exit.selection import FIRST
 from metastable.encoder.load import Encoder
-from metastable.errors import BadInput
 
 SCHEMA = "metastable.exit/1"
 PROBE_SCHEMA = "metastable.probe/1"
@@ -255,18 +254,12 @@ class Exit:
     @classmethod
     def load(cls, path: str | Path) -> Exit:
         """The result in a folder, or in a file exit.json with probe.json beside it."""
-        file = Path(path) / "exit.json" if Path(path).is_dir() else Path(path)
-        try:
-            saved = json.loads(file.read_text(encoding="utf-8"))
-            if saved.get("schema") != SCHEMA:
-                raise BadInput(f"{file} is not a result of `metastable exit` ({SCHEMA}); give its exit.json")
-            probe = json.loads((file.parent / "probe.json").read_text(encoding="utf-8"))
-            return cls._from_dict(saved, probe)
-        except BadInput:
-            raise
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            raise BadInput(f"cannot read {file} as a result of `metastable exit`: {what}") from error
+        return files.read_result(
+            path,
+            "exit",
+            SCHEMA,
+            lambda saved, folder: cls._from_dict(saved, json.loads((folder / "probe.json").read_text("utf-8"))),
+        )
 
     @classmethod
     def _from_dict(cls, saved: dict[str, Any], probe: dict[str, Any]) -> Exit:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,18 +158,12 @@ class Length:
     @classmethod
     def load(cls, path: str | Path) -> Length:
         """The result in a file length.json, or in the folder of that file."""
-        file = Path(path) / "length.json" if Path(path).is_dir() else Path(path)
-        try:
-            saved = json.loads(file.read_text(encoding="utf-8"))
-            if saved.pop("schema", None) != SCHEMA:
-                raise BadInput(f"{file} is not a result of `metastable length` ({SCHEMA}); give its length.json")
-            plain = {field.name: saved[field.name] for field in fields(cls) if field.name != "reference"}
-            return cls(**{**plain, **{name: _table(name, saved[name]) for name in TABLES}})
-        except BadInput:
-            raise
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            raise BadInput(f"cannot read {file} as a result of `metastable length`: {what}") from error
+        return files.read_result(path, "length", SCHEMA, lambda saved, _: cls._from_dict(saved))
+
+    @classmethod
+    def _from_dict(cls, saved: dict[str, Any]) -> Length:
+        plain = {field.name: saved[field.name] for field in fields(cls) if field.name != "reference"}
+        return cls(**{**plain, **{name: _table(name, saved[name]) for name in TABLES}})
 
     def save(self, folder: str | Path) -> dict[str, Path]:
         """Write report.html, length.json and one CSV file for each table, each completely or not at all."""
