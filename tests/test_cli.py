@@ -263,6 +263,7 @@ def test_examples_run(name, example):
     assert example(name)
 
 
+@pytest.mark.slow
 def test_the_example_of_a_live_monitor_tells_shuffled_words_from_clean_texts(tmp_path, example):
     assert example("demo_texts.py")
     lines = (tmp_path / "demo-texts" / "clean.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)

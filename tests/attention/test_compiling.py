@@ -21,6 +21,7 @@ for kernel in (descend, evaluate, fit_below):
 """
 
 
+@pytest.mark.slow
 def test_the_types_compiled_for_are_those_that_are_used(monkeypatch):
     def no_process(*_, **__):
         raise OSError
