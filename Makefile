@@ -27,10 +27,10 @@ demo: setup ## the paper's claims in their quick size (demo/report.html), the au
 test test-all: export OMP_NUM_THREADS = 1
 
 test: lint ## lint, types, tests, browser
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow"
+	$(BIN)/pytest -n 2 -m "not slow"
 
 test-all: lint ## the same with the slow tests
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2
 
 lint: setup
 	$(BIN)/ruff check .

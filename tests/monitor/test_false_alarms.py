@@ -19,9 +19,6 @@ from tests.benchmarks.modules import module
 from tests.monitor.conftest import corpus
 from tests.monitor.tables import table_of
 
-# One worker of `make test` runs this file: the calibration that its tests share takes long.
-pytestmark = pytest.mark.xdist_group("calibrations")
-
 scorer_of = module("bench").scorer
 
 ALPHA = 0.01
