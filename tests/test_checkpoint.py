@@ -3,6 +3,8 @@
 import functools
 import multiprocessing
 import os
+import signal
+import threading
 import time
 
 import numpy as np
@@ -18,11 +20,19 @@ HEAD = circle_head(0.3, (1.4, 0.7), -0.5, (1.2, 0.5))
 SIXTY = ms.uniform(60, d=2, seed=0)
 
 
-def start(path, interval, save, method):
-    """A forked child that computes a run; the parent may kill it."""
+def start(path, interval, save, method, beyond=None):
+    """A forked child that computes a run. beyond : it kills itself once its checkpoint is beyond this progress."""
+
+    def kill():
+        # A thread of the child: the parent could sleep through the rest of the run on a busy machine.
+        while progress_of(path.with_name(path.name + ".part")) <= beyond:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def compute():
         torch.set_num_threads(1)
+        if beyond is not None:
+            threading.Thread(target=kill, daemon=True).start()
         simulation.CHECKPOINT_SECONDS = interval
         cloud = ms.uniform(300, d=2, seed=0)
         ms.simulate(HEAD, cloud, beta=60.0, until=2.0, t_eval=save, method=method, checkpoint=path)
@@ -55,13 +65,8 @@ def test_killed_again_and_again_it_ends_bit_for_bit_the_same(tmp_path, method, s
     part = tmp_path / "broken.zarr.part"
     reached = [0]
     for _ in range(3):
-        process = start(broken, interval, save, method)
-        # Let it get one checkpoint further than the one before it, then kill it wherever it is.
-        while (now := progress_of(part)) <= reached[-1] and process.is_alive():
-            time.sleep(0.001)
-        process.kill()
-        process.join()
-        reached.append(max(now, progress_of(part)))
+        assert ended(start(broken, interval, save, method, beyond=reached[-1])) == -signal.SIGKILL
+        reached.append(progress_of(part))
     assert reached == sorted(set(reached)), "every process went on from where the one before was killed"
     assert not broken.exists()
     assert ended(start(broken, interval, save, method)) == 0

@@ -184,17 +184,10 @@ def test_no_document_is_on_two_sides():
     assert bench.dealt(of_rest, 0)["test"].tolist() != bench.dealt(of_rest, 1)["test"].tolist()
 
 
-LARGE = ("half novel", "half C++", "novel", "C++", "HTML", "JavaScript", "manual")
-LARGE += ("film reviews", "encyclopaedia", "spanish", "turkish", "greek", "japanese")
-"""Sets out of source distributions. To fetch one, pip builds it, which takes up to a minute where there is no cache."""
-
-
-def marked(names):
-    return [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in names]
-
-
+# The corpora of the benchmark are fetched and unpacked, up to a minute for each package where there is no cache.
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", marked(name for name in shifts.FROZEN if name not in shifts.PLAIN and name not in shifts.ATTACKS)
+    "name", [name for name in shifts.FROZEN if name not in shifts.PLAIN and name not in shifts.ATTACKS]
 )
 def test_frozen_changes_come_from_other_documents_and_are_the_same_each_time(name):
     parts = fetched(lambda: shifts.parts("commons"))
@@ -206,7 +199,8 @@ def test_frozen_changes_come_from_other_documents_and_are_the_same_each_time(nam
     assert not set(first) & {text.text for text in parts["clean"]}
 
 
-@pytest.mark.parametrize("name", marked(sorted(name for name in shifts.FROZEN if name in shifts.PLAIN)))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(name for name in shifts.FROZEN if name in shifts.PLAIN))
 def test_frozen_sets_hold_distinct_texts_of_their_range(name):
     corpora = module("corpora")
     texts = fetched(lambda: corpora.sample(name, shifts.SIZE, seed=0))

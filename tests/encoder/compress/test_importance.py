@@ -6,10 +6,10 @@ import torch
 from scipy.stats import spearmanr
 
 from metastable.encoder.compress import surgery
-from metastable.encoder.compress.build import embed, pooled
 from metastable.encoder.compress.fidelity import fidelity, values
 from metastable.encoder.compress.importance import gradient, magnitude, usage
 from metastable.encoder.compress.recipe import RULES, Recipe, plan
+from metastable.encoder.pooling import embed, pooled
 
 
 def mean_pool(hidden, mask):

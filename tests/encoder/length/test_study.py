@@ -14,8 +14,8 @@ from metastable.encoder.length import forecast
 from metastable.encoder.length.documents import read_documents
 from metastable.encoder.length.result import TABLES
 from metastable.encoder.length.rung import LengthMeter
-from metastable.encoder.length.study import pooling_of
 from metastable.encoder.load import load
+from metastable.encoder.pooling import pooling_of
 from metastable.encoder.texts import TextCounts
 from tests.conftest import WORDS
 from tests.encoder.length.conftest import encoder

@@ -20,6 +20,7 @@ from metastable.encoder.compress.merging import merge_tokens
 from metastable.encoder.compress.recipe import OURS, RULES, Recipe
 from metastable.encoder.compress.surgery import Removal
 from metastable.encoder.load import Encoder
+from metastable.encoder.pooling import embed, pooled
 from metastable.encoder.texts import Batch
 
 GRADIENT_TEXTS = 64
@@ -28,21 +29,6 @@ HEALED = 3
 """Layers that are missed least without healing, of which the one that is missed least with healing goes."""
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
-
-
-def pooled(hidden: Tensor, mask: Tensor, pooling: str) -> Tensor:
-    """The embeddings of texts, (texts, d): "mean" over the tokens that are no padding, or "cls", the first token."""
-    if pooling == "cls":
-        return hidden[:, 0]
-    # Some models write NaN into padding.
-    kept = torch.where(mask.unsqueeze(-1), hidden, 0.0)
-    return kept.sum(dim=1) / mask.sum(dim=1, keepdim=True)
-
-
-def embed(encoder: Encoder, batches: Sequence[Batch], pooling: str) -> Floats:
-    """The embedding of each text, in the order of the batches, (texts, d)."""
-    parts = [pooled(encoder.run(batch.inputs).last_hidden_state, batch.mask, pooling) for batch in batches]
-    return np.asarray(torch.cat(parts).double().cpu().numpy())
 
 
 @dataclass(frozen=True)

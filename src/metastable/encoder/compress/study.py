@@ -22,14 +22,14 @@ import torch
 
 from metastable import files
 from metastable.encoder.compress import surgery
-from metastable.encoder.compress.build import Builder, Made, embed, megabytes
+from metastable.encoder.compress.build import Builder, Made, megabytes
 from metastable.encoder.compress.fidelity import fidelity, values
 from metastable.encoder.compress.recipe import Recipe, plan
 from metastable.encoder.compress.result import COLUMNS, Compression, condition
 from metastable.encoder.compress.surgery import Removal
 from metastable.encoder.compress.words import REPEATS
-from metastable.encoder.length.study import pooling_of
 from metastable.encoder.load import Encoder, load
+from metastable.encoder.pooling import embed, pooling_of
 from metastable.encoder.texts import Batch, TextCounts, batches, blank, read_texts, strings
 from metastable.errors import BadInput
 

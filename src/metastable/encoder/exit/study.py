@@ -24,8 +24,8 @@ from metastable.encoder.exit.scores import SCORES, Bootstrap
 from metastable.encoder.exit.selection import Nested, dealt, earliest, nested
 from metastable.encoder.hooks import Depth, read
 from metastable.encoder.length.intervals import named
-from metastable.encoder.length.study import pooling_of
 from metastable.encoder.load import Encoder, load
+from metastable.encoder.pooling import pooled, pooling_of
 from metastable.encoder.texts import TextCounts, batches
 from metastable.errors import BadInput
 from metastable.run import storage as store
@@ -154,7 +154,7 @@ def pooled_states(
             if anatomy.pre_norm and at.index < depth:
                 z = final.standardise(hidden.float())
                 hidden = torch.addcmul(final.offset.to(z), final.gain.to(z), z)
-            rows.append(_pooled(hidden, at.passage.mask, pooling))
+            rows.append(pooled(hidden.float(), at.passage.mask, pooling))
 
         read(private, batch, "include", range(depth + 1), visit)
         states = torch.stack(rows, dim=1).cpu().numpy()
@@ -167,14 +167,6 @@ def pooled_states(
     if not np.isfinite(features).all():
         raise BadInput("the encoder returns an embedding that is not finite; check its weights")
     return np.array(numbers, dtype=np.int64), features
-
-
-def _pooled(hidden: Tensor, mask: Tensor, pooling: str) -> Tensor:
-    if pooling == "cls":
-        return hidden[:, 0].float()
-    # Padding may hold NaN.
-    kept = torch.where(mask.unsqueeze(-1), hidden.float(), 0.0)
-    return kept.sum(dim=1) / mask.sum(dim=1, keepdim=True)
 
 
 def select(

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from metastable import files
 from metastable.arrays import whole
 from metastable.encoder.length import forecast, retrieval
 from metastable.encoder.length.causes import agreement, attention_parts, embedding_parts, leave_one_out
@@ -27,10 +26,11 @@ from metastable.encoder.length.intervals import jackknife, mean_interval, named
 from metastable.encoder.length.ladder import Ladder
 from metastable.encoder.length.result import FOCUS, RISK, SHARE, TABLES, Length, part_column, table_of
 from metastable.encoder.length.rung import DEPTHS, Floats, LengthMeter, Place, Rung, Work, run_here
-from metastable.encoder.load import Encoder, load, twin
+from metastable.encoder.load import load, twin
+from metastable.encoder.pooling import pooling_of
 from metastable.encoder.texts import TextCounts, blank, read_lines
 from metastable.encoder.verdict import phases, spread_of
-from metastable.errors import BadInput, choice
+from metastable.errors import BadInput
 from metastable.run import storage as store
 
 BEYOND = 3
@@ -156,16 +156,6 @@ def _checked(queries: Iterable[Any]) -> list[str]:
             raise BadInput(f"query {number} is blank; give every text a query")
         found.append(whole)
     return found
-
-
-def pooling_of(encoder: Encoder, asked: str | None) -> str:
-    """How token embeddings become one: as asked, as the model's sentence-transformers files say, or their mean."""
-    if asked is not None:
-        return choice(asked, "pooling", ("mean", "cls"))
-    settings = encoder.folder / "1_Pooling" / "config.json" if encoder.folder is not None else None
-    if settings is None or not settings.is_file():
-        return "mean"
-    return "cls" if files.read_json(settings, "the file").get("pooling_mode_cls_token") else "mean"
 
 
 def _longest(meter: LengthMeter, up_to: int | None) -> int:
