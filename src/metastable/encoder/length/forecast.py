@@ -12,10 +12,11 @@ A forecast from n₀ to n' uses documents of n₀ tokens only, and has three par
 Entropy and log participation are corrected as they are, top weight and special share by their logarithms.
 
 Error bars: the drift is the uncertain part. A head's own drift is known to a share (`DRIFT_ERROR`), and drifts measured
-from n₀/2 and from n₀/4 disagree by e, the root mean square over heads. If the drift itself changes like a random walk
-from doubling to doubling, the error after k doublings grows like k^{3/2}:
+from n₀/2 and from n₀/4 disagree by e, the root mean square over heads. The variance after k doublings grows like k² if
+the error of the drift is the same for each doubling, and like k³ if the drift changes like a random walk. Real encoders
+are between (`GROWTH`):
 
-    σ² = 2σ_s² + k³ ((ρ·drift)² + (α·e)² + σ₀²),   ρ = `DRIFT_ERROR`, α = `DISAGREEMENT`, σ₀ = `FLOOR`,
+    σ² = 2σ_s² + k^g ((ρ·drift)² + (α·e)² + σ₀²),   ρ = `DRIFT_ERROR`, α = `DISAGREEMENT`, σ₀ = `FLOOR`, g = `GROWTH`,
 
 where σ_s is the standard error over documents. It counts twice: the documents that are measured vary as much.
 
@@ -63,12 +64,13 @@ COVERAGE = 0.9
 OWN = 0.75
 """The share of a head's own drift; the rest is the mean over heads. Chosen on cases that docs/length.md names."""
 
-DRIFT_ERROR, DISAGREEMENT = 0.5, 0.5
-FLOOR = {"entropy": 0.01, "log_participation": 0.04, "top_weight": 0.05, "special_share": 0.14}
+DRIFT_ERROR, GROWTH = 0.3, 2.5
+DISAGREEMENT = {"entropy": 0.9, "log_participation": 1.2, "top_weight": 1.2, "special_share": 1.2}
+FLOOR = {"entropy": 0.0, "log_participation": 0.0, "top_weight": 0.06, "special_share": 0.15}
 """Standard deviations of the error for one doubling, as shares and as numbers (of the logarithm for `LOGARITHMIC`).
 Chosen on cases that docs/length.md names."""
-UNKNOWN = {"entropy": 0.20, "log_participation": 0.26, "top_weight": 0.24, "special_share": 0.60}
-"""The disagreement e where n₀ is too short for two drifts: about four times that of the cases."""
+UNKNOWN = {"entropy": 0.15, "log_participation": 0.15, "top_weight": 0.15, "special_share": 0.40}
+"""The disagreement e where n₀ is too short for two drifts: about twice that of the cases."""
 
 
 @dataclass(frozen=True)
@@ -188,8 +190,8 @@ class Forecaster:
                 found["constant H/log n"] = now[self.start] * math.log(n) / math.log(self.start)
             sampling = _corrected_scale(name, each).std(axis=0, ddof=1) / math.sqrt(len(each))
             values[name] = found
-            known = (DISAGREEMENT * self.disagreement(name)) ** 2 + FLOOR[name] ** 2
-            deviation[name] = np.sqrt(2 * sampling**2 + doublings**3 * ((DRIFT_ERROR * drift) ** 2 + known))
+            known = (DISAGREEMENT[name] * self.disagreement(name)) ** 2 + FLOOR[name] ** 2
+            deviation[name] = np.sqrt(2 * sampling**2 + doublings**GROWTH * ((DRIFT_ERROR * drift) ** 2 + known))
         return Forecast(self.start, n, len(self.documents), values, deviation)
 
 
