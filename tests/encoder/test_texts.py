@@ -153,7 +153,7 @@ def test_batches_hold_the_tokenizer_s_tokens(tokenizer):
             assert special.tolist() == [True, *[False] * (len(special) - 2), True]
             assert not batch.special[row][~batch.mask[row]].any()
     assert seen == {i: tokenizer(TEXTS[i])["input_ids"] for i in (0, 2, 4, 6, 7)}
-    assert counts == TextCounts(texts=5, tokens=sum(map(len, seen.values())), special=10, cut=0, skipped=3)
+    assert counts == TextCounts(texts=5, tokens=sum(map(len, seen.values())), special=10, cut=0, skipped=3, unknown=1)
 
 
 def test_typed_special_tokens_are_special_and_unknown_words_are_not(tokenizer):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from metastable.cli.exits import EXIT_FINDING, one_line_errors
-from metastable.cli.options import AllowPickle, AsJson, BatchSize, Debug, Model, Scheduler, Workers
+from metastable.cli.options import AllowPickle, AsJson, BatchSize, Debug, Model, Scheduler, Tokenizer, Workers
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def audit(
     batch_size: BatchSize = 32,
     scheduler: Scheduler = None,
     workers: Workers = None,
+    tokenizer: Tokenizer = None,
     allow_pickle: AllowPickle = False,
     seed: Annotated[int, typer.Option(help="Seed of the twin with random weights.")] = 0,
     columns: Annotated[
@@ -93,7 +94,8 @@ def audit(
         with Texts() as bar:
             found = room.audit(
                 model, texts, reference=reference, loops=loop, layer=layer, special=special, batch_size=batch_size,
-                allow_pickle=allow_pickle, seed=seed, fail_on=fail_on, progress=bar, tally=spread or Meter.tally,
+                allow_pickle=allow_pickle, tokenizer=tokenizer, seed=seed, fail_on=fail_on, progress=bar,
+                tally=spread or Meter.tally,
             )  # fmt: skip
         places = None if fail_on is None else _places(found.findings(fail_on))
         written = {name: str(path) for name, path in found.save(out).items()}
@@ -112,7 +114,8 @@ def audit(
 def _lines(audit: Audit, places: list[dict[str, Any]] | None) -> list[str]:
     """The audit for a terminal."""
     verdict = audit.verdict
-    lines = [repr(audit), verdict.headline, *(f"  {sentence}" for sentence in verdict.sentences)]
+    warnings = [note for note in audit.notes if note.startswith("Warning")]
+    lines = [repr(audit), *warnings, verdict.headline, *(f"  {sentence}" for sentence in verdict.sentences)]
     if len(verdict.unusual):
         lines.append(f"unusual for this model: {len(verdict.unusual)} values; the first are")
         lines += [f"  {sentence}" for sentence in verdict.unusual["sentence"].head(MOST_SHOWN)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from metastable.cli.exits import one_line_errors
-from metastable.cli.options import AllowPickle, AsJson, BatchSize, Debug, Model
+from metastable.cli.options import AllowPickle, AsJson, BatchSize, Debug, Model, Tokenizer
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def calibrate(
     seed: Annotated[int, typer.Option(help="Seed of the split into texts to fit on and texts to compare with.")] = 0,
     batch_size: BatchSize = 32,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another baseline in that folder.")] = False,
+    tokenizer: Tokenizer = None,
     allow_pickle: AllowPickle = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -65,6 +66,7 @@ def calibrate(
                     batch_size=batch_size,
                     progress=bar,
                     allow_pickle=allow_pickle,
+                    tokenizer=tokenizer,
                 )
         except BadInput as error:
             if unread:
@@ -114,6 +116,7 @@ def _plain(found: Baseline, out: Path, left_out: Counter[str]) -> dict[str, Any]
 
 def _lines(found: Baseline, out: Path, left_out: Counter[str]) -> list[str]:
     """The baseline for a terminal."""
+    from metastable.encoder.texts import unknown_tokens
     from metastable.monitor.split import SHARES
 
     facts = found.facts
@@ -137,6 +140,7 @@ def _lines(found: Baseline, out: Path, left_out: Counter[str]) -> list[str]:
             f"setting {name}: {', '.join(scorer.setting.members)}; the smallest possible p-value is "
             f"{scorer.least:.2g}, and {1 / (scorer.texts + 1):.2g} for the alarm"
         )
+    lines += unknown_tokens(facts)
     if facts["cut"]:
         lines.append(f"cut to the model's limit: {facts['cut']}")
     if left_out:

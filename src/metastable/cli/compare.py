@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from metastable.cli.exits import one_line_errors
-from metastable.cli.options import AllowPickle, AsJson, Debug
+from metastable.cli.options import AllowPickle, AsJson, Debug, Tokenizer
 
 
 def compare(
@@ -16,6 +16,7 @@ def compare(
     after: Annotated[str, typer.Argument(help="Another checkpoint of the same shape.")],
     texts: Annotated[str | None, typer.Option(help="Also compare the behaviour on these texts.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for report.html and moved.csv.")] = Path("metastable-compare"),
+    tokenizer: Tokenizer = None,
     allow_pickle: AllowPickle = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -34,7 +35,7 @@ def compare(
         read = None if texts is None else list(read_texts(texts))
         with Texts() as bar:
             audits = [
-                audit(model, read, allow_pickle=allow_pickle, beside_random=False, progress=bar)
+                audit(model, read, allow_pickle=allow_pickle, tokenizer=tokenizer, beside_random=False, progress=bar)
                 for model in (before, after)
             ]
         found = compared(*audits)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from metastable.cli.exits import EXIT_FINDING, one_line_errors
-from metastable.cli.options import AllowPickle, AsJson, BatchSize, Debug, Model
+from metastable.cli.options import AllowPickle, AsJson, BatchSize, Debug, Model, Tokenizer
 from metastable.errors import BadInput
 
 SHARE = "a share such as 25% or 0.25"
@@ -32,6 +32,7 @@ def compress(
     pooling: Annotated[str | None, typer.Option(help="mean or cls; by default that of the model's files.")] = None,
     seed: Annotated[int, typer.Option(help="Deals the texts into parts.")] = 0,
     batch_size: BatchSize = 32,
+    tokenizer: Tokenizer = None,
     allow_pickle: AllowPickle = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -56,7 +57,7 @@ def compress(
         with Texts(what="options") as bar:
             found = study.compress(
                 model, texts, layers=layers, int8=int8, target=target, length=length, pooling=pooling, seed=seed,
-                batch_size=batch_size, allow_pickle=allow_pickle, resume=out, **shares,
+                batch_size=batch_size, allow_pickle=allow_pickle, tokenizer=tokenizer, resume=out, **shares,
                 progress=lambda done, _: bar(done),
             )  # fmt: skip
         written = {name: str(path) for name, path in found.save(out).items()}

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from metastable.cli.exits import one_line_errors
-from metastable.cli.options import AllowPickle, AsJson, BatchSize, Debug, Model
+from metastable.cli.options import AllowPickle, AsJson, BatchSize, Debug, Model, Tokenizer
 from metastable.errors import BadInput
 
 
@@ -24,6 +24,7 @@ def exit_layer(
     loss: Annotated[float, typer.Option(help="How far below the best layer the score may be.")] = 0.02,
     pooling: Annotated[str | None, typer.Option(help="mean or cls; by default that of the model's files.")] = None,
     batch_size: BatchSize = 32,
+    tokenizer: Tokenizer = None,
     allow_pickle: AllowPickle = False,
     seed: Annotated[int, typer.Option(help="Seed of the folds and resamples.")] = 0,
     as_json: AsJson = False,
@@ -46,7 +47,7 @@ def exit_layer(
         with Texts(what="texts and probes") as bar:
             found = study.exit_layer(
                 model, labelled, loss=loss, pooling=pooling, batch_size=batch_size, allow_pickle=allow_pickle,
-                seed=seed, progress=bar,
+                tokenizer=tokenizer, seed=seed, progress=bar,
             )  # fmt: skip
         written = {name: str(path) for name, path in found.save(out).items()}
         if as_json:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from metastable.cli.exits import EXIT_FINDING, one_line_errors
-from metastable.cli.options import AllowPickle, AsJson, BatchSize, Debug, Model, Scheduler, Workers
+from metastable.cli.options import AllowPickle, AsJson, BatchSize, Debug, Model, Scheduler, Tokenizer, Workers
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def length(
     batch_size: BatchSize = 32,
     scheduler: Scheduler = None,
     workers: Workers = None,
+    tokenizer: Tokenizer = None,
     allow_pickle: AllowPickle = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -85,7 +86,8 @@ def length(
             bar = stack.enter_context(Texts(what="tokens"))
             found = study.length(
                 model, texts, start=start, up_to=up_to, pooling=pooling, reference=reference, batch_size=batch_size,
-                allow_pickle=allow_pickle, fail_on=fail_on, progress=bar, forecasted=write_forecasts, work=work,
+                allow_pickle=allow_pickle, tokenizer=tokenizer, fail_on=fail_on, progress=bar,
+                forecasted=write_forecasts, work=work,
             )  # fmt: skip
         places = None if fail_on is None else _places(found.findings(fail_on), parse(fail_on).columns)
         written = {name: str(path) for name, path in found.save(out).items()}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 Model = Annotated[str, typer.Argument(help="A folder, a hub id, or an installed package with a folder `model`.")]
+Tokenizer = Annotated[
+    Path | None, typer.Option(help="Folder of the tokenizer, if it is not beside the weights of the model.")
+]
 BatchSize = Annotated[int, typer.Option(help="Number of texts in a batch.")]
 AllowPickle = Annotated[
     bool, typer.Option("--allow-pickle", help="Read pytorch_model.bin if the model has no safetensors file.")

@@ -18,7 +18,7 @@ import typer
 
 from metastable.cli.calibrate import check_texts
 from metastable.cli.exits import EXIT_BAD_INPUT, EXIT_BROKEN_PIPE, EXIT_FINDING, one_line_errors, silence_stdout
-from metastable.cli.options import AllowPickle, BatchSize, Debug, Model, Scheduler, Workers
+from metastable.cli.options import AllowPickle, BatchSize, Debug, Model, Scheduler, Tokenizer, Workers
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def watch(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again in --out.")] = False,
     scheduler: Scheduler = None,
     workers: Workers = None,
+    tokenizer: Tokenizer = None,
     allow_pickle: AllowPickle = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Records as JSON on a terminal too, and the summary as the last line.")
@@ -105,7 +106,7 @@ def watch(
         # Lines are read from here on, while the model is loaded.
         intake = stream.Intake(lines(texts, jsonl), stream.AHEAD * batch_size)
         known = Baseline.load(baseline)
-        encoder = load(model, allow_pickle)
+        encoder = load(model, allow_pickle, tokenizer)
         known.check(encoder)
         least = known.settings[setting].least
         if least > alpha:

@@ -20,7 +20,7 @@ from metastable.encoder.expression import parse
 from metastable.encoder.load import Encoder, load, twin
 from metastable.encoder.loop import Loop, loop
 from metastable.encoder.measure import DEPTHS, HEADS, LAYER, Measurements, Meter, Tally, measure
-from metastable.encoder.texts import blank, read_texts
+from metastable.encoder.texts import blank, read_texts, unknown_tokens
 from metastable.encoder.verdict import AuditVerdict, judge
 from metastable.encoder.weights import Weights, layer_table, weigh
 from metastable.errors import BadInput
@@ -211,7 +211,10 @@ def audit(
         given = read_texts(texts) if isinstance(texts, (str, Path)) else texts
         measured = measure(encoder, _keeping(given, kept), batch_size, special, progress, tally)
         if not measured.depths["mean_cosine"].count()[0]:
-            raise BadInput("no text has two ordinary tokens, so there are no pairs to compare; give longer texts")
+            raise BadInput(
+                "the tokenizer makes one token of each text, so that there are no pairs of tokens to compare; give "
+                "longer texts, or the encoder's own tokenizer (--tokenizer PATH)"
+            )
     elif loops:
         raise BadInput("a loop needs texts; give texts (--texts FILE)")
     if random is not None:
@@ -230,7 +233,8 @@ def _audit(
 ) -> Audit:
     layers, family = encoder.anatomy.layers, encoder.anatomy.family
     shape = {"layers": len(layers), "heads": layers[0].heads, "width": layers[0].width}
-    notes = [*encoder.anatomy.notes, *_erased(encoder.anatomy)]
+    warnings = [] if measured is None else unknown_tokens(vars(measured.counts))
+    notes = [*warnings, *encoder.anatomy.notes, *_erased(encoder.anatomy)]
     if beside is not None and not (beside.family == family and shape.items() <= beside.shape.items()):
         notes.append(f"The reference {beside.name!r} is a {beside.family} of another kind or shape: compare with care.")
     residuals = None

@@ -47,6 +47,7 @@ class Encoder:
         use `private` before running it.
     tokenizer : None for images and where there is none; `no_tokenizer` then says why.
     folder : where it was read from; None for a model in memory.
+    tokenizer_folder : where the tokenizer was read from, if it was given by a path.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Encoder:
     anatomy: Anatomy
     no_tokenizer: str = ""
     folder: Path | None = None
+    tokenizer_folder: Path | None = None
 
     @property
     def limit(self) -> int:
@@ -108,14 +110,18 @@ def load(model: Any, allow_pickle: bool = False, tokenizer: Any = None) -> Encod
 
     model : a name, or a model of transformers, which is used as it is if its weights are float32, else converted
     allow_pickle : whether weights may be a pickle; only its tensors are read, and no code in it is run
-    tokenizer : replaces the tokenizer of the model; it is copied
+    tokenizer : replaces the tokenizer of the model: a tokenizer, which is copied, or the folder of one
     """
     if not find_spec("transformers"):
         raise BadInput("reading encoders needs the package transformers; install metastable[encoder]")
+    given = None
+    if isinstance(tokenizer, (str, os.PathLike)):
+        given = Path(tokenizer).absolute()
+        tokenizer = _given_tokenizer(given)
     # Truncation is a state of a tokenizer, and the user's own must not change.
     tokenizer = copy.deepcopy(tokenizer)
     if not isinstance(model, (str, os.PathLike)):
-        return _from_memory(model, tokenizer)
+        return replace(_from_memory(model, tokenizer), tokenizer_folder=given)
     name = os.fspath(model)
     folder = _folder(name, allow_pickle)
     settings = _settings(name, folder)
@@ -126,7 +132,7 @@ def load(model: Any, allow_pickle: bool = False, tokenizer: Any = None) -> Encod
     if tokenizer is None:
         tokenizer, problem = _tokenizer(folder, settings["model_type"])
     _check_weights(name, base)
-    return Encoder(name, base.eval(), tokenizer, anatomy(base), problem, folder)
+    return Encoder(name, base.eval(), tokenizer, anatomy(base), problem, folder, given)
 
 
 def twin(encoder: Encoder, seed: int = 0) -> Encoder:
@@ -402,6 +408,15 @@ def _tokenizer(folder: Path, family: str) -> tuple[Any, str]:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True), ""
     except Exception as error:
         return None, f"its tokenizer cannot be loaded ({_line(error)})"
+
+
+def _given_tokenizer(path: Path) -> Any:
+    """The tokenizer in a folder, or beside a file of its vocabulary."""
+    folder = path.parent if path.is_file() else path
+    found, problem = _tokenizer(folder, "")
+    if found is None:
+        raise BadInput(f"{str(path)!r} holds no tokenizer: {problem}")
+    return found
 
 
 def _line(error: object) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -42,6 +42,9 @@ LONGEST_ID = 200
 
 PIECE = 2**20
 """Texts are tokenized together up to about this many characters. The rest of one longer text is cut off."""
+
+WARNED, REFUSED = 0.05, 0.5
+"""Texts are warned of, and refused, if this share of their tokens, or more, is unknown to the tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -187,28 +190,57 @@ def unusable(text: str) -> str | None:
 
 @dataclass
 class TextCounts:
-    """Numbers of texts that were measured, skipped (only special tokens) and cut to the limit; and of tokens."""
+    """Numbers of texts that were measured, skipped (only special tokens) and cut to the limit; and of tokens.
+
+    tokens, special, unknown : all tokens, special tokens, and ordinary tokens that the tokenizer does not know ([UNK])
+    """
 
     texts: int = 0
     tokens: int = 0
     special: int = 0
     cut: int = 0
     skipped: int = 0
+    unknown: int = 0
 
     def add(self, rows: list[Row]) -> None:
         """Count texts that are measured."""
         self.texts += len(rows)
         self.tokens += sum(len(row.special) for row in rows)
         self.special += sum(sum(row.special) for row in rows)
+        self.unknown += sum(row.unknown for row in rows)
 
     def check(self) -> None:
-        """Refuse a corpus without a text."""
+        """Refuse a corpus without a text, and one that the tokenizer does not know."""
         if self.texts == 0:
             what = f"all {self.skipped} texts are blank" if self.skipped else "there are none"
             raise BadInput(f"no text to measure: {what}; give at least one text with a word in it")
+        self.check_known()
+
+    def check_known(self) -> None:
+        """Refuse a corpus that the tokenizer does not know."""
+        if (share := _unknown_share(vars(self))) >= REFUSED:
+            raise BadInput(
+                f"the tokenizer does not know {share:.0%} of the tokens of these texts, so that the encoder cannot "
+                "read them; give texts in its language, or its own tokenizer (--tokenizer PATH)"
+            )
 
     def __add__(self, other: TextCounts) -> TextCounts:
         return TextCounts(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+
+
+def unknown_tokens(counts: Mapping[str, int]) -> list[str]:
+    """A warning if many tokens are unknown. counts : the fields of `TextCounts` by name"""
+    share = _unknown_share(counts)
+    if share < WARNED:
+        return []
+    return [
+        f"Warning: the tokenizer does not know {share:.0%} of the tokens. All of them look the same to the encoder, so "
+        "that texts seem more alike than they are."
+    ]
+
+
+def _unknown_share(counts: Mapping[str, int]) -> float:
+    return counts.get("unknown", 0) / max(1, counts.get("tokens", 0) - counts.get("special", 0))
 
 
 @dataclass(frozen=True)
@@ -243,6 +275,7 @@ class Row:
 
     inputs : the inputs of the model
     added : which tokens the tokenizer added; special : these, and special tokens that the text itself contains
+    unknown : the number of tokens that the tokenizer does not know
     """
 
     number: int
@@ -250,6 +283,7 @@ class Row:
     added: list[bool]
     special: list[bool]
     cut: bool
+    unknown: int
 
 
 def batches(
@@ -313,7 +347,8 @@ def windows(texts: Iterable[str]) -> Iterator[list[tuple[int, str]]]:
 
 
 def _tokenized(tokenizer: Any, window: list[tuple[int, str]], limit: int, counts: TextCounts) -> list[Row]:
-    special_ids = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    unknown_id = tokenizer.unk_token_id
+    special_ids = set(tokenizer.all_special_ids) - {unknown_id}
     found = []
     known = [(number, text) for number, text in window if not blank(text)]
     for (number, text), row in zip(known, _rows(tokenizer, [text for _, text in known], limit), strict=True):
@@ -325,7 +360,8 @@ def _tokenized(tokenizer: Any, window: list[tuple[int, str]], limit: int, counts
         special = [bool(a) or i in special_ids for a, i in zip(added, row["input_ids"], strict=True)]
         if not all(special):
             counts.cut += was_cut
-            found.append(Row(number, row, [bool(a) for a in added], special, was_cut))
+            unknown = sum(i == unknown_id and not s for i, s in zip(row["input_ids"], special, strict=True))
+            found.append(Row(number, row, [bool(a) for a in added], special, was_cut, unknown))
     counts.skipped += len(window) - len(found)
     return found
 

@@ -286,6 +286,7 @@ class _Learning:
                 self._done += len(batch.numbers)
                 if self.progress is not None:
                     self.progress(self._done)
+        counts.check_known()
         self._counts[part] = counts
 
     def _left_out(self) -> Counter[str]:
@@ -302,6 +303,7 @@ class _Learning:
             "commonest": self.split.commonest.share,
             "cut": sum(counts.cut for counts in self._counts.values()),
             "tokens": sum(counts.tokens - counts.special for counts in self._counts.values()),
+            "unknown": sum(counts.unknown for counts in self._counts.values()),
             "lengths": {"least": lengths[0], "median": lengths[len(lengths) // 2], "most": lengths[-1]},
         }
 

@@ -63,23 +63,25 @@ class Source:
 
     name : a folder with its full path, or the name of a package or of a model on the hub
     hashes : of its weights, configuration and tokenizer, as this process found them
+    tokenizer : the folder of the tokenizer, if it is not that of the model
     """
 
     name: str
     hashes: tuple[tuple[str, str | None], ...]
     allow_pickle: bool
+    tokenizer: Path | None = None
 
     @classmethod
     def of(cls, encoder: Encoder, allow_pickle: bool) -> Source:
         folder = os.path.expanduser(encoder.name)
         name = os.path.abspath(folder) if os.path.isdir(folder) else encoder.name
-        return cls(name, _hashes(encoder), allow_pickle)
+        return cls(name, _hashes(encoder), allow_pickle, encoder.tokenizer_folder)
 
     def found(self) -> Encoder:
         """The encoder, loaded by a worker; BadInput if it differs from that of the calling process."""
         here = f"a worker on {socket.gethostname()}"
         try:
-            encoder = load(self.name, self.allow_pickle)
+            encoder = load(self.name, self.allow_pickle, self.tokenizer)
         except BadInput as error:
             raise BadInput(f"{here} cannot load the model, which every worker must find: {error}") from None
         for (what, known), (_, seen) in zip(self.hashes, _hashes(encoder), strict=True):

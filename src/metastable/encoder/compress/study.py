@@ -200,13 +200,15 @@ def _parts(encoder: Encoder, texts: str | Path | Iterable[str], length: int, bat
     second = first + round(SHARES["select"] * len(whole))
     dealt = {"fit": whole[:first], "select": whole[first:second], "test": whole[second:]}
     found: dict[str, list[Batch]] = {}
-    counts = {"texts": len(whole)}
+    counts, total = {"texts": len(whole)}, TextCounts()
     for name, some in dealt.items():
         tally = TextCounts()
         limit = min(length, encoder.limit)
         found[name] = list(batches(encoder.tokenizer, some[: MOST[name]], limit, batch_size, tally))
         tally.check()
         counts[name] = tally.texts
+        total += tally
+    counts |= {name: getattr(total, name) for name in ("tokens", "special", "unknown")}
     return Parts(**found, counts=counts)
 
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from metastable.encoder.texts import unknown_tokens
+
 if TYPE_CHECKING:
     from metastable.encoder.compress.result import Compression
 
@@ -29,7 +31,8 @@ def sentences(found: Compression) -> list[str]:
     said = [*_chosen(found), *([] if alone else [*_fastest(ours), *_peer(ours), *_rules(found)])]
     counts = found.counts
     used = f"{counts['fit']} texts to choose parts and to refit, {counts['select']} to select"
-    return [*said, f"The numbers are those of {counts['test']} other texts ({used}). Intervals are of 95 % over texts."]
+    said.append(f"The numbers are those of {counts['test']} other texts ({used}). Intervals are of 95 % over texts.")
+    return [*said, *unknown_tokens(counts)]
 
 
 def _capital(words: str) -> str:

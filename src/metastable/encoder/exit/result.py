@@ -20,6 +20,7 @@ from metastable.encoder.exit.probes import Probe
 from metastable.encoder.exit.scores import SCORES, Interval, first_score
 from metastable.encoder.exit.selection import FIRST
 from metastable.encoder.load import Encoder
+from metastable.encoder.texts import unknown_tokens
 
 SCHEMA = "metastable.exit/1"
 PROBE_SCHEMA = "metastable.probe/1"
@@ -167,7 +168,8 @@ class Exit:
 
     def sentences(self) -> list[str]:
         """The result in words, the headline first."""
-        return [self.headline(), self._agreement(), *self._saving(), *self._others(), self._per_text()]
+        said = [self.headline(), self._agreement(), *self._saving(), *self._others(), self._per_text()]
+        return [*said, *unknown_tokens(self.counts)]
 
     def _agreement(self) -> str:
         same = sum(chosen == self.layer for chosen in self.fold_layers)

@@ -78,6 +78,7 @@ def exit_layer(
     counts = TextCounts()
     tell = _Teller(progress)
     numbers, features = pooled_states(encoder, labelled.texts, way, batch_size, counts, tell)
+    counts.check()
     known = labelled.some(numbers)
     found = select(features, known, loss, seed, tell)
     layer = int(found["layer"])
@@ -94,7 +95,7 @@ def exit_layer(
             "texts": len(known.texts),
             "documents": int(known.groups.max()) + 1 if known.given else 0,
             "skipped": known.skipped,
-            "cut": counts.cut,
+            **{name: getattr(counts, name) for name in ("cut", "tokens", "special", "unknown")},
         },
         made={**store.versions(), "transformers": metadata.version("transformers")},
         speed=speed,

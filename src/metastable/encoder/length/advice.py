@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from metastable.encoder.length.result import FOCUS, RISK, SHARE
 from metastable.encoder.length.retrieval import MAXIMUM, MEAN, PASSAGE, WHOLE
+from metastable.encoder.texts import unknown_tokens
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,7 +53,7 @@ def advice(found: Length) -> list[Advice]:
 
 def sentences(found: Length) -> list[str]:
     """The advice, then what was found about attention, focus and similarity, then the reference."""
-    said = [piece.sentence for piece in advice(found)]
+    said = [*unknown_tokens(found.counts), *(piece.sentence for piece in advice(found))]
     said += [*_attention(found), *_focus(found), *_similarity(found)]
     if found.reference is not None:
         other = found.reference
