@@ -29,7 +29,7 @@ def test_concentration_is_what_the_audit_measures(case):
     inputs = harness.random_texts(encoder, (4, 11, 7), seed=1)
     mask = inputs["attention_mask"].bool()
     special = mask & torch.isin(inputs["input_ids"], torch.tensor([harness.CLS, harness.SEP]))
-    depths, layers, heads = Meter(encoder).measure(Batch(inputs, mask, special, torch.arange(3)))
+    depths, layers, heads, _ = Meter(encoder).measure(Batch(inputs, mask, special, torch.arange(3)))
     found = harness.score(encoder, detector, inputs).columns.numpy()
     by_name = {(c.name, c.depth): found[:, place] for place, c in enumerate(detector.columns)}
     assert len(by_name) == found.shape[1] == 5 * 4 + 2 * 3

@@ -30,8 +30,9 @@ Step = Callable[[Tensor, Tensor], Tensor]
 """(hidden (texts, n, d), mask (texts, n) of bool, True for tokens) → hidden after one whole layer."""
 
 
-ERASED = 1e-4
-"""A feature is erased if its gain is below this fraction of the median gain: later layers do not see it."""
+FAINT, GAP = 0.05, 10.0
+"""Features are erased if their gains are at most FAINT times the median gain and GAP times smaller than all others:
+later layers do not see them."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,16 @@ class Norm:
 
     @property
     def seen(self) -> Tensor:
-        """The features that are not erased, (d,) of bool. Some trained gains are 1e-33."""
+        """The features that are not erased, (d,) of bool.
+
+        Some trained gains are 1e-33, others 1e-4 of the median. No fixed cut is right for all encoders, but the erased
+        gains are far below the others: they end at the last gap by a factor of `GAP` among the faint gains.
+        """
         size = self.gain.abs()
-        return size > ERASED * size.median()
+        ordered = size.sort().values
+        ends = (ordered[:-1] <= FAINT * size.median()) & (ordered[1:] >= GAP * ordered[:-1])
+        last = ends.nonzero()
+        return size > ordered[last[-1]] if len(last) else torch.ones_like(size, dtype=torch.bool)
 
     def standardise(self, h: Tensor) -> Tensor:
         """z, of length √d up to eps."""

@@ -15,7 +15,7 @@ import pandas as pd
 
 from metastable import files
 from metastable.arrays import whole
-from metastable.encoder.anatomy import ERASED, Anatomy, Norm
+from metastable.encoder.anatomy import GAP, Anatomy, Norm
 from metastable.encoder.expression import parse
 from metastable.encoder.load import Encoder, load, twin
 from metastable.encoder.loop import Loop, loop
@@ -69,8 +69,8 @@ class Audit:
     @cached_property
     def verdict(self) -> AuditVerdict:
         if self.twin is None:
-            return judge(self.heads, self.measured)
-        return judge(self.heads, self.measured, self.twin.measured, self.twin.verdict.layers)
+            return judge(self.heads, self.measured, tied=self.tied)
+        return judge(self.heads, self.measured, self.twin.measured, self.twin.verdict.layers, self.tied)
 
     @cached_property
     def layers(self) -> pd.DataFrame:
@@ -265,8 +265,8 @@ def _erased(anatomy: Anatomy) -> Iterator[str]:
         count = int((~norm.seen).sum())
         if count:
             yield (
-                f"The normalisation {where} erases {count} of {len(norm.gain)} features (gain below {ERASED:g} times "
-                "the median); they are not part of the tokens."
+                f"The normalisation {where} erases {count} of {len(norm.gain)} features: their gains are more than "
+                f"{GAP:g} times smaller than all others. They are not part of the tokens."
             )
 
 

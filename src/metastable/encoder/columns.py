@@ -81,6 +81,10 @@ SIZES = frozenset(LOGARITHMIC) | {"layers_to_concentrate"}
 TEXT: dict[str, tuple[str, str]] = {
     "mean_cosine": ("mean cosine between two tokens, without gains and offsets of the norms", "rises with depth"),
     "hidden_cosine": ("mean cosine between two returned hidden states, with gains and offsets", "rises with depth"),
+    "largest_share": ("share of the energy of the tokens in their largest feature", "below 0.1"),
+    "cosine_without": ("mean cosine between two tokens without the largest feature", "near mean_cosine"),
+    "hidden_largest_share": ("share of the energy of the hidden states in their largest feature", "below 0.1"),
+    "hidden_cosine_without": ("mean cosine of hidden states without their largest feature", "near hidden_cosine"),
     "mean_square_cosine": ("mean squared cosine between two tokens: 1 if all lie on one line", "rises with depth"),
     "effective_rank": ("effective number of directions of a text's tokens: 1 to their number", "falls with depth"),
     "dispersion": ("1 − |mean token|²: 0 if all tokens are one point, 1 if they are spread out", "falls with depth"),

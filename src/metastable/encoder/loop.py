@@ -122,6 +122,8 @@ class Loop:
         over = f"{self.texts} text{'s' if self.texts != 1 else ''}"
         parts = [f"{what} applied {self.steps} times, {over}: mean token cosine {self._way()}"]
         parts.append(self._course())
+        if self.steps:
+            parts += [self._change("clusters", "clusters a text"), self._change("effective_rank", "effective rank")]
         last = self._value("change", self.steps - 1)
         if math.isfinite(last):
             at_rest = "tokens are at rest" if last < 1e-4 else f"a step moves a token by {last:.2g} on average"
@@ -129,6 +131,10 @@ class Loop:
         if self.stopped is not None:
             parts.append(f"stopped because numbers were not finite at step {self.stopped} of {self.asked}")
         return "; ".join(parts)
+
+    def _change(self, name: str, words: str) -> str:
+        """A curve from the first step to the last one."""
+        return f"{words} {self._value(name, 0):.3g} → {self._value(name, self.steps):.3g}"
 
     def _value(self, name: str, step: float) -> float:
         return float(self.curves[name].iloc[min(max(round(step), 0), self.steps)])
@@ -166,15 +172,14 @@ class Loop:
         return f"{text}; no new spreading seen up to {end}"
 
     def _rest(self) -> str:
-        """The plateau that holds the least dispersion, in words; nothing if there is none."""
-        when = self.phases.least_time
+        """The plateaus in words; nothing if there is none."""
+        found = []
         for plateau in self.phases.plateaus:
-            if plateau.start <= when <= plateau.end:
-                counts = {f"{self._value('clusters', t):.2g}": None for t in (plateau.start, plateau.end)}
-                groups = f"a plateau of {' → '.join(counts)} cluster{'' if list(counts) == ['1'] else 's'} a text"
-                held = f"still holds at step {self.steps}" if plateau.end == self.steps else f"ends at {plateau.end:g}"
-                return f", then {groups} that begins at step {plateau.start:g} and {held}"
-        return ""
+            counts = {f"{self._value('clusters', t):.2g}": None for t in (plateau.start, plateau.end)}
+            groups = f"a plateau of {' → '.join(counts)} cluster{'' if list(counts) == ['1'] else 's'} a text"
+            held = f"still holds at step {self.steps}" if plateau.end == self.steps else f"ends at {plateau.end:g}"
+            found.append(f"{groups} that begins at step {plateau.start:g} and {held}")
+        return f", then {', then '.join(found)}" if found else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Everything for JSON: tallies, curves, phases and the sentence; numbers that do not exist are None."""

@@ -23,7 +23,7 @@ from metastable.encoder.anatomy import Anatomy, AttentionLayer
 from metastable.encoder.exact_sums import ExactSums, Floats
 from metastable.encoder.fold import FoldedHead, fold
 from metastable.encoder.hooks import Depth, Tokens, read
-from metastable.encoder.statistics import CLOUD, averaged, cloud, mean_cosine, two_atom_distance
+from metastable.encoder.statistics import CLOUD, averaged, cloud, largest_feature, mean_cosine, two_atom_distance
 from metastable.encoder.texts import SPECIAL, Batch, TextCounts, batches
 from metastable.encoder.weights import SmallTheory, on_one_core
 from metastable.errors import BadInput, choice
@@ -53,9 +53,15 @@ SCORES = 2**24
 """The largest number of scores of one text in a layer that computes them all at once, because they depend on
 positions: 64 MB of float32."""
 
-DEPTHS = (*CLOUD, "hidden_cosine")
-"""Statistics of the tokens of a text at a depth, see `statistics.cloud`. hidden_cosine is the `mean_cosine` of the
-hidden states as the model returns them, with the gains and offsets of the normalisations."""
+DEPTHS = (*CLOUD, "hidden_cosine", "largest_share", "cosine_without", "hidden_largest_share", "hidden_cosine_without")
+"""Statistics of the tokens of a text at a depth, see `statistics.cloud` and `largest_feature`. Those named hidden_… are
+of the hidden states as the model returns them, with the gains and offsets of the normalisations."""
+CLOUDS = ("tokens", "hidden")
+"""The two clouds whose largest features are counted."""
+
+
+Largest = dict[str, list[list[int]]]
+"""By cloud and depth, the feature with the most energy of each text."""
 
 
 @dataclass
@@ -67,6 +73,7 @@ class Measurements:
     betas : (L,), the median effective β of the heads of each layer. The energy at depth L uses that of the last layer.
     applicable, dims, random_share : (L, heads), see `Prediction` and `HeadLens`
     lengths : how many texts had n tokens, by n
+    largest : by cloud (see `CLOUDS`) and depth, in how many texts a feature had the most energy, by its number
     special : "exclude" or "include", whether special tokens belong to the cloud
     """
 
@@ -80,6 +87,11 @@ class Measurements:
     special: str
     lengths: Counter[int] = field(default_factory=Counter)
     counts: TextCounts = field(default_factory=TextCounts)
+    largest: dict[str, list[Counter[int]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.largest:
+            self.largest = {name: [Counter() for _ in range(len(self.betas) + 1)] for name in CLOUDS}
 
     def depth_table(self) -> pd.DataFrame:
         """One row per depth; for each statistic NAME the columns NAME, NAME_low, NAME_high and NAME_slope.
@@ -114,16 +126,20 @@ class Measurements:
         groups = ("depths", "layers", "heads")
         merged = {g: {k: v.merge(getattr(other, g)[k]) for k, v in getattr(self, g).items()} for g in groups}
         lengths, counts = self.lengths + other.lengths, self.counts + other.counts
-        return Measurements(**{**vars(self), **merged, "lengths": lengths, "counts": counts})
+        largest = {
+            name: [own + more for own, more in zip(every, other.largest[name], strict=True)]
+            for name, every in self.largest.items()
+        }
+        return Measurements(**{**vars(self), **merged, "lengths": lengths, "counts": counts, "largest": largest})
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, exactly, for JSON."""
         arrays = {name: getattr(self, name).tolist() for name in ("betas", "applicable", "dims")}
         shares = [[None if np.isnan(s) else s for s in row] for row in self.random_share.tolist()]
         tallies = {g: {k: v.to_dict() for k, v in getattr(self, g).items()} for g in ("depths", "layers", "heads")}
-        lengths = {str(n): self.lengths[n] for n in sorted(self.lengths)}
-        rest = {"random_share": shares, "special": self.special, "lengths": lengths, "counts": vars(self.counts).copy()}
-        return {**tallies, **arrays, **rest}
+        rest = {"random_share": shares, "special": self.special, "counts": vars(self.counts).copy()}
+        largest = {name: [_ordered(depth) for depth in every] for name, every in self.largest.items()}
+        return {**tallies, **arrays, **rest, "lengths": _ordered(self.lengths), "largest": largest}
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Measurements:
@@ -135,9 +151,19 @@ class Measurements:
             dims=np.array(saved["dims"], dtype=np.int64),
             random_share=np.array(saved["random_share"], dtype=np.float64),
             special=saved["special"],
-            lengths=Counter({int(n): count for n, count in saved["lengths"].items()}),
+            lengths=_counter(saved["lengths"]),
             counts=TextCounts(**saved["counts"]),
+            largest={name: [_counter(depth) for depth in every] for name, every in saved["largest"].items()},
         )
+
+
+def _ordered(counter: Counter[int]) -> dict[str, int]:
+    """A counter for JSON."""
+    return {str(key): counter[key] for key in sorted(counter)}
+
+
+def _counter(saved: dict[str, int]) -> Counter[int]:
+    return Counter({int(key): count for key, count in saved.items()})
 
 
 def columns_of(name: str, tally: ExactSums) -> dict[str, Floats]:
@@ -179,16 +205,25 @@ class Meter:
             special=self.special,
         )
 
-    def measure(self, batch: Batch) -> tuple[dict[str, Floats], dict[str, Floats], dict[str, Floats]]:
-        """Each text's statistics: of depths (texts, L + 1), of layers (texts, L), of heads (texts, L, heads)."""
+    def measure(self, batch: Batch) -> tuple[dict[str, Floats], dict[str, Floats], dict[str, Floats], Largest]:
+        """Each text's statistics: of depths (texts, L + 1), of layers (texts, L), of heads (texts, L, heads).
+
+        Also the largest feature of each text, by cloud and depth.
+        """
         betas = [*self.betas, self.betas[-1]]
         clouds, layers, heads = [], [], []
+        largest: Largest = {name: [] for name in CLOUDS}
         before: list[Tokens] = []
 
         def visit(depth: Depth) -> None:
             tokens, mask, chosen = depth.tokens, depth.passage.mask, depth.passage.chosen
             found = cloud(tokens.unit, chosen, betas[depth.index])
-            found["hidden_cosine"] = mean_cosine(torch.nn.functional.normalize(tokens.hidden, dim=-1), chosen)
+            hidden = torch.nn.functional.normalize(tokens.hidden, dim=-1)
+            found["hidden_cosine"] = mean_cosine(hidden, chosen)
+            for name, unit, prefix in (("tokens", tokens.unit, ""), ("hidden", hidden, "hidden_")):
+                feature, share, without = largest_feature(unit, chosen)
+                found |= {f"{prefix}largest_share": share, f"{prefix}cosine_without": without}
+                largest[name].append(feature.tolist())
             clouds.append(found)
             if before:
                 special = batch.special.to(mask.device)
@@ -198,7 +233,7 @@ class Meter:
             before[:] = [tokens]
 
         read(self.encoder, batch, self.special, range(len(betas)), visit)
-        return _stacked(clouds), _stacked(layers), _stacked(heads)
+        return _stacked(clouds), _stacked(layers), _stacked(heads), largest
 
     def tally(
         self, texts: Iterable[str], batch_size: int = 32, progress: Callable[[int], None] | None = None
@@ -207,11 +242,14 @@ class Meter:
         measured = self.empty()
         counts = measured.counts
         for batch in batches(self.encoder.reads_text(), texts, self.limit, batch_size, counts):
-            lengths, (depths, layers, heads) = batch.lengths.numpy(), self.measure(batch)
+            lengths, (depths, layers, heads, largest) = batch.lengths.numpy(), self.measure(batch)
             for tallies, values in ((measured.depths, depths), (measured.layers, layers), (measured.heads, heads)):
                 for name, tally in tallies.items():
                     tally.add(values[name], lengths)
             measured.lengths.update(lengths.tolist())
+            for name, every in largest.items():
+                for counter, features in zip(measured.largest[name], every, strict=True):
+                    counter.update(features)
             if progress is not None:
                 progress(counts.texts)
         return measured

@@ -47,6 +47,18 @@ def mean_cosine(unit: Tensor, chosen: Tensor) -> Tensor:
     return _over_pairs(total - own, m)
 
 
+def largest_feature(unit: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The feature with the most energy in each text's cloud: (its number, its share of the energy, the mean cosine
+    without it), each (texts,).
+
+    The share of feature f is the mean of x̂_f² over the cloud: about 1/d if no feature stands out.
+    """
+    energy = (unit.square() * chosen.unsqueeze(-1)).sum(dim=1)
+    share, feature = (energy / chosen.sum(dim=1, keepdim=True)).max(dim=1)
+    rest = unit.scatter(2, feature[:, None, None].expand(-1, unit.shape[1], 1), 0.0)
+    return feature, share.double(), mean_cosine(torch.nn.functional.normalize(rest, dim=-1), chosen)
+
+
 def _over_pairs(total: Tensor, m: Tensor) -> Tensor:
     """The mean over the pairs i ≠ j of m tokens from their sum; NaN for one token."""
     pairs = m * (m - 1)

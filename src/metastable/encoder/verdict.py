@@ -3,7 +3,8 @@
 **Phases** are decided by the spread s of the tokens of a text: the smaller of 1 − mean cosine and 1 − mean squared
 cosine over pairs. It is about 1 for random directions. It is 0 for one point, and also for two opposite points, the
 limit of the theory. It is compared with the spread of a twin with random weights, at the same depth and at the
-encoder's typical n.
+encoder's typical n. If one feature decides the cosine at some depth (see `course.owned`), s is 1 − mean cosine without
+the largest feature, at all depths.
 
 - *terminal*: 1 − mean cosine ≤ ONE_POINT; the tokens of a text are one cluster.
 - *concentrating*: the layer before lowered s by more than STILL, beyond the intervals of both means.
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from metastable.encoder import course
 from metastable.encoder.columns import meaning
 from metastable.encoder.weights import LINEAR, unusual
 
@@ -41,12 +43,6 @@ ONE_POINT, STILL, CLOSE, HALF, LEAST = 0.05, 0.05, 0.6, 0.5, 0.005
 """Thresholds of the phases and predictions, see above. STILL is relative to s; LEAST is a distance."""
 BEHAVIOUR = ("entropy", "logit_gap", "special_share", "maximiser_angle", "update_length")
 """Statistics of heads on text that are searched for unusual values, beside the columns of the weights."""
-COURSES = {
-    "terminal": "tokens end in one point",
-    "metastable": "tokens come together and stay together",
-    "concentrating": "tokens come together up to the last layer",
-}
-"""The course of the tokens in words, by their last phase."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,12 @@ class Judgement:
 
 @dataclass(frozen=True)
 class AuditVerdict:
-    """The findings of the audit in words. `unusual`: see `weights.unusual`, with a sentence for each row."""
+    """The findings of the audit in words.
+
+    headline : what the tokens do, from the hidden states alone; see `course`
+    sentences : what the headline depends on, then theory and encoder side by side
+    unusual : see `weights.unusual`, with a sentence for each row
+    """
 
     headline: str
     layers: tuple[Judgement, ...]
@@ -74,20 +75,27 @@ def judge(
     measured: Measurements | None,
     twin: Measurements | None = None,
     beside: tuple[Judgement, ...] = (),
+    tied: bool = False,
 ) -> AuditVerdict:
-    """The verdict. heads : the joined table of weights and behaviour; beside : the judgements of the twin."""
+    """The verdict.
+
+    heads : the joined table of weights and behaviour; beside : the judgements of the twin
+    tied : whether all layers share their weights, so that they have the heads of one layer
+    """
+    own = heads[heads["layer"] == 0] if tied else heads
     if measured is None:
-        headline = f"weights only: {_counts(heads)}"
-        return AuditVerdict(headline, (), (_depth_needed(heads),), _unusual(heads, LINEAR))
+        headline = f"weights only: {_counts(own, tied)}"
+        return AuditVerdict(headline, (), (_depth_needed(heads),), _unusual(own, LINEAR, tied))
     layers = _judgements(heads, measured, twin)
-    sentences = [f"by their weights, {_counts(heads)}", _depth_needed(heads, measured), _parting(heads, measured)]
+    sentences = [*course.sentences(measured), _predicted(layers, beside), f"by their weights, {_counts(own, tied)}"]
+    sentences += [_depth_needed(heads, measured), _parting(heads, measured)]
     if twin is not None and not _distinguished(measured, twin):
         sentences.append("the cosines of the tokens do not distinguish this encoder from one with random weights")
     return AuditVerdict(
-        headline=_headline(measured, twin, layers, beside),
+        headline=course.headline(measured),
         layers=layers,
         sentences=(*sentences, *(judgement.sentence for judgement in layers)),
-        unusual=_unusual(heads, (*LINEAR, *BEHAVIOUR)),
+        unusual=_unusual(heads, (*LINEAR, *BEHAVIOUR), tied),
     )
 
 
@@ -128,8 +136,11 @@ def _judgements(heads: pd.DataFrame, measured: Measurements, twin: Measurements 
 
 def _spread(measured: Measurements) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """s and its lower and upper limit, at each depth."""
-    tallies = [measured.depths[name] for name in ("mean_cosine", "mean_square_cosine")]
-    return spread_of(*((tally.mean(), *tally.interval()) for tally in tallies))
+    names = ("mean_cosine", "mean_square_cosine")
+    if course.owned(measured, "tokens").any():
+        names = ("cosine_without", "cosine_without")
+    cosine, square = ((tally.mean(), *tally.interval()) for tally in (measured.depths[name] for name in names))
+    return spread_of(cosine, square)
 
 
 def spread_of(cosine: Ends, square: Ends) -> Ends:
@@ -188,10 +199,11 @@ def _prediction(heads: pd.DataFrame, layer: int) -> tuple[str, str]:
     return outcome, f"prediction {outcome}: {chosen}, {counts} (medians: {medians})"
 
 
-def _counts(heads: pd.DataFrame) -> str:
+def _counts(heads: pd.DataFrame, tied: bool = False) -> str:
     points = int(heads["prediction"].str.startswith("concentrates").sum())
     turning = int((heads["prediction"] == "rotates").sum())
-    words = f"{points} of {len(heads)} heads concentrate tokens on fixed points, {turning} rotate tokens without "
+    whole = f"{len(heads)} heads of the shared layer" if tied else f"{len(heads)} heads"
+    words = f"{points} of {whole} concentrate tokens on fixed points, {turning} rotate tokens without "
     return words + f"converging (complex dominant eigenvalue) and {len(heads) - points - turning} do neither"
 
 
@@ -222,43 +234,18 @@ def _parting(heads: pd.DataFrame, measured: Measurements) -> str:
     return words + f"; the median head puts {100 * special:.0f} % of its attention on special tokens"
 
 
-def _headline(
-    measured: Measurements,
-    twin: Measurements | None,
-    layers: tuple[Judgement, ...],
-    beside: tuple[Judgement, ...],
-) -> str:
-    cosine, hidden = (measured.depths[name].mean() for name in ("mean_cosine", "hidden_cosine"))
-    words = _course([judgement.phase for judgement in layers])
-    words += f": their mean cosine goes from {cosine[0]:.2f} to {cosine[-1]:.2f} over {len(cosine) - 1} layers"
-    if cosine.max() > max(cosine[0], cosine[-1]) + STILL:
-        words += f" with {cosine.max():.2f} at depth {int(cosine.argmax())}"
-    if twin is not None:
-        random = at_length(twin.depths["mean_cosine"], typical_length(measured))
-        words += f"; with random weights it ends at {random[-1]:.2f}"
-    words += f"; that of the returned hidden states goes from {hidden[0]:.2f} to {hidden[-1]:.2f}"
+def _predicted(layers: tuple[Judgement, ...], beside: tuple[Judgement, ...]) -> str:
+    """In how many layers the prediction of the theory is met."""
     own, others = ([judgement.prediction for judgement in every] for every in (layers, beside))
     judged = own.count("met") + own.count("missed")
     if not judged:
         why = "cannot be decided on these texts" if "undecided" in own else "does not apply"
-        return f"{words}; the prediction of the theory {why}"
-    words += f"; the prediction of the theory is met in {own.count('met')} of the {judged} layers that can be judged"
+        return f"the prediction of the theory {why}"
+    words = f"the prediction of the theory is met in {own.count('met')} of the {judged} layers that can be judged"
     if beside:
         met, missed = others.count("met"), others.count("missed")
         words += f" and, with random weights, in {met} of {met + missed}"
     return words
-
-
-def _course(phases: list[str]) -> str:
-    first, last = phases[0], phases[-1]
-    if first == last and first in ("terminal", "metastable"):
-        return "tokens are close together from the first depth to the last"
-    if last in COURSES:
-        return COURSES[last]
-    nearer = [depth for depth, phase in enumerate(phases) if phase != "spread"]
-    if not nearer:
-        return "tokens stay spread out"
-    return f"tokens come together at depths {nearer[0]} to {nearer[-1]} but do not stay together"
 
 
 def _distinguished(measured: Measurements, twin: Measurements) -> bool:
@@ -270,8 +257,12 @@ def _distinguished(measured: Measurements, twin: Measurements) -> bool:
     return bool(((other + reach < low) | (other - reach > high)).any())
 
 
-def _unusual(heads: pd.DataFrame, linear: tuple[str, ...]) -> pd.DataFrame:
+def _unusual(heads: pd.DataFrame, linear: tuple[str, ...], tied: bool = False) -> pd.DataFrame:
+    """Unusual values in words. A value of the weights of a shared layer stands there once."""
     found = unusual(heads, linear)
+    if tied:
+        of_weights = ~found["column"].isin(BEHAVIOUR)
+        found = found[~(of_weights & found.duplicated(["head", "column"]))].reset_index(drop=True)
     sentences = []
     for row in found.itertuples():
         size = "above" if row.score > 0 else "below"

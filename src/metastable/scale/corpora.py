@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 # The journal of sums is rewritten as one record whenever it has this many.
 FOLD = 32
 # The parts of `Measurements` that depend on the texts.
-SUMS = ("depths", "layers", "heads", "lengths", "counts")
+SUMS = ("depths", "layers", "heads", "lengths", "counts", "largest")
 
 # A worker with several threads has one model with one set of hooks.
 _one_at_a_time = threading.Lock()
