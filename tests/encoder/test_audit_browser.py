@@ -104,7 +104,7 @@ def opened(browser, tmp_path_factory):
 def desk(opened):
     """The report on a desktop screen, in one tab for many tests, with the boxes of the first screen as it opened."""
     tab = opened(rendered())
-    places = ("#headline", "#phases", "#model", ".numbers > div:last-child")
+    places = ("#headline", "#model", "#checks li:last-child")
     tab.boxes = {place: tab.page.locator(place).bounding_box() for place in places}
     tab.scrolled = tab.page.evaluate("window.scrollY")
     return tab
@@ -123,7 +123,7 @@ def leading(layer, head):
     return row["leading"], row["frequency"]
 
 
-def test_the_first_screen_shows_headline_phases_and_numbers(tab):
+def test_the_first_screen_shows_headline_and_checks(tab):
     for place, box in tab.boxes.items():
         assert box["y"] >= 0
         assert box["y"] + box["height"] <= 720, f"{place} is below the first screen"

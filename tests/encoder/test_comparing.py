@@ -12,10 +12,12 @@ import torch
 
 import metastable as ms
 from metastable.encoder.anatomy import Anatomy
-from metastable.encoder.compare import COLUMNS, matching_distance
+from metastable.encoder.compare import COLUMNS, matching_distance, noisy_copy
 from metastable.encoder.exact_sums import ExactSums
 from metastable.encoder.families import anatomy
+from metastable.encoder.load import load
 from metastable.errors import BadInput
+from tests.conftest import WORDS
 from tests.encoder.test_weights import D, K, dense, minilm, tiny  # noqa: F401
 
 CHANGES = ["interaction_change", "value_change", "offset_change", "spectral_movement"]
@@ -74,8 +76,11 @@ def test_a_planted_change_comes_first_with_its_size(name, shape):
     assert first["spectral_movement"] > 1e-3
     rest = found.heads.iloc[1:]
     assert (rest[CHANGES].to_numpy() == 0).all()
-    assert found.sentences()[0].startswith("1 of 8 heads moved beyond rounding")
-    assert found.sentences()[1].startswith("layer 1, head 3: B changed by")
+    pattern, counts, first, *_ = found.sentences()
+    assert pattern.startswith("B and V changed most in layer 1, by ")
+    assert pattern.endswith("and not at all in layer 0")
+    assert counts.startswith("1 of 8 heads moved beyond rounding")
+    assert first.startswith("layer 1, head 3: B changed by")
 
 
 def test_a_tiny_change_keeps_its_digits():
@@ -135,7 +140,7 @@ def test_a_changed_prediction_is_told():
     differ = found.heads["prediction_before"] != found.heads["prediction_after"]
     assert (found.heads["prediction_changed"] == differ).all()
     assert found.heads["prediction_changed"].any()
-    assert f"changed for {differ.sum()}" in found.sentences()[0]
+    assert f"changed for {differ.sum()}" in found.sentences()[1]
     assert any("→ rotates" in words or "→ concentrates" in words for words in found.sentences()[1:])
 
 
@@ -203,3 +208,39 @@ def test_what_cannot_be_compared():
     config.num_attention_heads = 2
     with pytest.raises(BadInput, match="layer 0: cannot compare 4 heads of 6×24 with 2 heads of 12×24"):
         compare(model, type(model)(config))
+
+
+@pytest.mark.parametrize(("size", "word"), [(0.004, "tiny"), (0.03, "small"), (0.1, "moderate"), (0.5, "large")])
+def test_the_size_of_a_change_in_words(size, word):
+    model = tiny()
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for layer in other.encoder.layer:
+            # B and V are linear in these weights, so both change by `size`.
+            layer.attention.self.query.weight *= 1 + size
+            layer.attention.self.value.weight *= 1 + size
+    (pattern, *_) = compare(model, other).sentences()
+    assert pattern == f"B and V changed about alike in all layers: by {100 * size:.2g} % on average, a {word} change"
+
+
+def test_noise_is_as_long_as_the_change_and_behaviour_is_measured_against_it(tokenizer):
+    model, other = tiny(), copy.deepcopy(tiny())
+    with torch.no_grad():
+        other.encoder.layer[1].attention.self.query.weight *= 3
+    a, b = (load(each, tokenizer=tokenizer) for each in (model, other))
+    noisy = noisy_copy(a, b)
+    before, after, beside = (dict(each.model.named_parameters()) for each in (a, b, noisy))
+    for name, weight in before.items():
+        assert float((beside[name] - weight).norm()) == pytest.approx(float((after[name] - weight).norm()), rel=1e-4)
+    texts = [" ".join(WORDS[i : i + 9]) for i in range(30)]
+    audits = [ms.audit(each, texts, beside_random=False) for each in (a, b, noisy)]
+    found = ms.compare(*audits)
+    moved, by_noise = (
+        np.sqrt(np.nanmean((each.measured.heads["entropy"].mean() - audits[0].measured.heads["entropy"].mean()) ** 2))
+        for each in audits[1:]
+    )
+    assert moved / by_noise > 1.5
+    assert found.against_noise > 1
+    assert any("random changes of the weights of the same size" in words for words in found.sentences())
+    assert ms.compare(*audits[:2]).against_noise is None
+    assert ms.compare(audits[0], audits[0], audits[0]).against_noise is None

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from metastable.cli.exits import EXIT_FINDING, one_line_errors
+from metastable.cli.findings import met, places
 from metastable.cli.options import AllowPickle, AsJson, BatchSize, Debug, Model, Scheduler, Tokenizer, Workers
-from metastable.errors import BadInput
+from metastable.errors import BadInput, choice
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from metastable.encoder.audit import Audit
 
 MOST_SHOWN = 5
-"""Unusual values, and rows that meet --fail-on, that are printed; the tables have all of them."""
-IN_JSON = ("schema", "name", "family", "fingerprint", "shape", "made", "verdict")
+"""Unusual values that are printed; the tables have all of them."""
+IN_JSON = ("schema", "name", "family", "fingerprint", "shape", "made", "checks", "verdict")
+MARKS = {"ok": "ok  ", "look": "look", "act": "ACT "}
+"""The status of a check for a terminal."""
+POLICIES = {"default": ("act",), "strict": ("look", "act")}
+"""The statuses of checks that fail a policy."""
 """The parts of an audit that --json prints; audit.json has all of them."""
-PLACE = ("depth", "layer", "head")
-"""The columns that name a row of a table."""
 
 
 def _list_columns(wanted: bool) -> None:
@@ -46,6 +47,9 @@ def audit(
     ),
     fail_on: Annotated[
         str | None, typer.Option(help="Exit with 1 if a head (or layer) meets this: 'gap < 0.01 and not complex'.")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Exit with 1 if a check says act (default), or look or act (strict).")
     ] = None,
     reference: Annotated[Path | None, typer.Option(help="The audit.json of another audit, for comparison.")] = None,
     loop: Annotated[int, typer.Option(help="Apply one whole layer this many times: do the tokens converge?")] = 0,
@@ -80,6 +84,8 @@ def audit(
         from metastable.progress import Texts
 
         files.folder_for(out, "audit.json")
+        if policy is not None:
+            choice(policy, "--policy", POLICIES)
         if fail_on is not None:
             parse(fail_on)  # report a syntax error before the model is loaded
         if texts is not None and texts != "-" and not Path(texts).is_file():
@@ -97,36 +103,33 @@ def audit(
                 allow_pickle=allow_pickle, tokenizer=tokenizer, seed=seed, fail_on=fail_on, progress=bar,
                 tally=spread or Meter.tally,
             )  # fmt: skip
-        places = None if fail_on is None else _places(found.findings(fail_on))
+        rows = None if fail_on is None else places(found.findings(fail_on), parse(fail_on).columns)
         written = {name: str(path) for name, path in found.save(out).items()}
         if spread is not None:
             spread.clear()
         if as_json:
             saved = found.to_dict()
             plain = {name: saved[name] for name in IN_JSON}
-            print(files.to_json({**plain, "findings": places, "written": written}))
+            print(files.to_json({**plain, "findings": rows, "written": written}))
         else:
-            print("\n".join([*_lines(found, places), f"report: {written['report']}"]))
-        if places:
+            print("\n".join([*_lines(found), *met(rows), f"report: {written['report']}"]))
+        failed = [] if policy is None else [check for check in found.checks() if check.status in POLICIES[policy]]
+        if failed and not as_json:
+            print(f"--policy {policy}: checks that fail: {', '.join(check.name for check in failed)}")
+        if rows or failed:
             raise typer.Exit(EXIT_FINDING)
 
 
-def _lines(audit: Audit, places: list[dict[str, Any]] | None) -> list[str]:
+def _lines(audit: Audit) -> list[str]:
     """The audit for a terminal."""
     verdict = audit.verdict
     warnings = [note for note in audit.notes if note.startswith("Warning")]
     lines = [repr(audit), *warnings, verdict.headline, *(f"  {sentence}" for sentence in verdict.sentences)]
+    lines += ["checks:", *(f"  {MARKS[c.status]} {c.name}: {c.shown}. {c.sentence}" for c in audit.checks())]
+    lines += ["theory and encoder:", *(f"  {sentence}" for sentence in verdict.theory)]
     if len(verdict.unusual):
         lines.append(f"unusual for this model: {len(verdict.unusual)} values; the first are")
         lines += [f"  {sentence}" for sentence in verdict.unusual["sentence"].head(MOST_SHOWN)]
     if audit.loop is not None:
         lines.append(audit.loop.sentence())
-    if places is not None:
-        lines.append(f"--fail-on is met by {len(places)} rows")
-        lines += ["  " + ", ".join(f"{key} {at}" for key, at in place.items()) for place in places[:MOST_SHOWN]]
     return lines
-
-
-def _places(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Layer, head or depth of each row."""
-    return [dict(row) for row in rows[[name for name in PLACE if name in rows]].to_dict("records")]

@@ -26,6 +26,8 @@ def compare(
         from metastable import files
         from metastable.encoder.audit import audit
         from metastable.encoder.compare import compare as compared
+        from metastable.encoder.compare import noisy_copy
+        from metastable.encoder.load import load
         from metastable.encoder.report import write_comparison
         from metastable.encoder.texts import read_texts
         from metastable.progress import Texts
@@ -33,11 +35,11 @@ def compare(
         files.folder_for(out, "moved.csv")
         # Standard input can be read only once, so both audits share the list.
         read = None if texts is None else list(read_texts(texts))
+        encoders = [load(model, allow_pickle, tokenizer) for model in (before, after)]
+        if read is not None:
+            encoders.append(noisy_copy(encoders[0], encoders[1]))
         with Texts() as bar:
-            audits = [
-                audit(model, read, allow_pickle=allow_pickle, tokenizer=tokenizer, beside_random=False, progress=bar)
-                for model in (before, after)
-            ]
+            audits = [audit(encoder, read, beside_random=False, progress=bar) for encoder in encoders]
         found = compared(*audits)
         page = write_comparison(found, (before, after), out / "report.html")
         files.write_text(out / "moved.csv", found.heads.to_csv(index=False))

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from metastable.cli.exits import EXIT_FINDING, one_line_errors
+from metastable.cli.findings import met, places
 from metastable.cli.options import AllowPickle, AsJson, BatchSize, Debug, Model, Scheduler, Tokenizer, Workers
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_SHOWN = 5
-"""Rows that meet --fail-on and are printed; the tables have all of them."""
 IN_JSON = (
     *("schema", "name", "family", "fingerprint", "limit", "pooling", "asked", "start", "top", "last", "counts", "made"),
     *("advice", "sentences"),
 )
 """The parts of a result that --json prints; length.json has all of them."""
-PLACE = ("n", "source", "depth", "layer", "head", "statistic", "method", "quantity", "part", "way", "chunk")
-"""The columns that name a row of a table."""
 
 
 def length(
@@ -89,7 +85,7 @@ def length(
                 allow_pickle=allow_pickle, tokenizer=tokenizer, fail_on=fail_on, progress=bar,
                 forecasted=write_forecasts, work=work,
             )  # fmt: skip
-        places = None if fail_on is None else _places(found.findings(fail_on), parse(fail_on).columns)
+        rows = None if fail_on is None else places(found.findings(fail_on), parse(fail_on).columns)
         written = {name: str(path) for name, path in found.save(out).items()}
         if found.start != start:
             why = f"a forecast is scored two doublings later, and the last length is {found.last}"
@@ -97,22 +93,8 @@ def length(
         if as_json:
             saved = found.to_dict()
             plain = {name: saved[name] for name in IN_JSON}
-            print(files.to_json({**plain, "findings": places, "written": written}))
+            print(files.to_json({**plain, "findings": rows, "written": written}))
         else:
-            print("\n".join([repr(found), *found.sentences(), *_met(places), f"report: {written['report']}"]))
-        if places:
+            print("\n".join([repr(found), *found.sentences(), *met(rows), f"report: {written['report']}"]))
+        if rows:
             raise typer.Exit(EXIT_FINDING)
-
-
-def _met(places: list[dict[str, object]] | None) -> list[str]:
-    if places is None:
-        return []
-    shown = ["  " + ", ".join(f"{key} {at}" for key, at in place.items()) for place in places[:MOST_SHOWN]]
-    more = [f"  and {len(places) - MOST_SHOWN} more"] if len(places) > MOST_SHOWN else []
-    return [f"--fail-on: rows that meet it: {len(places)}", *shown, *more]
-
-
-def _places(rows: pd.DataFrame, asked: Iterable[str]) -> list[dict[str, object]]:
-    """The columns that name each row and those of the expression, as far as they apply."""
-    columns = [name for name in dict.fromkeys((*PLACE, *asked)) if name in rows]
-    return [{key: value for key, value in row.items() if value == value} for row in rows[columns].to_dict("records")]

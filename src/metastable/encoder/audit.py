@@ -16,6 +16,7 @@ import pandas as pd
 from metastable import files
 from metastable.arrays import whole
 from metastable.encoder.anatomy import GAP, Anatomy, Norm
+from metastable.encoder.checks import Check, checks
 from metastable.encoder.expression import parse
 from metastable.encoder.load import Encoder, load, twin
 from metastable.encoder.loop import Loop, loop
@@ -26,7 +27,7 @@ from metastable.encoder.weights import Weights, layer_table, weigh
 from metastable.errors import BadInput
 from metastable.run import storage as store
 
-SCHEMA = "metastable.audit/1"
+SCHEMA = "metastable.audit/2"
 TWIN_TEXTS = 48
 """The number of texts, the first ones, that the random twin is measured on."""
 LOOP_TEXTS = 64
@@ -86,6 +87,10 @@ class Audit:
         texts = "weights only" if self.measured is None else f"{self.measured.counts.texts} texts"
         return f"Audit({self.name!r}, {self.family}, {size}, {texts})"
 
+    def checks(self) -> list[Check]:
+        """A few numbers that matter to whoever ships the encoder, with what is usual and what to do."""
+        return checks(self)
+
     def findings(self, expression: str) -> pd.DataFrame:
         """The rows that meet an expression such as "gap < 0.01": of layers if it names one of their columns."""
         return _meeting(expression, self.heads, self.layers)
@@ -114,6 +119,7 @@ class Audit:
             "schema": SCHEMA,
             **{name: getattr(self, name) for name in PLAIN},
             "notes": list(self.notes),
+            "checks": [asdict(check) for check in self.checks()],
             "verdict": verdict,
             "heads": records(self.heads),
             "layers": records(self.layers),

@@ -9,13 +9,17 @@ B and V are folded as in `fold`. The changes of a head are relative to checkpoin
 Differences of products are products of stacked factors, B_b − B_a = [Q_b − Q_a; Q_a]ᵀ [K_b; K_b − K_a]. Their norms
 come from triangular factors of at most 2k rows, so no d×d matrix is formed. They are exactly 0 for equal weights, and
 of the order of rounding if only the basis inside a head was rotated (Q → RQ, K → RK), which changes no score.
+
+Whether a change on text is large is told by a **noisy copy**: checkpoint a with random noise on every weight, as long
+as the change of this weight from a to b. If b differs from a as much as the noisy copy does, the change has no
+direction that matters to the heads; see `Comparison.against_noise`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +37,7 @@ from metastable.errors import BadInput
 if TYPE_CHECKING:
     from metastable.encoder.audit import Audit
     from metastable.encoder.exact_sums import ExactSums
+    from metastable.encoder.load import Encoder
 
 WEIGHTS = ("interaction_change", "value_change", "offset_change")
 ROUNDING = 4.0
@@ -41,6 +46,10 @@ ARITHMETIC = 1e-13
 """A smaller change is rounding too: the error of the difference of two products in float64."""
 SHOWN = 3
 """The number of heads that `sentences` names."""
+SIZES = ((0.01, "tiny"), (0.05, "small"), (0.2, "moderate"), (math.inf, "large"))
+"""Relative changes of B and V in words: up to 1 % is tiny, up to 5 % small, up to 20 % moderate."""
+ALIKE = 1.3
+"""Layers changed alike if the largest change of a layer is at most this many times the smallest one."""
 BY_CHANCE = 0.05
 """A statistic on text moved if fewer z-values as large are expected by chance among all comparisons."""
 
@@ -66,9 +75,22 @@ COLUMNS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """heads : one row a head, ordered by rank, see `COLUMNS`."""
+    """Made by `compare`.
+
+    heads : one row a head, ordered by rank, see `COLUMNS`
+    against_noise : how many times as much the heads changed on text as those of the noisy copy, by the median over
+        statistics of the root mean square over heads; None without a noisy copy
+    """
 
     heads: pd.DataFrame
+    against_noise: float | None = None
+
+    @property
+    def layers(self) -> pd.DataFrame:
+        """One row a layer: means over its heads of the changes, and `change`, the mean of those of B and V."""
+        measures = [*WEIGHTS, "spectral_movement", *(["largest_z"] if "largest_z" in self.heads else [])]
+        table = self.heads.groupby("layer")[measures].mean().reset_index()
+        return table.assign(change=table[["interaction_change", "value_change"]].mean(axis=1))
 
     @property
     def _scores(self) -> pd.DataFrame:
@@ -80,7 +102,7 @@ class Comparison:
         return int(self._scores.notna().to_numpy().sum())
 
     def sentences(self) -> list[str]:
-        """The movement in words: the number of heads that moved, then the heads that moved most."""
+        """The movement in words: layers that changed most and least, then counts, then the heads that moved most."""
         table, behaved = self.heads, pd.Series(False, index=self.heads.index)
         if self.compared:
             behaved = self.compared * 2 * normal.sf(table["largest_z"].astype(float)) < BY_CHANCE
@@ -93,7 +115,36 @@ class Comparison:
         if self.compared:
             chance = f"more than chance explains in {self.compared} comparisons"
             words += f"; on text, {int(behaved.sum())} of {len(table)} heads behave differently, {chance}"
-        return [words, *(self._sentence(row) for _, row in moved.head(SHOWN).iterrows())]
+        heads = [self._sentence(row) for _, row in moved.head(SHOWN).iterrows()]
+        return [*self._pattern(), *self._noise(), words, *heads]
+
+    def _pattern(self) -> list[str]:
+        """Which layers changed most and least, with the size of the change in words; nothing if none changed."""
+        change = self.layers.set_index("layer")["change"]
+        if not 0 < change.max() < math.inf:
+            return []
+
+        def size(value: float) -> str:
+            return f"{100 * value:.2g} % on average, a {next(word for end, word in SIZES if value <= end)} change"
+
+        if len(change) == 1 or change.max() <= ALIKE * change.min():
+            return [f"B and V changed about alike in all layers: by {size(float(change.mean()))}"]
+        most = change[change >= change.max() / ALIKE].index.tolist()
+        least = change[change <= change.min() * ALIKE].index.tolist()
+        rest = f"least in {_listed(least)}, by {size(float(change[least].mean()))}"
+        if change[least].max() == 0:
+            rest = f"not at all in {_listed(least)}"
+        return [f"B and V changed most in {_listed(most)}, by {size(float(change[most].mean()))}, and {rest}"]
+
+    def _noise(self) -> list[str]:
+        if self.against_noise is None or not math.isfinite(self.against_noise):
+            return []
+        ratio, size = self.against_noise, "random changes of the weights of the same size"
+        if ratio > 2:
+            return [f"on text, the heads changed {ratio:.2g} times as much as with {size}"]
+        if ratio < 0.5:
+            return [f"on text, the heads changed less than with {size}: {ratio:.2g} times as much"]
+        return [f"on text, the heads changed about as much as with {size}: {ratio:.2g} times as much"]
 
     def _sentence(self, row: pd.Series) -> str:
         changes = [f"{100 * row[name]:.3g} %" for name in (*WEIGHTS, "spectral_movement")]
@@ -105,15 +156,21 @@ class Comparison:
         if self.compared and math.isfinite(row["largest_z"]):
             scores = self._scores.loc[row.name]
             first = str(scores.abs().idxmax())
-            words += f"; on text {first.removeprefix('z_')} moved most, z = {scores[first]:.3g}"
+            words += f"; on text {first.removeprefix('z_').replace('_', ' ')} moved most, z = {scores[first]:.3g}"
         return words
 
 
-def compare(a: Audit, b: Audit) -> Comparison:
+def _listed(layers: list[int]) -> str:
+    return f"layer {layers[0]}" if len(layers) == 1 else f"layers {', '.join(map(str, layers))}"
+
+
+def compare(a: Audit, b: Audit, noisy: Audit | None = None) -> Comparison:
     """Which heads moved from checkpoint a to b: in weights, in spectrum and, if both have texts, in behaviour.
 
     Each statistic on text gets z = (mean_b − mean_a)/√(se_a² + se_b²). The errors on the same texts are correlated, so
     |z| is too small.
+
+    noisy : the audit of the noisy copy (see `noisy_copy`) on the same texts
     """
     anatomies = _anatomy(a), _anatomy(b)
     _check_shapes(*anatomies)
@@ -131,7 +188,35 @@ def compare(a: Audit, b: Audit) -> Comparison:
         measures.append("largest_z")
     standing = table[measures].fillna(-1.0).rank(method="average", ascending=False).mean(axis=1)
     table = table.assign(rank=standing).sort_values(["rank", "layer", "head"], kind="stable").reset_index(drop=True)
-    return Comparison(table.assign(rank=np.arange(1, len(table) + 1)))
+    return Comparison(table.assign(rank=np.arange(1, len(table) + 1)), _against_noise(a, b, noisy))
+
+
+def noisy_copy(a: Encoder, b: Encoder, seed: int = 0) -> Encoder:
+    """Checkpoint a with Gaussian noise on each weight, as long as the change of this weight from a to b."""
+    _check_shapes(a.anatomy, b.anatomy)
+    random, after = torch.Generator().manual_seed(seed), dict(b.model.named_parameters())
+    found = a.separate()
+    with torch.no_grad():
+        for name, weight in found.model.named_parameters():
+            if name in after and after[name].shape == weight.shape:
+                noise = torch.randn(weight.shape, generator=random)
+                length = float((after[name].detach().float().cpu() - weight.cpu()).norm())
+                weight.add_((length / float(noise.norm().clamp_min(1e-30)) * noise).to(weight))
+    return replace(found, name=f"{a.name} with noise")
+
+
+def _against_noise(a: Audit, b: Audit, noisy: Audit | None) -> float | None:
+    """See `Comparison.against_noise`."""
+    if noisy is None or a.measured is None or b.measured is None or noisy.measured is None:
+        return None
+    ratios = []
+    for name in a.measured.heads:
+        start, end, beside = (audit.measured.heads[name].mean() for audit in (a, b, noisy) if audit.measured)
+        with np.errstate(invalid="ignore"):
+            moved, by_noise = (float(np.sqrt(np.nanmean((other - start) ** 2))) for other in (end, beside))
+        if by_noise > 0 and math.isfinite(moved):
+            ratios.append(moved / by_noise)
+    return float(np.median(ratios)) if ratios else None
 
 
 def _anatomy(audit: Audit) -> Anatomy:

@@ -108,10 +108,13 @@ class Encoder:
 def load(model: Any, allow_pickle: bool = False, tokenizer: Any = None) -> Encoder:
     """The encoder in a folder, in an installed package, under a hub id, or in memory. A task head is ignored.
 
-    model : a name, or a model of transformers, which is used as it is if its weights are float32, else converted
+    model : a name, or a model of transformers, which is used as it is if its weights are float32, else converted; an
+        `Encoder` is returned as it is
     allow_pickle : whether weights may be a pickle; only its tensors are read, and no code in it is run
     tokenizer : replaces the tokenizer of the model: a tokenizer, which is copied, or the folder of one
     """
+    if isinstance(model, Encoder):
+        return model
     if not find_spec("transformers"):
         raise BadInput("reading encoders needs the package transformers; install metastable[encoder]")
     given = None

@@ -18,6 +18,7 @@ import plotly.io
 from jinja2.utils import htmlsafe_json_dumps
 
 from metastable import figures
+from metastable.encoder.checks import usual
 from metastable.encoder.columns import CHECKS, COLUMNS, SIZES, TEXT, meaning
 from metastable.encoder.compare import COLUMNS as COMPARED
 from metastable.figures.curves import PANELS
@@ -34,11 +35,13 @@ if TYPE_CHECKING:
 
 FIRST_COLUMN = "prediction"
 """The heat map that is shown first."""
+FIRST_PANELS = ("hidden_cosine", "effective_rank")
+"""The curves of the first picture."""
 UNUSUAL = 24
 """At most this many unusual values are listed; heads.csv has all of them."""
 MARKS = {
     "met": ("✓", "holds"),
-    "missed": ("✗", "fails"),
+    "missed": ("✗", "without"),
     "undecided": ("?", "without"),
     "not applicable": ("–", "without"),
 }
@@ -89,7 +92,10 @@ def render(audit: Audit) -> str:
         "audit.html.j2",
         audit=audit,
         headline=capital(audit.verdict.headline),
-        sentences=[capital(s) + "." for s in audit.verdict.sentences if s not in said],
+        sentences=[capital(s) + "." for s in audit.verdict.sentences],
+        theory=[capital(s) + "." for s in audit.verdict.theory if s not in said],
+        checks=audit.checks(),
+        audited=usual()["encoders"],
         strip=[(phase, list(group)) for phase, group in groupby(audit.verdict.layers, key=lambda j: j.phase)],
         marks=MARKS,
         phases=PHASES,
@@ -135,7 +141,10 @@ def _blocks(audit: Audit) -> dict[str, dict[str, Any]]:
         by_length = {}
         for name, sums in (audit.measured.layers | audit.measured.depths).items():
             by_length[name] = {n: (int(part.count().max()), part.mean()) for n, part in sums.by_length().items()}
-        found["depth"] = figure_block("depth", figures.depth_curves(audit.layers, PANELS, others, by_length))
+        first = figures.depth_curves(audit.layers, FIRST_PANELS, others, by_length, "How tokens move with depth")
+        found["first"] = figure_block("first", first)
+        rest = tuple(name for name in PANELS if name not in FIRST_PANELS)
+        found["depth"] = figure_block("depth", figures.depth_curves(audit.layers, rest, others, by_length))
         found["lengths"] = figure_block("lengths", figures.lengths(audit.measured.lengths))
     if audit.loop is not None:
         loop = audit.loop

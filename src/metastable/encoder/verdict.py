@@ -60,13 +60,15 @@ class AuditVerdict:
     """The findings of the audit in words.
 
     headline : what the tokens do, from the hidden states alone; see `course`
-    sentences : what the headline depends on, then theory and encoder side by side
+    sentences : what the headline depends on
+    theory : theory and encoder side by side, with a sentence for each depth at the end
     unusual : see `weights.unusual`, with a sentence for each row
     """
 
     headline: str
     layers: tuple[Judgement, ...]
     sentences: tuple[str, ...]
+    theory: tuple[str, ...]
     unusual: pd.DataFrame
 
 
@@ -85,16 +87,18 @@ def judge(
     own = heads[heads["layer"] == 0] if tied else heads
     if measured is None:
         headline = f"weights only: {_counts(own, tied)}"
-        return AuditVerdict(headline, (), (_depth_needed(heads),), _unusual(own, LINEAR, tied))
+        return AuditVerdict(headline, (), (), (_depth_needed(heads),), _unusual(own, LINEAR, tied))
     layers = _judgements(heads, measured, twin)
-    sentences = [*course.sentences(measured), _predicted(layers, beside), f"by their weights, {_counts(own, tied)}"]
-    sentences += [_depth_needed(heads, measured), _parting(heads, measured)]
+    theory = [_predicted(layers, beside), f"by their weights, {_counts(own, tied)}"]
+    theory += [_depth_needed(heads, measured), _parting(heads, measured)]
+    sentences = course.sentences(measured)
     if twin is not None and not _distinguished(measured, twin):
         sentences.append("the cosines of the tokens do not distinguish this encoder from one with random weights")
     return AuditVerdict(
         headline=course.headline(measured),
         layers=layers,
-        sentences=(*sentences, *(judgement.sentence for judgement in layers)),
+        sentences=tuple(sentences),
+        theory=(*theory, *(judgement.sentence for judgement in layers)),
         unusual=_unusual(heads, (*LINEAR, *BEHAVIOUR), tied),
     )
 

@@ -33,6 +33,7 @@ def depth_curves(
     columns: Sequence[str] = PANELS,
     others: Mapping[str, pd.DataFrame] = MappingProxyType({}),
     by_length: Mapping[str, Classes] = MappingProxyType({}),
+    title: str = "Over depth, on text",
 ) -> go.Figure:
     """Each statistic over depth, one panel each: the mean over texts with its 95 % interval.
 
@@ -51,7 +52,7 @@ def depth_curves(
         "Where the thin lines differ, the statistic depends on the number of tokens n, and only texts of one length "
         f"can be compared. {_slopes(layers, shown)}"
     )
-    figure = _panels("Over depth, on text", text, shown, "depth", legend=66 + KEY_LINE * (len(sources) + 2))
+    figure = _panels(title, text, shown, "depth", legend=66 + KEY_LINE * (len(sources) + 2))
     for i, column in enumerate(shown):
         place = {"row": i // 2 + 1, "col": i % 2 + 1}
         _by_length(figure, by_length.get(column, {}), place, legend=i == 0)

@@ -1,0 +1,50 @@
+"""What is usual: the checks of the audit over real encoders and texts, as the ranges that reports quote.
+
+    python benchmarks/usual.py      # about five minutes on two cores
+
+Encoders and texts are read from packages on PyPI. Writes src/metastable/encoder/usual.json and, with the numbers of
+each encoder, benchmarks/results/usual.json.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+from measure import record
+from packaged_encoders import MINILM, chinese, fine_tuned
+from packaged_texts import bbc, chinese_reviews, film_reviews, newsgroups, peoples_daily
+
+import metastable as ms
+
+TEXTS = 200
+"""Texts of a case."""
+TABLE = Path(__file__).parents[1] / "src" / "metastable" / "encoder" / "usual.json"
+CASES = {
+    "MiniLM, BBC news": (lambda: MINILM, bbc, 600),
+    "MiniLM, film reviews": (lambda: MINILM, film_reviews, 400),
+    "fine-tuned MiniLM, BBC news": (fine_tuned, bbc, 600),
+    "fine-tuned MiniLM, newsgroups": (fine_tuned, lambda: [text for _, text in newsgroups("test")], 500),
+    "Chinese BERT, People's Daily": (chinese, peoples_daily, 150),
+    "Chinese BERT, product reviews": (chinese, chinese_reviews, 150),
+}
+"""Encoder, texts, and the characters that texts are cut to."""
+
+
+def main() -> None:
+    rows = []
+    for name, (encoder, corpus, characters) in CASES.items():
+        texts = [text[:characters] for text in corpus() if len(text) >= 40]
+        random.Random(2).shuffle(texts)
+        found = ms.audit(encoder(), texts[:TEXTS], allow_pickle=True)
+        rows.append({"what": name, **{check.key: check.number for check in found.checks()}})
+    record("usual", rows)
+    keys = [key for key in rows[0] if key != "what"]
+    ranges = {key: [min(row[key] for row in rows), max(row[key] for row in rows)] for key in keys}
+    content = {"made_by": "benchmarks/usual.py", "encoders": [row["what"] for row in rows], "ranges": ranges}
+    TABLE.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""The checks of an audit: a few numbers that matter to whoever ships the encoder, with what is usual and what to do.
+
+Each check has one number, its status and a sentence. *ok*: nothing to do. *look*: worth a look. *act*: likely a
+problem. What is usual comes from the encoders that `benchmarks/usual.py` audited, see usual.json.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from metastable.encoder import course
+from metastable.encoder.texts import REFUSED, WARNED
+
+if TYPE_CHECKING:
+    from metastable.encoder.audit import Audit
+    from metastable.encoder.measure import Measurements
+
+IDLE = 0.01
+"""A head is idle if its mean update is shorter than this share of a token."""
+DOMINATED = 0.5
+"""A value map is nearly of rank one if one eigenvalue, or a complex pair, holds this share of Σ|λ|²."""
+BY_CHANCE = 0.05
+"""A value of a head is unusual if fewer values so far away are expected by chance among all values."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check.
+
+    key : its name in usual.json and in `Audit.checks`; name : its name for people
+    number : what is compared; shown : the number for people
+    status : "ok", "look" or "act"; usual : the range over audited encoders, in words; empty if it is not known
+    sentence : what the number means, and what to do if it is not ok
+    """
+
+    key: str
+    name: str
+    number: float
+    shown: str
+    status: str
+    usual: str
+    sentence: str
+
+
+def checks(audit: Audit) -> list[Check]:
+    """All checks that the audit has numbers for."""
+    found = [] if audit.measured is None else list(_on_text(audit, audit.measured))
+    return [*found, *_of_weights(audit)]
+
+
+@cache
+def usual() -> dict[str, Any]:
+    """{"encoders": names, "ranges": {key: [lowest, highest]}}"""
+    found: dict[str, Any] = json.loads((resources.files("metastable.encoder") / "usual.json").read_text("utf-8"))
+    return found
+
+
+def _percent(number: float) -> str:
+    return f"{100 * number:.3g} %"
+
+
+def _made(
+    key: str,
+    name: str,
+    number: float,
+    status: str,
+    sentence: str,
+    shown: Callable[[float], str] = _percent,
+    value: str | None = None,
+) -> Check:
+    ends = usual()["ranges"].get(key)
+    words = "" if ends is None else f"usual: {shown(ends[0])} to {shown(ends[1])}"
+    if ends is not None and shown(ends[0]) == shown(ends[1]):
+        words = f"usual: {shown(ends[0])}"
+    return Check(key, name, float(number), shown(number) if value is None else value, status, words, sentence)
+
+
+def _two_digits(number: float) -> str:
+    return f"{number:.2f}"
+
+
+def _above(number: float, look: float, act: float = math.inf) -> str:
+    return "act" if number >= act else "look" if number >= look else "ok"
+
+
+def _on_text(audit: Audit, measured: Measurements) -> Iterator[Check]:
+    depths = {name: tally.mean() for name, tally in measured.depths.items()}
+    yield _collapse(measured, depths)
+    yield _bottleneck(audit, measured, depths)
+    yield _outliers(measured, depths)
+    special = float(np.nanmedian(audit.heads["special_share"]))
+    status = _above(special, 0.7)
+    words = "The median head puts this share of its attention on special tokens such as [CLS] and [SEP]."
+    if status != "ok":
+        words += " Most attention rests there and moves no content; look at heads that do nothing else."
+    yield _made("special", "attention on special tokens", special, status, words)
+    updates = audit.heads["update_length"].to_numpy(dtype=float)
+    idle = int((updates < IDLE).sum())
+    status = _above(idle / len(updates), 0.1, 0.5)
+    words = f"{idle} of {len(updates)} heads move tokens by less than {_percent(IDLE)} of their length."
+    if status != "ok":
+        words += " Try to remove them: metastable compress measures what is lost."
+    yield _made("idle", "idle heads", idle / len(updates), status, words, value=str(idle))
+    ordinary = max(1, measured.counts.tokens - measured.counts.special)
+    unknown = measured.counts.unknown / ordinary
+    words = "Tokens of the texts that the tokenizer does not know."
+    if unknown >= WARNED:
+        words += " They all look the same to the encoder. Give texts in its language, or its own tokenizer."
+    yield _made("unknown", "unknown tokens", unknown, _above(unknown, WARNED, REFUSED), words)
+    slope = float(measured.depths["hidden_cosine"].slope()[0][-1])
+    if math.isfinite(slope):
+        words = "Change of the mean cosine of the last hidden states when a text is twice as long."
+        status = _above(abs(slope), 0.1)
+        if status != "ok":
+            words += " Similarities of short and long texts cannot be compared; see metastable length."
+        yield _made("length", "effect of length", slope, status, words, lambda number: f"{number:+.2f}")
+
+
+def _collapse(measured: Measurements, depths: dict[str, np.ndarray]) -> Check:
+    cosine = depths["hidden_cosine"]
+    at = int(cosine.argmax())
+    owned = course.owned(measured, "hidden")[at]
+    status = "look" if owned and cosine[at] >= 0.8 else _above(cosine[at], 0.8, course.COLLAPSED)
+    words = f"The largest mean cosine between two hidden states of a text, at depth {at}; 1 means that all are equal."
+    if status != "ok" and owned:
+        words += " One feature makes it; see outlier features."
+    elif status != "ok":
+        words += " Tokens have little of their own left there. For tasks on tokens an earlier layer may be better."
+    return _made("collapse", "collapse", cosine[at], status, words, _two_digits)
+
+
+def _bottleneck(audit: Audit, measured: Measurements, depths: dict[str, np.ndarray]) -> Check:
+    tokens = (measured.counts.tokens - measured.counts.special) / max(1, measured.counts.texts)
+    most = min(tokens, audit.shape["width"])
+    rank = depths["effective_rank"]
+    at = int(rank.argmin())
+    share = float(rank[at]) / most
+    status = "act" if share < 0.05 else "look" if share < 0.15 else "ok"
+    words = f"The tokens of a text use {rank[at]:.3g} directions at depth {at}, of about {most:.3g} that are possible."
+    if status != "ok":
+        words += " Few directions are left; look at the layer before."
+    return _made("bottleneck", "directions in use", share, status, words)
+
+
+def _outliers(measured: Measurements, depths: dict[str, np.ndarray]) -> Check:
+    share = depths["hidden_largest_share"]
+    at = int(share.argmax())
+    owned = course.owned(measured, "hidden")
+    last = len(share) - 1
+    status = "act" if owned[last] else _above(share[at], 0.2)
+    number = course.feature(measured, "hidden", at)
+    words = f"Feature {number} holds this share of the energy of hidden states at depth {at}."
+    if owned[last]:
+        words += " One feature decides the cosine of the returned hidden states: standardise features first."
+    elif owned.any():
+        words += " Cosines of inner hidden states are decided by one feature; those of the returned ones are not."
+    elif status != "ok":
+        words += " It decides no cosine."
+    return _made("outlier", "outlier features", share[at], status, words)
+
+
+def _of_weights(audit: Audit) -> Iterator[Check]:
+    own = audit.heads[audit.heads["layer"] == 0] if audit.tied else audit.heads
+    norms = own["value_norm"].to_numpy(dtype=float)
+    longest = float(np.nanmax(norms))
+    where = own.iloc[int(np.nanargmax(norms))]
+    status = _above(longest, 10)
+    words = f"The longest step that a head can make, ‖V‖₂ in token lengths: layer {int(where['layer'])}, head "
+    words += f"{int(where['head'])}."
+    if status != "ok":
+        words += " One head can outweigh the stream; look at its section."
+    yield _made("step", "longest step", longest, status, words, lambda number: f"{number:.2g}")
+    spectra = [v for (layer, _), (_, v) in audit.weights.spectra.items() if layer == 0 or not audit.tied]
+    narrow = sum(_dominated(values) for values in spectra)
+    status = _above(narrow / len(spectra), 0.25)
+    words = f"{narrow} of {len(spectra)} heads have a value map in which one eigenvalue outweighs all others."
+    if status != "ok":
+        words += " They pass on one direction only, which draws tokens together."
+    yield _made("narrow", "value maps near rank one", narrow / len(spectra), status, words, value=str(narrow))
+    rare = audit.verdict.unusual
+    rare = rare[rare["expected"] < BY_CHANCE]
+    count = len(rare[["layer", "head"]].drop_duplicates())
+    words = f"Heads with a value that is far from those of the other heads: {count} of {len(own)}."
+    if count:
+        words += " An unusual value is no error; it is the first place to look. They are listed below."
+    status = _above(count / len(own), 0.25)
+    yield _made("unusual", "unusual heads", count / len(own), status, words, value=str(count))
+
+
+def _dominated(values: np.ndarray) -> bool:
+    energy = np.sort(np.abs(values) ** 2)[::-1]
+    if not energy.sum():
+        return False
+    # A complex pair is one rotation: both of its eigenvalues have the same size.
+    first = energy[:2].sum() if len(energy) > 1 and abs(values[np.argmax(np.abs(values))].imag) > 0 else energy[0]
+    return bool(first / energy.sum() >= DOMINATED)

@@ -1,0 +1,120 @@
+"""The checks of an audit: numbers recomputed from the tables, statuses of planted values, and the policy of the command."""
+
+import dataclasses
+import json
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import metastable as ms
+from metastable.cli.app import app
+from metastable.encoder import checks
+from tests.conftest import WORDS
+from tests.encoder.models import tiny
+from tests.encoder.test_judging import tally
+
+
+@pytest.fixture(scope="module")
+def audit(tokenizer):
+    texts = [" ".join(WORDS[i % 30 : i % 30 + 6 + i % 9]) for i in range(40)]
+    return ms.audit(tiny("bert"), texts, tokenizer=tokenizer)
+
+
+def planted(audit, **depths):
+    """The audit with other curves over depth."""
+    count = audit.shape["layers"] + 1
+    curves = {**audit.measured.depths, **{name: tally(curve) for name, curve in depths.items()}}
+    largest = {name: [Counter({5: 40})] * count for name in ("tokens", "hidden")}
+    return dataclasses.replace(audit, measured=dataclasses.replace(audit.measured, depths=curves, largest=largest))
+
+
+def found(audit):
+    return {check.key: check for check in audit.checks()}
+
+
+def test_numbers_are_those_of_the_tables(audit):
+    own = found(audit)
+    layers, heads = audit.layers, audit.heads
+    assert own["collapse"].number == layers["hidden_cosine"].max()
+    counts = audit.measured.counts
+    ordinary = (counts.tokens - counts.special) / counts.texts
+    assert own["bottleneck"].number == pytest.approx(layers["effective_rank"].min() / ordinary)
+    assert own["outlier"].number == layers["hidden_largest_share"].max()
+    assert own["special"].number == heads["special_share"].median()
+    assert own["idle"].number == (heads["update_length"] < 0.01).mean()
+    assert own["step"].number == heads["value_norm"].max()
+    assert own["unknown"].number == 0
+    assert own["length"].number == layers["hidden_cosine_slope"].iloc[-1]
+    values = [v for _, v in audit.weights.spectra.values()]
+    narrow = [(np.abs(v) ** 2).max() * (2 if abs(v[np.abs(v).argmax()].imag) > 0 else 1) for v in values]
+    assert own["narrow"].number == np.mean(
+        [n >= 0.5 * (np.abs(v) ** 2).sum() for n, v in zip(narrow, values, strict=True)]
+    )
+
+
+@pytest.mark.parametrize(("cosine", "status"), [(0.5, "ok"), (0.85, "look"), (0.97, "act")])
+def test_collapse(audit, cosine, status):
+    curve = [0.1, 0.2, cosine, 0.3]
+    check = found(planted(audit, hidden_cosine=curve, hidden_cosine_without=curve))["collapse"]
+    assert (check.status, check.shown) == (status, f"{cosine:.2f}")
+    assert "at depth 2" in check.sentence
+
+
+def test_one_feature_is_no_collapse_but_an_outlier(audit):
+    own = found(planted(
+        audit, hidden_cosine=[0.1, 0.2, 0.3, 0.97], hidden_cosine_without=[0.1, 0.2, 0.3, 0.3],
+        hidden_largest_share=[0.1, 0.1, 0.1, 0.7],
+    ))  # fmt: skip
+    assert (own["collapse"].status, own["outlier"].status) == ("look", "act")
+    assert "One feature makes it" in own["collapse"].sentence
+    assert own["outlier"].sentence.startswith("Feature 5 holds")
+
+
+@pytest.mark.parametrize(("rank", "status"), [(6.0, "ok"), (1.2, "look"), (0.3, "act")])
+def test_bottleneck(audit, rank, status):
+    assert found(planted(audit, effective_rank=[8.0, 7.0, rank, 7.0]))["bottleneck"].status == status
+
+
+def test_without_texts_only_the_weights_are_checked(tokenizer):
+    assert set(found(ms.audit(tiny("bert")))) == {"step", "narrow", "unusual"}
+
+
+def test_shared_layers_are_checked_once(tokenizer):
+    own = found(ms.audit(tiny("albert")))
+    assert " of 4 heads " in own["narrow"].sentence
+
+
+def test_what_is_usual_comes_from_the_audited_encoders(audit):
+    table = checks.usual()
+    assert len(table["encoders"]) >= 6
+    for key, check in found(audit).items():
+        low, high = table["ranges"][key]
+        assert low <= high
+        assert all(math.isfinite(end) for end in (low, high))
+        assert check.usual.startswith("usual: ")
+
+
+def test_a_policy_decides_the_exit_code(audit, tokenizer, tmp_path, capsys):
+    tiny("bert").save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    texts = tmp_path / "texts.txt"
+    # One token in five is unknown, which is worth a look.
+    texts.write_text("\n".join(f"{' '.join(WORDS[i : i + 8])} zzz yyy" for i in range(40)), encoding="utf-8")
+
+    def code(*more):
+        arguments = ["audit", str(tmp_path / "model"), "--texts", str(texts), "--out", str(tmp_path / "out"), *more]
+        with pytest.raises(SystemExit) as ended:
+            app(arguments)
+        return ended.value.code, capsys.readouterr()
+
+    strict, output = code("--policy", "strict")
+    assert strict == 1
+    assert "checks that fail" in output.out
+    assert "unknown tokens" in output.out.splitlines()[-1]
+    saved = json.loads((tmp_path / "out" / "audit.json").read_text())
+    acts = [check for check in saved["checks"] if check["status"] == "act"]
+    assert code("--policy", "default")[0] == (1 if acts else 0)
+    assert code()[0] == 0
+    assert code("--policy", "severe")[0] == 2
