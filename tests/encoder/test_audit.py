@@ -128,7 +128,7 @@ def test_a_saved_audit_is_the_same_audit(minilm, tmp_path, monkeypatch):
     assert math.isinf(table["layers_to_concentrate"].max())
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"schema": "other"}', "[]", '{"schema": "metastable.audit/1"}'])
+@pytest.mark.parametrize("content", ["", "{", '{"schema": "other"}', "[]", '{"schema": "metastable.audit/2"}'])
 def test_what_is_no_audit_is_refused_in_one_line(content, tmp_path):
     (tmp_path / "audit.json").write_text(content, encoding="utf-8")
     with pytest.raises(ms.BadInput) as caught:

@@ -63,7 +63,7 @@ def test_json_is_strict_and_says_what_failed(small, texts, tmp_path):
     result = invoke("audit", small, "--texts", texts, "--json", *rule, "--out", tmp_path / "out")
     assert result.exit_code == 1
     found = json.loads(result.stdout, parse_constant=lambda word: pytest.fail(f"{word} in JSON"))
-    assert found["schema"] == "metastable.audit/1"
+    assert found["schema"] == "metastable.audit/2"
     assert found["findings"] == [{"layer": layer, "head": 1} for layer in range(3)]
 
 
@@ -200,7 +200,7 @@ def test_an_outcome_of_layers_can_fail_a_build(small, texts, tmp_path):
         ("model.safetensors.index.json", '{"weight_map": {"a": 5}}', "cannot be read"),
         ("config.json", '{"model_type": "bert", "num_hidden_layers": 1000000}', "1000000 layers"),
         ("audit.json", "[" * 100_000, "cannot read"),
-        ("audit.json", '{"schema": "metastable.audit/1", "weights": []}', "cannot read"),
+        ("audit.json", '{"schema": "metastable.audit/2", "weights": []}', "cannot read"),
     ],
 )
 def test_damaged_files_beside_the_weights_are_one_line(file, content, words, small, tmp_path):

@@ -1,4 +1,4 @@
-"""The checks of an audit: numbers recomputed from the tables, statuses of planted values, and the policy of the command."""
+"""The checks of an audit: numbers from the tables, statuses of planted values, and the policy of the command."""
 
 import dataclasses
 import json

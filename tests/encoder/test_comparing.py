@@ -18,6 +18,7 @@ from metastable.encoder.families import anatomy
 from metastable.encoder.load import load
 from metastable.errors import BadInput
 from tests.conftest import WORDS
+from tests.encoder import models
 from tests.encoder.test_weights import D, K, dense, minilm, tiny  # noqa: F401
 
 CHANGES = ["interaction_change", "value_change", "offset_change", "spectral_movement"]
@@ -224,9 +225,10 @@ def test_the_size_of_a_change_in_words(size, word):
 
 
 def test_noise_is_as_long_as_the_change_and_behaviour_is_measured_against_it(tokenizer):
-    model, other = tiny(), copy.deepcopy(tiny())
+    model = models.tiny("bert")
+    other = copy.deepcopy(model)
     with torch.no_grad():
-        other.encoder.layer[1].attention.self.query.weight *= 3
+        other.encoder.layer[1].attention.self.query.weight *= 30
     a, b = (load(each, tokenizer=tokenizer) for each in (model, other))
     noisy = noisy_copy(a, b)
     before, after, beside = (dict(each.model.named_parameters()) for each in (a, b, noisy))

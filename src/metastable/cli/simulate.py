@@ -146,6 +146,8 @@ def _spectrum(name: str, text: str) -> list[float]:
 
 def findings(run: Run) -> dict[str, Any]:
     """The findings of a run. Numbers that do not exist (no limit, phase not seen) are None."""
+    from metastable.report.sentences import ending
+
     theory = run.theory()
     found: dict[str, Any] = {
         "schema": SCHEMA,
@@ -184,7 +186,7 @@ def findings(run: Run) -> dict[str, Any]:
         "plateaus": [asdict(plateau) for plateau in phases.plateaus],
         "distance_method": distance.attrs["method"],
         "noise_floor": run.noise_floor().mean,
-        "sentences": list(phases.sentences),
+        "sentences": [*filter(None, [ending(run)]), *phases.sentences],
     }
 
 

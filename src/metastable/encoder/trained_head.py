@@ -180,6 +180,8 @@ def follow(address: str, texts: Iterable[str] | None = None, **arguments: Any) -
 
 def sentence(run: Run) -> str:
     """The head of a run, what the theory predicts for it and what the run did, in words with numbers."""
+    from metastable.report.sentences import ending
+
     law, theory = run.cloud.law, run.theory()
     if "address" not in law:
         raise BadInput("this run did not start from a head of a trained encoder; make one with follow")
@@ -198,6 +200,8 @@ def sentence(run: Run) -> str:
         if found.course == "still" and found.concentrated is None:
             level = f"within a factor {found.factor:g} of {found.least:.3g}"
             told = f"the limit law was not approached: W2 to it stays {level}"
+            if ended := ending(run):
+                told = f"{ended.rstrip('.')}. W2 to the limit law stays {level}"
         parts.append(f"run: {told}")
     first, last = (mean_cosine(run.at(i)) for i in (0, -1))
     moved = float(torch.linalg.vector_norm(run.frames[-1] - run.frames[0], dim=1).mean())

@@ -11,6 +11,9 @@ from metastable.run.observables import mean_cosine
 from metastable.run.run import Run
 from metastable.theory.assumptions import Verdict
 
+ONE_POINT = 0.99
+"""Tokens with this mean cosine are one point, and a share of energy as large is all of it."""
+
 
 def headline(run: Run, curves: DistanceCurves) -> str:
     """One sentence: what the tokens did, and when."""
@@ -29,7 +32,8 @@ def headline(run: Run, curves: DistanceCurves) -> str:
         # The distance can stay the same while all tokens move, for example to one point elsewhere.
         first, last = (number(mean_cosine(run.at(i))) for i in (0, -1))
         moved = f"the mean cosine between tokens changed from {first} to {last}"
-        return f"The distance to the limit law stayed near {least} until {end}, while {moved}."
+        stayed = f"The distance to the limit law stayed near {least} until {end}, while {moved}."
+        return f"{ending(run)} {stayed}".strip()
     if phases.concentrated is None:
         return f"Tokens were still concentrating when the run ended at {end}, at distance {least} from the limit law."
     came = f"Tokens concentrated by t = {number(phases.concentrated)}"
@@ -38,6 +42,27 @@ def headline(run: Run, curves: DistanceCurves) -> str:
     lasted = number(phases.terminal - phases.concentrated)
     stayed = f"stayed for {lasted} time units near distance {least} from the limit law"
     return f"{came}, {stayed}, and left for the terminal phase at t = {number(phases.terminal)}."
+
+
+def ending(run: Run) -> str:
+    """A sentence if the tokens ended in one point though they never rested at the limit law; else empty.
+
+    The distance to the limit law does not show this: one point is about as far from two opposite points as before.
+    """
+    th = run.theory()
+    if th.no_limit or math.isinf(th.gap) or run.phases().concentrated is not None:
+        return ""
+    last = mean_cosine(run.at(-1))
+    if last < ONE_POINT:
+        return ""
+    basis = th.terminal.basis
+    end = run.at(-1)
+    x, w = end.points.double().cpu(), end.weights.double().cpu()
+    share = float((w * (x @ basis.double().cpu()).square().sum(dim=1)).sum())
+    words = f"The tokens ended in one point, with a mean cosine of {last:.3f}, without resting at the limit law first"
+    if share >= ONE_POINT:
+        words += ". This is the terminal phase"
+    return f"{words}: {100 * share:.0f} % of their energy is in the dominant space of V."
 
 
 def afterwards(run: Run, curves: DistanceCurves) -> str:
