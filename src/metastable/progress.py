@@ -98,10 +98,12 @@ class Shares(_Bar):
 
 
 class Texts(_Bar):
-    """A bar for texts whose number is unknown: call it with how many are done."""
+    """A bar for texts whose number is unknown: call it with how many are done, and of how many if that is known."""
 
     def __init__(self, show: bool | None = None, what: str = "texts") -> None:
         super().__init__(None, "measuring", show, f"{{task.completed:.0f}} {what}")
 
-    def __call__(self, done: int) -> None:
+    def __call__(self, done: int, total: int | None = None) -> None:
+        if self._bar is not None and total is not None:
+            self._bar.update(self._task, total=total)
         self._move(done)

@@ -21,7 +21,11 @@ def compress(
         Path, typer.Option(help="Folder for report.html, compress.json, options.csv and the folder model.")
     ] = Path("metastable-compress"),
     target: Annotated[
-        str | None, typer.Option(help="Choose an option: 'nn-overlap >= 0.8', 'speed >= 1.5', 'cosine >= 0.97'.")
+        str | None,
+        typer.Option(
+            help="Choose an option: the fastest that meets 'cosine >= 0.97', or the most faithful that meets 'speed >= "
+            "1.5'. Columns: cosine, cosine_p10, nn_overlap, spearman, speed, megabytes; and, or."
+        ),
     ] = None,
     layers: Annotated[int, typer.Option(help="Remove this many layers.")] = 0,
     heads: Annotated[str, typer.Option(help=f"Remove heads: {SHARE}.")] = "0",
@@ -40,8 +44,10 @@ def compress(
     """Find out which parts of a trained encoder can go, at what loss, and write the smaller encoder.
 
     Without amounts, all options are measured: layers, heads, neurons, merged tokens, int8 and combinations. --target
-    then chooses one. With amounts only this option is measured. The chosen encoder is written to OUT/model. Exit code 1
-    means that no option meets the target. A study that was stopped goes on where it was.
+    then chooses one. With amounts only this option is measured. The chosen encoder is written to OUT/model. A study
+    takes some minutes, and one that was stopped goes on where it was.
+
+    Exit code 1: no option meets the target, or the chosen one does not meet it on the test texts.
     """
     with one_line_errors(debug):
         from metastable import files
@@ -58,17 +64,15 @@ def compress(
             found = study.compress(
                 model, texts, layers=layers, int8=int8, target=target, length=length, pooling=pooling, seed=seed,
                 batch_size=batch_size, allow_pickle=allow_pickle, tokenizer=tokenizer, resume=out, **shares,
-                progress=lambda done, _: bar(done),
+                progress=bar,
             )  # fmt: skip
         written = {name: str(path) for name, path in found.save(out).items()}
-        if found.chosen is not None:
-            written["model"] = str(found.save_model(out / "model"))
         if as_json:
             print(files.to_json({**found.to_dict(), "written": written}))
         else:
             lines = [repr(found), *found.sentences(), *(f"{name}: {path}" for name, path in written.items())]
             print("\n".join(lines))
-        if target is not None and found.chosen is None:
+        if target is not None and not found.met:
             raise typer.Exit(EXIT_FINDING)
 
 

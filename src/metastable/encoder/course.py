@@ -113,7 +113,7 @@ def _curves(measured: Measurements, cloud: str) -> tuple[Floats, Floats, Floats]
 def _owned(measured: Measurements, cloud: str) -> Iterator[str]:
     """A sentence for each feature that decides the cosine of hidden states, with the depths where it does."""
     mean, without, share = _curves(measured, cloud)
-    found = [(depth, feature(measured, cloud, depth)) for depth in np.flatnonzero(owned(measured, cloud))]
+    found = [(depth, feature(measured, cloud, depth)) for depth in np.flatnonzero(owned(measured, cloud)).tolist()]
     for number, group in groupby(sorted(found, key=lambda pair: (pair[1], pair[0])), key=lambda pair: pair[1]):
         depths = [depth for depth, _ in group]
         worst = max(depths, key=lambda depth: mean[depth] - without[depth])

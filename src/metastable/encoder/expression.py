@@ -94,8 +94,8 @@ class Expression:
         return BadInput(f"expression {self.text!r}: {what} (at {where!r})")
 
 
-def parse(text: str) -> Expression:
-    """Read an expression.
+def parse(text: str, example: str = "gap < 0.01 and not complex") -> Expression:
+    """Read an expression. example : how to write one, for messages
 
     >>> table = pd.DataFrame({"layer": [0, 0, 1], "gap": [0.5, 0.001, 0.2], "complex": [False, False, True]})
     >>> parse("gap < 0.01 or complex").rows(table).index.tolist()
@@ -109,7 +109,7 @@ def parse(text: str) -> Expression:
         place = getattr(error, "offset", None)
         sign = text.strip()[place - 1 : place] if place else ""
         found = f"at character {place}, {sign!r}" if sign else "at its end"
-        hint = f"write {HINTS[sign]}" if sign in HINTS else "write it as in 'gap < 0.01 and not complex'"
+        hint = f"write {HINTS[sign]}" if sign in HINTS else f"write it as in {example!r}"
         raise BadInput(f"expression {text[:200]!r} cannot be read {found}; {hint}") from error
     expression = Expression(text, tree)
     _check(expression, tree)

@@ -221,7 +221,8 @@ def _folder(name: str, allow_pickle: bool) -> Path:
 
     wanted = [*WANTED, "pytorch_model*.bin"] if allow_pickle else list(WANTED)
     try:
-        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*"]))
+        # Subfolders hold weights of other formats, but 1_Pooling says how embeddings are made.
+        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["[!1]*/*"]))
     except HFValidationError as error:
         problem = f"{name!r} does not exist; give the folder of a model, or a hub id such as 'owner/name'"
         raise BadInput(problem) from error

@@ -12,9 +12,11 @@ from torch import Tensor
 from metastable import files
 from metastable.encoder.load import Encoder
 from metastable.encoder.texts import Batch
-from metastable.errors import choice
+from metastable.errors import BadInput, choice
 
 POOLINGS = ("mean", "cls")
+MODES = {"mean_tokens": "mean", "cls_token": "cls", "mean": "mean", "cls": "cls"}
+"""Names of sentence-transformers for them."""
 
 
 def pooling_of(encoder: Encoder, asked: str | None) -> str:
@@ -24,7 +26,17 @@ def pooling_of(encoder: Encoder, asked: str | None) -> str:
     settings = encoder.folder / "1_Pooling" / "config.json" if encoder.folder is not None else None
     if settings is None or not settings.is_file():
         return "mean"
-    return "cls" if files.read_json(settings, "the file").get("pooling_mode_cls_token") else "mean"
+    found = files.read_json(settings, "the file", "give the pooling (--pooling mean or cls)")
+    if isinstance(found.get("pooling_mode"), str):
+        found = {f"pooling_mode_{found['pooling_mode']}": True}
+    modes = {name for name, on in found.items() if name.startswith("pooling_mode_") and on is True}
+    known = {f"pooling_mode_{name}": pooling for name, pooling in MODES.items()}
+    if len(modes) == 1 and modes <= set(known):
+        return known[modes.pop()]
+    if modes:
+        named = ", ".join(sorted(name.removeprefix("pooling_mode_") for name in modes))
+        raise BadInput(f"the model pools by {named}, which is not known here; give the pooling (--pooling mean or cls)")
+    return "mean"
 
 
 def pooled(hidden: Tensor, mask: Tensor, pooling: str) -> Tensor:

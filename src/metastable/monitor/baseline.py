@@ -20,6 +20,7 @@ import numpy as np
 
 from metastable.arrays import whole
 from metastable.encoder.hooks import Open, Passage, Reader, Watch
+from metastable.encoder.identity import checksum, configuration, tokenization
 from metastable.encoder.load import Encoder, load
 from metastable.encoder.texts import TextCounts, batches
 from metastable.errors import BadInput, choice
@@ -28,7 +29,6 @@ from metastable.monitor import passes
 from metastable.monitor.conformal import Calibration
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.detectors.base import Detector
-from metastable.monitor.identity import checksum, configuration, tokenization
 from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, wholes, within
 from metastable.monitor.split import TOKENS, Split, enough
 from metastable.run import storage as store

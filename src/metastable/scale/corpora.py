@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from metastable import files
+from metastable.encoder.identity import configuration, tokenization
 from metastable.encoder.length.rung import Job, LengthMeter
 from metastable.encoder.load import Encoder, load
 from metastable.encoder.measure import Measurements, Meter
@@ -35,7 +36,6 @@ from metastable.encoder.texts import Line, windows
 from metastable.errors import BadInput
 from metastable.monitor.baseline import Baseline
 from metastable.monitor.examiner import Examiner
-from metastable.monitor.identity import configuration, tokenization
 from metastable.monitor.record import Record
 from metastable.monitor.stream import examined
 from metastable.run import storage as store

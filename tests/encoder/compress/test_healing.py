@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from metastable.encoder.compress import surgery
+from metastable.encoder.compress import build, surgery
+from metastable.encoder.compress.build import Builder
 from metastable.encoder.compress.healing import Layers, Sums, Targets, heal
+from metastable.encoder.compress.importance import usage
+from metastable.encoder.compress.recipe import Recipe
 from metastable.encoder.compress.surgery import Removal
 
 
@@ -86,3 +89,66 @@ def test_shared_layers_are_not_healed(small, dealt):
     full = small("albert")
     smaller = surgery.without_layers(full, [2])
     assert heal(Targets(full, dealt[0]), smaller, Removal((2,)), 1) == 0
+
+
+def test_a_map_without_a_bias_is_refitted_without_means():
+    draw = np.random.default_rng(0)
+    a, e = draw.normal(size=(50, 7)) + 1, draw.normal(size=(50, 3)) - 2
+    sums = Sums()
+    sums.add(torch.tensor(a, dtype=torch.float32), torch.tensor(e, dtype=torch.float32))
+    penalty = 0.3 * (a**2).sum(axis=0).mean()
+    expected = np.linalg.solve(a.T @ a + penalty * np.eye(7), a.T @ e).T
+    change, bias = sums.refit(0.3, biased=False)
+    np.testing.assert_allclose(change, expected, atol=1e-4)
+    assert not bias.any()
+
+
+def test_without_biases_healing_brings_the_output_closer(small, dealt):
+    """Maps of ModernBERT have no bias: what the sums promise is what the model does."""
+    fit, held = dealt
+    full = small("modernbert")
+    known = usage(full, fit)
+    plain = full.separate()
+    gone = {layer: tuple(range(20)) for layer in range(3)}
+    for layer, cells in gone.items():
+        surgery.remove_neurons(plain, layer, cells, known.neuron_mean[layer])
+    healed = plain.separate()
+    assert heal(Targets(full, [*fit, *held]), healed, Removal(neurons=gone), len(fit)) == 3
+    assert distance(full, healed, held) < 0.95 * distance(full, plain, held)
+
+
+def test_the_layer_before_a_gap_takes_over_the_normalisation(small, dealt):
+    fit, held = dealt
+    full = small()
+    for place, site in enumerate(full.anatomy.sites):
+        with torch.no_grad():
+            site.module.weight.fill_(1 + 0.1 * place)
+            site.module.bias.fill_(0.01 * place)
+    healed = surgery.without_layers(full, [1])
+    heal(Targets(full, [*fit, *held]), healed, Removal((1,)), len(fit))
+    norms = [site.module for site in healed.anatomy.sites]
+    assert norms[1].weight.unique().tolist() == pytest.approx([1.2])
+    assert norms[1].bias.unique().tolist() == pytest.approx([0.02])
+    assert norms[2].weight.unique().tolist() == pytest.approx([1.3])
+
+
+def test_a_refit_that_loses_on_other_texts_is_undone(small, dealt, monkeypatch):
+    """The refit is replaced by one that spoils a map: nothing of it may stay."""
+
+    def spoil(targets, smaller, removal, fitted):
+        with torch.no_grad():
+            smaller.anatomy.blocks[0].outer.weight.mul_(-3)
+        return 1
+
+    monkeypatch.setattr(build, "heal", spoil)
+    builder = Builder(small(), *dealt, "mean")
+    made = builder.make(Recipe(neurons=0.25))
+    assert made.healed == 0
+    unhealed = builder.make(Recipe(neurons=0.25, healed=False))
+    assert torch.equal(made.even.anatomy.blocks[0].outer.weight, unhealed.even.anatomy.blocks[0].outer.weight)
+
+
+def test_the_layer_that_goes_is_the_one_that_is_missed_least_with_refits(small, dealt):
+    builder = Builder(small(num_hidden_layers=3), *dealt, "mean")
+    losses = {layer: builder.loss(builder.removed(Recipe(layers=1), Removal((layer,))).even) for layer in range(3)}
+    assert builder.layers(1, "greedy") == [min(losses, key=losses.get)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from metastable.encoder.compress import surgery
+from metastable.encoder.compress.fidelity import unit
 from metastable.encoder.compress.healing import Targets, heal
 from metastable.encoder.compress.importance import Usage, gradient, magnitude, usage
 from metastable.encoder.compress.merging import merge_tokens
@@ -28,6 +29,8 @@ GRADIENT_TEXTS = 64
 HEALED = 3
 """Layers that are missed least without healing, of which the one that is missed least with healing goes."""
 
+ByLayer = Mapping[int, Sequence[int]]
+"""Numbers of heads or neurons by layer."""
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -147,7 +150,7 @@ class Builder:
         if rule == "magnitude":
             return magnitude(self.full)[place]
         drawn = torch.Generator().manual_seed(0)
-        return [torch.rand(len(score), generator=drawn) for score in self._gradients[place]]
+        return [torch.rand(len(score), generator=drawn) for score in magnitude(self.full)[place]]
 
     def make(self, recipe: Recipe) -> Made:
         """The smaller encoder of a recipe."""
@@ -155,7 +158,17 @@ class Builder:
         kept = [layer for layer in range(len(self.full.anatomy.blocks)) if layer not in layers]
         heads = self._heads(recipe.heads, recipe.rule or RULES["heads"][0], kept)
         neurons = self._neurons(recipe.neurons, recipe.rule or RULES["neurons"][0], kept)
-        return self.removed(recipe, Removal(tuple(layers), heads, neurons))
+        return self.removed(self._named(recipe, kept, heads, neurons), Removal(tuple(layers), heads, neurons))
+
+    def _named(self, recipe: Recipe, kept: Sequence[int], heads: ByLayer, neurons: ByLayer) -> Recipe:
+        """The recipe with the shares that really go: of the heads, and of the neurons, in the layers that stay."""
+        every = sum(self.full.anatomy.layers[layer].heads for layer in kept)
+        cells = sum(self.full.anatomy.blocks[layer].outer.in_features for layer in kept)
+        return replace(
+            recipe,
+            heads=sum(map(len, heads.values())) / every,
+            neurons=sum(map(len, neurons.values())) / cells,
+        )
 
     def removed(self, recipe: Recipe, removal: Removal) -> Made:
         """The smaller encoder without the parts of a removal; refits that lose on `select` are undone."""
@@ -173,15 +186,14 @@ class Builder:
                 surgery.remove_neurons(found, place, cells, self.usage.neuron_mean[layer])
         plain = found.separate() if recipe.healed else found
         count = heal(self._targets, found, removal, len(self.fit)) if recipe.healed else 0
-        if count and self.loss(found) >= self.loss(plain):
+        if count and not self.loss(found) < self.loss(plain):
             return Made(recipe, plain, removal, 0)
         return Made(recipe, found, removal, count)
 
     def loss(self, encoder: Encoder) -> float:
         """1 − the mean cosine to the full encoder, on `select`."""
         found = embed(encoder, self.select, self.pooling)
-        cosines = (found * self.reference).sum(axis=1)
-        return 1 - float((cosines / np.linalg.norm(found, axis=1) / np.linalg.norm(self.reference, axis=1)).mean())
+        return 1 - float((unit(found) * unit(self.reference)).sum(axis=1).mean())
 
     def layers(self, count: int, rule: str) -> list[int]:
         """The layers that go, by a rule."""
@@ -231,5 +243,5 @@ class Builder:
         scores = self.scores("neurons", rule)
         if self.full.anatomy.tied:
             scores = [torch.stack(list(scores)).sum(dim=0)] * len(scores)
-        count = round(share * len(scores[0]))
+        count = min(round(share * len(scores[0])), len(scores[0]) - 1)
         return {layer: tuple(sorted(scores[layer].argsort()[:count].tolist())) for layer in kept}

@@ -3,11 +3,13 @@
 With f_i and g_i the embeddings of text i by the full and by the smaller encoder:
 
 - *cosine*: mean over texts of cos(f_i, g_i), and *cosine_p10*, its 10th percentile;
-- *nn_overlap*: mean share of the 10 nearest texts (largest cosine) of a text by f that are among the 10 nearest by g;
+- *nn_overlap*: mean share of the 10 nearest texts (largest cosine) of a text by f that are among the 10 nearest by g,
+  searched in a pool of other texts. The pool is the same for every part of the texts, because the share depends on its
+  size: the larger the pool, the more texts compete;
 - *spearman*: rank correlation of cos(f_i, f_j) and cos(g_i, g_j) over the pairs i < j.
 
-Intervals of 95 % are over texts: Student's for means, order statistics for the percentile, a bootstrap of texts for the
-rank correlation, in which pairs of a text with itself do not count.
+Intervals of 95 % are over texts, for the given pool: Student's for means, order statistics for the percentile, a
+bootstrap of texts for the rank correlation, in which pairs of a text with itself do not count.
 """
 
 from __future__ import annotations
@@ -32,29 +34,20 @@ def unit(embeddings: Floats) -> Floats:
     return np.asarray(embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True))
 
 
-def fidelity(full: Floats, smaller: Floats) -> dict[str, Any]:
-    """The metrics with the ends of their intervals. full, smaller : (texts, d), finite and not zero"""
+def fidelity(full: Floats, smaller: Floats, pool: tuple[Floats, Floats]) -> dict[str, Any]:
+    """The metrics with the ends of their intervals.
+
+    full, smaller : (texts, d), finite and not zero
+    pool : the embeddings of the texts that neighbours are searched among, by the full and by the smaller encoder
+    """
     f, g = unit(full), unit(smaller)
     cosines = (f * g).sum(axis=1)
-    ours, theirs = f @ f.T, g @ g.T
+    found = overlaps(f @ unit(pool[0]).T, g @ unit(pool[1]).T)
     return {
         **named("cosine", _within(mean_interval(cosines), -1.0)),
         **named("cosine_p10", percentile(cosines)),
-        **named("nn_overlap", _within(mean_interval(overlaps(ours, theirs)), 0.0)),
-        **named("spearman", spearman(ours, theirs)),
-    }
-
-
-def values(full: Floats, smaller: Floats) -> dict[str, float]:
-    """The metrics without intervals."""
-    f, g = unit(full), unit(smaller)
-    cosines, ours, theirs = (f * g).sum(axis=1), f @ f.T, g @ g.T
-    upper = np.triu_indices(len(f), 1)
-    return {
-        "cosine": float(cosines.mean()),
-        "cosine_p10": float(np.quantile(cosines, PERCENTILE)),
-        "nn_overlap": float(overlaps(ours, theirs).mean()),
-        "spearman": _rank_correlation(ours[upper], theirs[upper]),
+        **named("nn_overlap", _within(mean_interval(found), 0.0)),
+        **named("spearman", spearman(f @ f.T, g @ g.T)),
     }
 
 
@@ -63,21 +56,20 @@ def _within(ends: tuple[float, float, float], least: float) -> tuple[float, floa
 
 
 def percentile(values: Floats) -> tuple[float, float, float]:
-    """The percentile with an interval between two order statistics, which no distribution can upset."""
+    """The percentile of cosines with an interval between two order statistics, which no distribution can upset.
+
+    With 35 texts or fewer even the smallest one may lie above the percentile, so that the lower end is −1.
+    """
     ordered, n = np.sort(values), len(values)
     low, high = (int(binom.ppf(level, n, PERCENTILE)) for level in (0.025, 0.975))
-    ends = ordered[max(low - 1, 0)], ordered[min(high, n - 1)]
+    ends = ordered[low - 1] if low > 0 else -1.0, ordered[min(high, n - 1)]
     return float(np.quantile(values, PERCENTILE)), float(ends[0]), float(ends[1])
 
 
 def overlaps(ours: Floats, theirs: Floats) -> Floats:
-    """For each text, the share of its nearest texts that both similarities agree on, (texts,)."""
-    count = min(NEIGHBOURS, len(ours) - 1)
-    near = []
-    for similarity in (ours, theirs):
-        others = similarity.copy()
-        np.fill_diagonal(others, -np.inf)
-        near.append(np.argpartition(-others, count - 1, axis=1)[:, :count])
+    """For each text, the share of its nearest texts of the pool that both similarities (texts, pool) agree on."""
+    count = min(NEIGHBOURS, ours.shape[1])
+    near = [np.argpartition(-similarity, count - 1, axis=1)[:, :count] for similarity in (ours, theirs)]
     return np.array([len(np.intersect1d(a, b)) / count for a, b in zip(*near, strict=True)])
 
 

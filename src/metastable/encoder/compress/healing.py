@@ -6,8 +6,8 @@ encoder has the sum s* = r* + y*. The refit looks for the change Δ of W that br
     minimise  Σ_tokens |(W + Δ) a + b' − (s* − r)|² + λ n |Δ|²,   a, r of the smaller encoder,
 
 so Δ = C (G + λ n I)⁻¹ with G = Σ ã ãᵀ, C = Σ e ãᵀ, where ã is a without its mean and e the missing part without its
-mean; b' takes up the means. A change instead of new weights: with large λ nothing changes. λ, or no change at all, is
-chosen by the error on texts that the sums do not contain.
+mean; b' takes up the means. Of a map without a bias nothing is centred. A change instead of new weights: with large λ
+nothing changes. λ, or no change at all, is chosen by the error on texts that the sums do not contain.
 
 Where layers are removed, the map out of the neurons of the layer before takes the output of the last removed layer
 as its target. A post-norm layer standardises its sum, so the target is the standardised sum of the removed layer with
@@ -57,8 +57,15 @@ class Sums:
         mean = self.a / self.count
         return self.aa / self.count - torch.outer(mean, mean)
 
-    def refit(self, penalty: float) -> tuple[Tensor, Tensor]:
-        """(Δ (d, k), change of the bias (d,)) for λ = penalty times the mean square of the centred inputs."""
+    def refit(self, penalty: float, biased: bool = True) -> tuple[Tensor, Tensor]:
+        """(Δ (d, k), change of the bias (d,)) for λ = penalty times the mean square of the centred inputs.
+
+        biased : whether the map has a bias; without one, sums are not centred, and the change of the bias is 0
+        """
+        if not biased:
+            ridge = penalty * self.aa.diagonal().mean().clamp_min(1e-30)
+            change = torch.linalg.solve(self.aa + ridge * torch.eye(len(self.aa), dtype=self.aa.dtype), self.ea.T).T
+            return change, torch.zeros_like(self.e)
         mean_a, mean_e = self.a / self.count, self.e / self.count
         gram = self.count * self.covariance()
         cross = self.ea - self.count * torch.outer(mean_e, mean_a)
@@ -240,7 +247,7 @@ def _refit(targets: Sequence[Tensor], ours: Layers, fitted: int, which: str) -> 
     if sums.count < 2 or held.count == 0:
         return False
     nothing = torch.zeros_like(sums.ea), torch.zeros_like(sums.e)
-    candidates = [nothing, *(sums.refit(penalty) for penalty in PENALTIES)]
+    candidates = [nothing, *(sums.refit(penalty, linear.bias is not None) for penalty in PENALTIES)]
     change, bias = min(candidates, key=lambda found: held.error(*found))
     if change is nothing[0]:
         return False

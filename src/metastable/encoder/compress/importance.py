@@ -101,13 +101,13 @@ def gradient(encoder: Encoder, batches: Sequence[Batch], known: Usage, pool: Poo
     for batch in batches:
         many = len(batch.mask)
         texts += many
-        of_heads = [torch.ones(many, len(total), requires_grad=True) for total in heads]
-        of_neurons = [torch.ones(many, len(total), requires_grad=True) for total in neurons]
+        of_heads = [torch.ones(many, len(total), dtype=torch.float32, requires_grad=True) for total in heads]
+        of_neurons = [torch.ones(many, len(total), dtype=torch.float32, requires_grad=True) for total in neurons]
         with torch.enable_grad(), _scaled(encoder, known, of_heads, of_neurons):
             hidden = encoder.model(**batch.inputs).last_hidden_state
             embedding = nn.functional.normalize(pool(hidden, batch.mask), dim=-1)
             for _ in range(DIRECTIONS):
-                direction = torch.randn(embedding.shape, generator=random)
+                direction = torch.randn(embedding.shape, generator=random, dtype=torch.float32)
                 found = torch.autograd.grad(
                     (embedding * direction).sum(), [*of_heads, *of_neurons], retain_graph=True, materialize_grads=True
                 )

@@ -20,8 +20,8 @@ RULES = {
 class Recipe:
     """What goes.
 
-    layers : a number; heads, neurons, merge : shares, of all heads, of the neurons of each layer, of the tokens of a
-        text after half of the layers
+    layers : a number; heads, neurons, merge : shares, of the heads of all layers that stay, of the neurons of each
+        layer, of the tokens of a text after half of the layers
     int8 : whether linear maps are quantised
     rule : None for the rules of the product, else that of a baseline for the only kind that goes
     healed : whether maps are refitted afterwards
@@ -39,8 +39,8 @@ class Recipe:
     def name(self) -> str:
         """In words, without the rule."""
         gone = [f"{self.layers} layer{'s' if self.layers > 1 else ''}"] if self.layers else []
-        gone += [f"{100 * getattr(self, kind):g} % of {kind}" for kind in ("heads", "neurons") if getattr(self, kind)]
-        parts = [f"{' and '.join(gone)} removed"] if gone else []
+        gone += [f"{100 * getattr(self, kind):.3g} % of {kind}" for kind in ("heads", "neurons") if getattr(self, kind)]
+        parts = [f"{', '.join(gone[:-1])}{' and ' if gone[1:] else ''}{gone[-1]} removed"] if gone else []
         parts += [f"{100 * self.merge:g} % of tokens merged"] if self.merge else []
         return ", ".join([*parts, *(["int8"] if self.int8 else [])]) or "nothing"
 
@@ -51,7 +51,7 @@ class Recipe:
             return ""
         kind = "layers" if self.layers else "heads" if self.heads else "neurons"
         rule = self.rule or RULES[kind][0]
-        return rule if self.healed else f"{rule}, not healed"
+        return rule if self.healed else f"{rule}, not refitted"
 
     @property
     def baseline(self) -> bool:
@@ -70,10 +70,11 @@ class Recipe:
             raise BadInput("tokens are merged after half of the layers; at least two layers must stay")
 
 
-def plan(depth: int, layers: bool = True) -> list[Recipe]:
+def plan(depth: int, layers: bool = True, tied: bool = False) -> list[Recipe]:
     """All recipes of a study for an encoder with `depth` layers, baselines at the end.
 
     layers : whether layers can be removed
+    tied : whether all layers share their weights: then there is nothing to choose between layers, and nothing to refit
     """
     most = min(max(1, depth // 3), depth - 1) if layers else 0
     single = [
@@ -100,8 +101,9 @@ def plan(depth: int, layers: bool = True) -> list[Recipe]:
             ("heads", Recipe(heads=0.25)),
             ("neurons", Recipe(neurons=0.25)),
         )
-        if kind != "layers" or most
+        if kind != "layers" or (most and not tied)
         for rule in RULES[kind][1:]
     ]
     unhealed = [replace(base, healed=False) for base in (Recipe(layers=1), Recipe(heads=0.25), Recipe(neurons=0.25))]
-    return [*single, *merged, *mixed, *with_int8, *compared, *(unhealed if most else unhealed[1:])]
+    unhealed = [] if tied else unhealed if most else unhealed[1:]
+    return [*single, *merged, *mixed, *with_int8, *compared, *unhealed]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from metastable import files
 from metastable.encoder.audit import frame, records
 from metastable.encoder.compress.fidelity import METRICS
 from metastable.encoder.compress.recipe import Recipe
-from metastable.encoder.compress.saving import save_model
+from metastable.encoder.compress.saving import SETTINGS, save_model
 from metastable.encoder.compress.surgery import UNCUT, Removal, plain_form
 from metastable.encoder.expression import Expression, parse
 from metastable.errors import BadInput, suggestion
@@ -33,7 +34,8 @@ COLUMNS = (
     "megabytes",
     *(f"select_{name}" for name in METRICS),
 )
-"""The columns of `options`. `speed` is the time of the full encoder over that of the option."""
+"""The columns of `options`. `speed` is the time of the full encoder over that of the option, `select_NAME` the lower
+end of the interval on *select*."""
 TARGETS = (*METRICS, "speed", "megabytes")
 """The columns that a target may name."""
 
@@ -43,7 +45,7 @@ def condition(target: str) -> Expression:
     plain = target
     for name in TARGETS:
         plain = plain.replace(name.replace("_", "-"), name)
-    found = parse(plain)
+    found = parse(plain, "cosine >= 0.97 and speed >= 1.5")
     for name in found.columns:
         if name not in TARGETS:
             raise BadInput(f"target {target!r}: there is no column {name!r}; {suggestion(name, TARGETS)}")
@@ -57,7 +59,7 @@ class Compression:
     """What can be removed from one encoder, and at what loss. Made by `compress`, or read by `Compression.load`.
 
     options : a row a recipe, see `COLUMNS`: fidelity on *test* with intervals of 95 %, speed against the full encoder
-        (median and range of pairs), size. The columns select_… are those that choices were made by
+        (median and range of pairs), size in memory. The columns select_… are those that choices were made by
     removals : what goes, one entry a row
     chosen : the number of the chosen row; None without a target, or if no row meets it
     depth, heads, neurons : of the full encoder: layers, heads of a layer, neurons of a layer
@@ -84,24 +86,26 @@ class Compression:
         many = f"{len(self.options)} options, test on {self.counts['test']} texts"
         return f"Compression({self.name!r}, {self.family}, {many})"
 
-    def choose(self, target: str | None, only: bool = False) -> Compression:
+    def choose(self, target: str) -> Compression:
         """The same result with the row that a target chooses.
 
-        only : choose the only row
+        The lower ends of the intervals on *select* stand for the metrics: a choice by the means would mostly take
+        options that are lucky there.
         """
-        if only:
-            return replace(self, chosen=0)
-        if target is None:
-            return self
         wanted = condition(target)
-        table = self.options.copy()
-        for name in METRICS:
-            table[name] = table[f"select_{name}"]
+        table = self.options.assign(**{name: self.options[f"select_{name}"] for name in METRICS})
         rows = wanted.rows(table[~table["baseline"].astype(bool)])
         if not len(rows):
             return replace(self, target=target, chosen=None)
         by = "speed" if any(name in METRICS for name in wanted.columns) else "cosine"
         return replace(self, target=target, chosen=int(rows[by].idxmax()))
+
+    @property
+    def met(self) -> bool:
+        """Whether the chosen option meets the target with its numbers on *test*; False if there is no such option."""
+        if self.chosen is None or self.target is None:
+            return False
+        return bool(len(condition(self.target).rows(self.options.iloc[[self.chosen]])))
 
     def front(self) -> pd.DataFrame:
         """The options that no other option beats in both speed and cosine, from slow to fast, baselines left out."""
@@ -146,14 +150,24 @@ class Compression:
         return cls(**plain)
 
     def save(self, folder: str | Path) -> dict[str, Path]:
-        """Write report.html, compress.json and options.csv, each completely or not at all."""
+        """Write the folder model if an option is chosen, report.html, options.csv and, last, compress.json.
+
+        Each of them is written completely or not at all. A result that was read from files writes no model.
+        """
         out = Path(folder)
         with files.writing(out):
             out.mkdir(parents=True, exist_ok=True)
-        written = {"compress": out / "compress.json", "options": out / "options.csv"}
+        written: dict[str, Path] = {}
+        if self.builder is not None:
+            if self.chosen is not None:
+                written["model"] = self.save_model(out / "model")
+            elif (out / "model" / SETTINGS).is_file():
+                # The model of an earlier result would be taken for that of this one.
+                shutil.rmtree(out / "model", ignore_errors=True)
+        written |= {"options": out / "options.csv", "compress": out / "compress.json"}
         written["report"] = self.report(out / "report.html")
-        files.write_text(written["compress"], files.to_json(self.to_dict(), indent=None))
         files.write_text(written["options"], self.options.to_csv(index=False))
+        files.write_text(written["compress"], files.to_json(self.to_dict(), indent=None))
         return written
 
     def save_model(self, folder: str | Path) -> Path:

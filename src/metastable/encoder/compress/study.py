@@ -1,7 +1,8 @@
 """Compression of one encoder: every recipe is made, measured on texts that no choice saw, and written down.
 
-The texts are dealt into three parts. *fit* tells which parts matter and heals; *select* makes every choice between
-candidates (λ of a refit, the next layer to go, the recipe for a target); *test* is read for the numbers only.
+The texts are dealt into three parts. *fit* tells which parts matter, heals, and is the pool that neighbours are
+searched in; *select* makes every choice between candidates (λ of a refit, the next layer to go, the recipe for a
+target, the options that sentences name); *test* is read for the numbers only. Texts of one document stay in one part.
 """
 
 from __future__ import annotations
@@ -10,27 +11,31 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 
 from metastable import files
+from metastable.arrays import real, whole
 from metastable.encoder.compress import surgery
 from metastable.encoder.compress.build import Builder, Made, megabytes
-from metastable.encoder.compress.fidelity import fidelity, values
+from metastable.encoder.compress.fidelity import METRICS, fidelity
 from metastable.encoder.compress.recipe import Recipe, plan
 from metastable.encoder.compress.result import COLUMNS, Compression, condition
+from metastable.encoder.compress.saving import modules_after
 from metastable.encoder.compress.surgery import Removal
 from metastable.encoder.compress.words import REPEATS
+from metastable.encoder.identity import configuration
 from metastable.encoder.load import Encoder, load
 from metastable.encoder.pooling import embed, pooling_of
-from metastable.encoder.texts import Batch, TextCounts, batches, blank, read_texts, strings
+from metastable.encoder.texts import Batch, TextCounts, batches, read_lines, strings, tokenized
 from metastable.errors import BadInput
 
 LEAST = 60
@@ -41,6 +46,10 @@ MOST = {"fit": 192, "select": 64, "test": 256}
 """Texts of each part, at most."""
 TIMED = 48
 """Texts of *test* that speed is measured on, at most."""
+HELD = 2**31
+"""Healing keeps two numbers of 4 bytes for each token, feature and layer; *fit* and *select* are cut to this many
+bytes."""
+JOURNAL = "compress.journal"
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,7 @@ class Parts:
 
 
 @torch.inference_mode(False)
+@torch.autocast("cpu", enabled=False)
 def compress(
     model: Any,
     texts: str | Path | Iterable[str],
@@ -81,17 +91,19 @@ def compress(
     Parameters
     ----------
     model : a folder, a hub id, the name of an installed package, or a model of transformers
-    texts : a file with one text a line (or .jsonl), or strings; at least 60
+    texts : a file with one text a line (or .jsonl, perhaps with a field document), or strings; at least 60 that differ
+        in the tokens that are read
     layers : the number of layers that go
     heads, neurons, merge : shares from 0 to 1: of all heads, of the neurons of each layer, of the tokens of a text
     int8 : quantise the linear maps of the layers
     target : a condition on the columns of the result, such as "nn_overlap >= 0.8" or "speed >= 1.5". The fastest recipe
         that meets a condition on fidelity is chosen, or the most faithful one that meets a condition on speed and size
-        only. The choice reads the numbers of *select*; the numbers of the result are those of *test*
+        only. The choice reads the lower ends of the intervals on *select*; the numbers of the result are those of
+        *test*, and `met` tells whether they meet the condition
     length : texts are cut to this many tokens
     pooling : "mean" or "cls"; by default that of the model's files
     seed : deals the texts into parts
-    resume : a folder for a journal; a study that was stopped goes on from there
+    resume : a folder for a journal; a study that was stopped goes on from there. The folder is locked meanwhile
     progress : called with the numbers of finished and of all recipes
 
     Returns
@@ -99,10 +111,13 @@ def compress(
     Compression
         `options` (a row a recipe), `chosen`, `report(path)`, `save(folder)`, `save_model(folder)`.
     """
+    _check(layers, heads, neurons, merge, length, batch_size, seed)
     encoder = load(model, allow_pickle, tokenizer).private()
     encoder.reads_text()
+    if encoder.device.type != "cpu":
+        raise BadInput(f"the model is on {encoder.device}; compress runs on the CPU, so give model.cpu()")
     wanted = Recipe(layers, heads, neurons, merge, int8)
-    depth = len(encoder.anatomy.blocks)
+    depth, tied = len(encoder.anatomy.blocks), encoder.anatomy.tied
     wanted.check(depth)
     if wanted != Recipe() and target is not None:
         raise BadInput("both a target and amounts are given; give one of them")
@@ -111,18 +126,20 @@ def compress(
         raise BadInput(f"layers is {layers}; {len(removable)} of {depth} layers of {encoder.name!r} can be removed")
     if target is not None:
         condition(target)
-    how = pooling_of(encoder, pooling)
+    how, length = pooling_of(encoder, pooling), min(length, encoder.limit)
+    if encoder.folder is not None:
+        modules_after(encoder.folder)  # refuses damaged files before the work
     parts = _parts(encoder, texts, length, batch_size, seed)
     builder = Builder(encoder, parts.fit, parts.select, how)
-    recipes = [wanted] if wanted != Recipe() else plan(depth, bool(removable))
-    identity = files.sha256(
-        encoder.fingerprint, parts.counts, length, how, batch_size, seed, _texts_hash(parts), metadata.version("torch")
-    )
+    recipes = [wanted] if wanted != Recipe() else plan(depth, bool(removable), tied)
+    made_with = {name: metadata.version(name) for name in ("metastable", "torch", "transformers")}
+    about = (encoder.fingerprint, configuration(encoder), made_with)
+    identity = files.sha256(*about, parts.counts, length, how, batch_size, seed, _texts_hash(parts))
     bench = _Bench(builder, parts, how)
     rows: list[dict[str, Any]] = []
     with _journal(resume, identity) as journal:
         known = {} if journal is None else {entry.number: json.loads(entry.payload) for entry in journal.records()}
-        for recipe in recipes:
+        for done, recipe in enumerate(recipes):
             number = _number(recipe)
             row = known.get(number)
             if row is None:
@@ -131,9 +148,14 @@ def compress(
                     journal.append([files.Entry(number, 0, json.dumps(row).encode())])
             elif recipe.layers and not recipe.baseline:
                 _remember(builder, row)
-            rows.append(row)
+            # A share of few heads may be less than one head.
+            if row["recipe"] == Recipe().name:
+                if len(recipes) == 1:
+                    raise BadInput(f"{recipe.name} is less than one of them; give a larger share")
+            else:
+                rows.append(row)
             if progress is not None:
-                progress(len(rows), len(recipes))
+                progress(done + 1, len(recipes))
     options = pd.DataFrame(rows)
     removals = [Removal.from_dict(removal) for removal in options.pop("removal")]
     found = Compression(
@@ -147,26 +169,40 @@ def compress(
         neurons=encoder.anatomy.blocks[0].outer.in_features,
         full_megabytes=megabytes(encoder.model),
         counts=parts.counts,
-        made={name: metadata.version(name) for name in ("metastable", "torch", "transformers")},
+        made=made_with,
         target=target,
         options=options[list(COLUMNS)],
         removals=removals,
+        chosen=0 if wanted != Recipe() else None,
         builder=builder,
     )
-    return found.choose(target if wanted == Recipe() else None, only=wanted != Recipe())
+    return found if target is None else found.choose(target)
 
 
-def _journal(folder: str | Path | None, identity: str) -> AbstractContextManager[files.Journal | None]:
+def _check(layers: int, heads: float, neurons: float, merge: float, length: int, batch_size: int, seed: int) -> None:
+    """BadInput for arguments that are no numbers of the right kind."""
+    whole(layers, "layers", 0, "it must be a whole number, 0 or more")
+    for name, share in (("heads", heads), ("neurons", neurons), ("merge", merge)):
+        real(share, name, "it must be a share from 0 to below 1, such as 0.25 or 25%", allowed=lambda x: x < 1)
+    whole(length, "length", 8, "texts must be cut to at least 8 tokens")
+    whole(batch_size, "the batch size", 1, "it must be at least 1")
+    whole(seed, "seed", 0, "it must be a whole number, 0 or more")
+
+
+@contextmanager
+def _journal(folder: str | Path | None, identity: str) -> Iterator[files.Journal | None]:
+    """The journal in a folder, which is locked meanwhile; that of another study is begun anew."""
     if folder is None:
-        return nullcontext()
-    with files.writing(folder):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    path = Path(folder) / "journal"
-    journal = files.Journal(path, identity)
-    if journal.foreign:
-        path.unlink()
-        journal = files.Journal(path, identity)
-    return journal
+        yield None
+        return
+    path = Path(folder) / JOURNAL
+    with files.locked(Path(folder)):
+        if files.Journal(path, identity).foreign:
+            path.unlink()
+        with files.Journal(path, identity) as journal:
+            if not journal.begun:
+                raise BadInput(f"{path} is no journal of compress; move it away or choose another folder")
+            yield journal
 
 
 def _number(recipe: Recipe) -> int:
@@ -187,24 +223,30 @@ def _texts_hash(parts: Parts) -> str:
 
 
 def _parts(encoder: Encoder, texts: str | Path | Iterable[str], length: int, batch_size: int, seed: int) -> Parts:
-    if length < 8:
-        raise BadInput(f"length is {length}; texts must be cut to at least 8 tokens")
-    source = read_texts(texts) if isinstance(texts, (str, Path)) else strings(texts)
-    whole = list(dict.fromkeys(text for text in source if not blank(text)))
-    if len(whole) < LEAST:
+    groups = _different(encoder, texts, length)
+    count = sum(map(len, groups))
+    if count < LEAST:
         raise BadInput(
-            f"there are {len(whole)} different texts; compression needs at least {LEAST}, better some hundreds"
+            f"there are {count} different texts, as far as they are read; compression needs at least {LEAST}, better "
+            "some hundreds"
         )
-    random.Random(seed).shuffle(whole)
-    first = round(SHARES["fit"] * len(whole))
-    second = first + round(SHARES["select"] * len(whole))
-    dealt = {"fit": whole[:first], "select": whole[first:second], "test": whole[second:]}
+    random.Random(seed).shuffle(groups)
+    most = dict(MOST)
+    width = encoder.anatomy.layers[0].width
+    fitting = HELD // (8 * width * len(encoder.anatomy.blocks) * length)
+    if fitting < most["fit"] + most["select"]:
+        most |= {name: max(LEAST // 4, int(fitting * most[name] / (MOST["fit"] + MOST["select"]))) for name in SHARES}
+    dealt: dict[str, list[str]] = {"fit": [], "select": [], "test": []}
+    for group in groups:
+        # The part that is furthest below its share gets the next document.
+        shares = {**SHARES, "test": 1 - sum(SHARES.values())}
+        part = max(dealt, key=lambda name: shares[name] * count - len(dealt[name]))
+        dealt[part] += group
     found: dict[str, list[Batch]] = {}
-    counts, total = {"texts": len(whole)}, TextCounts()
+    counts, total = {"texts": count}, TextCounts()
     for name, some in dealt.items():
         tally = TextCounts()
-        limit = min(length, encoder.limit)
-        found[name] = list(batches(encoder.tokenizer, some[: MOST[name]], limit, batch_size, tally))
+        found[name] = list(batches(encoder.tokenizer, some[: most[name]], length, batch_size, tally))
         tally.check()
         counts[name] = tally.texts
         total += tally
@@ -212,12 +254,32 @@ def _parts(encoder: Encoder, texts: str | Path | Iterable[str], length: int, bat
     return Parts(**found, counts=counts)
 
 
+def _different(encoder: Encoder, texts: str | Path | Iterable[str], length: int) -> list[list[str]]:
+    """The texts that differ in the tokens that are read, by document; a text without a document is one of its own."""
+    if isinstance(texts, (str, Path)):
+        pairs = [(line.text or "", line.document) for line in read_lines(texts)]
+    else:
+        pairs = [(text, None) for text in strings(texts)]
+    seen: set[tuple[int, ...]] = set()
+    found: dict[Any, list[str]] = {}
+    for row in tokenized(encoder.tokenizer, [text for text, _ in pairs], length, TextCounts()):
+        ids = tuple(row.inputs["input_ids"])
+        if ids not in seen:
+            seen.add(ids)
+            text, document = pairs[row.number]
+            found.setdefault(row.number if document is None else document, []).append(text)
+    return list(found.values())
+
+
 class _Bench:
     """Measures smaller encoders against the full one."""
 
     def __init__(self, builder: Builder, parts: Parts, pooling: str) -> None:
         self.full, self.builder, self.parts, self.pooling = builder.full, builder, parts, pooling
-        self.embeddings = {name: embed(self.full, getattr(parts, name), pooling) for name in ("select", "test")}
+        names = ("fit", "select", "test")
+        self.embeddings = {name: embed(self.full, getattr(parts, name), pooling) for name in names}
+        if not all(np.isfinite(rows).all() and rows.any(axis=1).all() for rows in self.embeddings.values()):
+            raise BadInput("the encoder returns an embedding that is zero or not finite, which has no direction")
         self.timed: list[Batch] = []
         for batch in parts.test:
             if sum(len(each.mask) for each in self.timed) < TIMED:
@@ -225,26 +287,38 @@ class _Bench:
 
     def row(self, made: Made) -> dict[str, Any]:
         """All numbers of one recipe."""
-        recipe = made.recipe
+        recipe, full = made.recipe, self.embeddings
         with made.running() as smaller:
-            selected, tested = (embed(smaller, part, self.pooling) for part in (self.parts.select, self.parts.test))
+            own = {name: embed(smaller, getattr(self.parts, name), self.pooling) for name in full}
             speed, slowest, fastest = self._speed(smaller)
+        pool = full["fit"], own["fit"]
+        selected, tested = (fidelity(full[name], own[name], pool) for name in ("select", "test"))
         return {
-            **{"recipe": recipe.name, "method": recipe.method, "baseline": recipe.baseline},
+            **{"recipe": recipe.name, "method": self._method(recipe), "baseline": recipe.baseline},
             **{"layers": recipe.layers, "heads": recipe.heads, "neurons": recipe.neurons, "merge": recipe.merge},
             **{"int8": recipe.int8, "healed": made.healed},
-            **fidelity(self.embeddings["test"], tested),
+            **tested,
             **{"speed": speed, "speed_low": slowest, "speed_high": fastest},
             "megabytes": megabytes(made.fast.model),
-            **{f"select_{name}": value for name, value in values(self.embeddings["select"], selected).items()},
+            **{f"select_{name}": selected[f"{name}_low"] for name in METRICS},
             "removal": made.removal.to_dict(),
         }
 
+    def _method(self, recipe: Recipe) -> str:
+        """Of shared layers only the last calls can go."""
+        alone = recipe.layers and not (recipe.heads or recipe.neurons)
+        return "last" if alone and self.full.anatomy.tied else recipe.method
+
     def _speed(self, smaller: Encoder) -> tuple[float, float, float]:
-        """The time of the full encoder over that of the smaller one: median and range of pairs, one after the other."""
-        self._seconds(smaller), self._seconds(self.full)
-        ratios = sorted(self._seconds(self.full) / self._seconds(smaller) for _ in range(REPEATS))
-        return statistics.median(ratios), ratios[0], ratios[-1]
+        """The time of the full encoder over that of the smaller one: median and range of pairs, in turns."""
+        sides = {"full": self.full, "smaller": smaller}
+        for encoder in sides.values():
+            self._seconds(encoder)
+        ratios = []
+        for number in range(REPEATS):
+            took = {side: self._seconds(sides[side]) for side in sorted(sides, reverse=bool(number % 2))}
+            ratios.append(took["full"] / took["smaller"])
+        return statistics.median(ratios), min(ratios), max(ratios)
 
     def _seconds(self, encoder: Encoder) -> float:
         began = time.perf_counter()

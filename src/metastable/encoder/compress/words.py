@@ -25,13 +25,19 @@ def interval(row: Any, name: str, digits: int = 3) -> str:
 
 
 def sentences(found: Compression) -> list[str]:
-    """The headline first."""
+    """The headline first. Options are chosen by the numbers on *select*, and all numbers are those of *test*."""
     ours = found.options[~found.options["baseline"].astype(bool)]
     alone = len(found.options) == 1
-    said = [*_chosen(found), *([] if alone else [*_fastest(ours), *_peer(ours), *_rules(found)])]
+    said = _chosen(found) if alone or found.target is not None else _fastest(ours)
+    said += [] if alone else [*_peer(ours), *_rules(found)]
     counts = found.counts
-    used = f"{counts['fit']} texts to choose parts and to refit, {counts['select']} to select"
-    said.append(f"The numbers are those of {counts['test']} other texts ({used}). Intervals are of 95 % over texts.")
+    used = (
+        f"{counts['fit']} texts to choose parts, to refit and as the pool for neighbours, {counts['select']} to select"
+    )
+    said.append(
+        f"The numbers are those of {counts['test']} other texts ({used}), of {counts['texts']} different texts in all. "
+        "Intervals are of 95 % over texts."
+    )
     return [*said, *unknown_tokens(counts)]
 
 
@@ -41,39 +47,44 @@ def _capital(words: str) -> str:
 
 def _gain(row: Any) -> str:
     """Speed and fidelity of an option, without intervals."""
-    return f"{row['speed']:.2f} times as fast as the full encoder, with a mean cosine of {row['cosine']:.3f} to it"
+    return f"{row['speed']:.1f} times as fast as the full encoder, with a mean cosine of {row['cosine']:.3f} to it"
 
 
 def _details(row: Any) -> str:
-    reach = f"{row['speed_low']:.2f} to {row['speed_high']:.2f} times as fast in {REPEATS} pairs of timings"
+    reach = f"Speed {row['speed_low']:.2f} to {row['speed_high']:.2f} in {REPEATS} pairs of timings"
     near = f"{100 * row['nn_overlap']:.0f} % of the 10 nearest texts are the same"
     return (
-        f"{_capital(row['recipe'])}: {reach}; mean cosine {interval(row, 'cosine')}, "
-        f"10th percentile {row['cosine_p10']:.3f}; {near}; {row['megabytes']:.0f} MB."
+        f"{reach}; mean cosine {interval(row, 'cosine')}, 10th percentile {row['cosine_p10']:.3f}; {near}; "
+        f"{row['megabytes']:.0f} MB in memory."
     )
 
 
 def _chosen(found: Compression) -> list[str]:
     if found.chosen is None:
-        return [] if found.target is None else [f"No option meets the target {found.target}."]
+        return [f"No option meets the target {found.target} on the texts that choices are made by."]
     row = found.options.iloc[found.chosen]
     said = [f"{_capital(row['recipe'])}: {_gain(row)}.", _details(row)]
-    return said if found.target is None else [*said, f"This option was chosen for the target {found.target}."]
+    if found.target is None:
+        return said
+    if found.met:
+        return [*said, f"It was chosen for the target {found.target}, and meets it on the test texts too."]
+    return [*said, f"It was chosen for the target {found.target}, but does not meet it on the test texts."]
 
 
 def _fastest(ours: pd.DataFrame) -> list[str]:
-    good = ours[ours["cosine_low"] >= GOOD]
+    good = ours[(ours["select_cosine"] >= GOOD) & (ours["speed_low"] > 1)]
     if not len(good):
-        best = ours.loc[ours["cosine"].idxmax()]
+        best = ours.loc[ours["select_cosine"].idxmax()]
         return [
-            f"No option keeps a mean cosine of {GOOD:g} beyond its error. The closest is {best['recipe']}.",
+            f"No option is surely faster than the full encoder and keeps a mean cosine of {GOOD:g}. The most faithful "
+            f"one is {best['recipe']}: {_gain(best)}.",
             _details(best),
         ]
     row = good.loc[good["speed"].idxmax()]
-    if row["speed"] <= 1:
-        return [f"No option with a mean cosine of at least {GOOD:g} was faster than the full encoder on this machine."]
-    said = f"The fastest option that keeps a mean cosine of {GOOD:g} is {row['recipe']}: {_gain(row)}."
-    return [said, _details(row)]
+    which = f"The fastest option with a mean cosine of {GOOD:g} or more"
+    if row["cosine"] < GOOD:
+        which = f"The fastest option that was chosen for a mean cosine of {GOOD:g}"
+    return [f"{which} is {row['recipe']}: {_gain(row)}.", _details(row)]
 
 
 def _peer(ours: pd.DataFrame) -> list[str]:
@@ -81,15 +92,15 @@ def _peer(ours: pd.DataFrame) -> list[str]:
     if not len(alone):
         return []
     peer = alone.iloc[0]
-    faster = ours[(ours["speed"] >= PEER_SPEED * peer["speed"]) & (ours["cosine"] >= peer["cosine"] - PEER_LOSS)]
-    what = f"int8 alone ({peer['speed']:.2f} times as fast, mean cosine {peer['cosine']:.3f})"
+    what = f"Int8 alone is {peer['speed']:.1f} times as fast, with a mean cosine of {peer['cosine']:.3f}."
+    near = ours["select_cosine"] >= peer["select_cosine"] - PEER_LOSS
+    faster = ours[(ours["speed"] >= PEER_SPEED * peer["speed"]) & near]
     if not len(faster):
-        return [f"No option is {PEER_SPEED:g} times as fast as {what} at a mean cosine lower by at most {PEER_LOSS:g}."]
+        rest = f"No other option is {PEER_SPEED:g} times as fast as this and loses at most {PEER_LOSS:g} more."
+        return [f"{what} {rest}"]
     row = faster.loc[faster["speed"].idxmax()]
     ratio = row["speed"] / peer["speed"]
-    return [
-        f"{_capital(row['recipe'])} is {ratio:.2f} times as fast as {what}, with a mean cosine of {row['cosine']:.3f}."
-    ]
+    return [f"{what} {_capital(row['recipe'])} is {ratio:.1f} times as fast as this, with {row['cosine']:.3f}."]
 
 
 def _rules(found: Compression) -> list[str]:
@@ -99,19 +110,27 @@ def _rules(found: Compression) -> list[str]:
         others = [name for name in (*KINDS, "int8") if name != kind]
         rows = found.options[(found.options[kind] > 0) & ~found.options[others].astype(bool).any(axis=1)]
         compared = rows[rows["baseline"].astype(bool)]
-        if not len(compared):
-            continue
-        own = rows[(rows["recipe"] == compared["recipe"].iloc[0]) & ~rows["baseline"].astype(bool)]
-        if not len(own):
-            continue
-        mine = own.iloc[0]
-        listed = ", ".join(f"{row['method']} {row['cosine']:.3f}" for _, row in compared.iterrows())
-        best = compared.loc[compared["cosine"].idxmax()]
-        beaten = best["cosine_low"] > mine["cosine_high"]
-        verdict = f" The rule {best['method']} is better here." if beaten else ""
-        own_rule = f"{mine['method']} {mine['cosine']:.3f}"
-        said.append(f"{_capital(mine['recipe'])}, mean cosine by rule: {own_rule}; {listed}.{verdict}")
+        own = rows[rows["recipe"].isin(compared["recipe"]) & ~rows["baseline"].astype(bool)]
+        if len(own):
+            said.append(_compared(own.iloc[0], compared))
     return said
+
+
+def _compared(mine: pd.Series, others: pd.DataFrame) -> str:
+    listed = ", ".join(
+        f"{row['method'].replace(', not', ' but not')} {row['cosine']:.3f}" for _, row in others.iterrows()
+    )
+    words = f"{_capital(mine['recipe'])}: mean cosine {mine['cosine']:.3f} by the rule {mine['method']}; by others: "
+    words += f"{listed}."
+    best = others.loc[others["cosine"].idxmax()]
+    if best["cosine_low"] > mine["cosine_high"]:
+        return f"{words} Here the choice by {best['method']} is better."
+    alike = others[(others["cosine_high"] >= mine["cosine_low"]) & (others["cosine_low"] <= mine["cosine_high"])]
+    if len(alike):
+        return (
+            f"{words} Within the error, {' and '.join(alike['method'])} {'does' if len(alike) == 1 else 'do'} as well."
+        )
+    return words
 
 
 def card(found: Compression, row: pd.Series) -> list[str]:
@@ -128,7 +147,7 @@ def card(found: Compression, row: pd.Series) -> list[str]:
     names = {
         "cosine": "mean cosine to the full encoder",
         "cosine_p10": "its 10th percentile",
-        "nn_overlap": "same texts among the 10 nearest",
+        "nn_overlap": f"same texts among the 10 nearest of {found.counts['fit']}",
         "spearman": "rank correlation of similarities",
     }
     lines += [
@@ -138,16 +157,17 @@ def card(found: Compression, row: pd.Series) -> list[str]:
     reach = f"{row['speed_low']:.2f} to {row['speed_high']:.2f} (range)"
     lines += [
         f"| speed against the full encoder | {row['speed']:.2f}× | {reach} |",
-        f"| size of the weights | {row['megabytes']:.1f} MB | full: {found.full_megabytes:.1f} MB |",
+        f"| weights in memory | {row['megabytes']:.1f} MB | full: {found.full_megabytes:.1f} MB |",
         "",
         f"Texts: {found.counts['test']}, cut to {found.length} tokens, pooling {found.pooling}.",
         "",
     ]
     if found.needs_package:
         lines.append(
-            "`AutoModel.from_pretrained` opens this folder. The measured speed needs `metastable.load_compressed`: "
-            "plain transformers runs removed heads as zeros, merges no tokens and has no int8."
+            "The table is that of `metastable.load_compressed`. `AutoModel.from_pretrained` opens this folder too, but "
+            "runs removed heads as zeros, merges no tokens and has no int8: it is slower and larger, and where tokens "
+            "are merged or int8 is used, its embeddings differ a little. Do not mix the two in one index."
         )
     else:
         lines.append("`AutoModel.from_pretrained` opens this folder, with the measured speed and embeddings.")
-    return lines
+    return [*lines, ""]

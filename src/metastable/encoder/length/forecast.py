@@ -179,6 +179,9 @@ class Forecaster:
             each = ahead[name].mean(axis=0)
             drift = self.drift(name)
             scaled = _corrected_scale(name, each.mean(axis=0)) + doublings * drift
+            if name not in LOGARITHMIC:
+                # Entropy and log participation are at most log n.
+                scaled = np.clip(scaled, 0.0, math.log(n))
             found = {
                 FORECAST: _plain_scale(name, scaled),
                 NEAR_FAR: ahead[name][0].mean(axis=0),

@@ -7,10 +7,10 @@ import pytest
 import torch
 import transformers
 
+from metastable.encoder.identity import FORWARD, configuration, tokenization
 from metastable.encoder.load import load
 from metastable.errors import BadInput
 from metastable.monitor.baseline import Baseline
-from metastable.monitor.identity import FORWARD, configuration, tokenization
 from tests.encoder.models import CASES, tiny, tokenizer
 
 SHAPES = {
