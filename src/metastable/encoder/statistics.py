@@ -51,12 +51,17 @@ def largest_feature(unit: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tenso
     """The feature with the most energy in each text's cloud: (its number, its share of the energy, the mean cosine
     without it), each (texts,).
 
-    The share of feature f is the mean of x̂_f² over the cloud: about 1/d if no feature stands out.
+    The share of feature f is the mean of x̂_f² over the cloud: about 1/d if no feature stands out. Without f a token is
+    (x̂ − x̂_f e_f)/√(1 − x̂_f²), so that the sum of the tokens is a weighted sum of the x̂.
     """
-    energy = (unit.square() * chosen.unsqueeze(-1)).sum(dim=1)
-    share, feature = (energy / chosen.sum(dim=1, keepdim=True)).max(dim=1)
-    rest = unit.scatter(2, feature[:, None, None].expand(-1, unit.shape[1], 1), 0.0)
-    return feature, share.double(), mean_cosine(torch.nn.functional.normalize(rest, dim=-1), chosen)
+    weight = chosen.to(unit.dtype)
+    share, feature = ((weight.unsqueeze(1) @ unit.square()).squeeze(1) / weight.sum(dim=1, keepdim=True)).max(dim=1)
+    along = unit.gather(2, feature[:, None, None].expand(-1, unit.shape[1], 1)).squeeze(2)
+    # A token that is this feature alone has no direction without it.
+    rest = torch.where(chosen & (along.abs() < 1 - 1e-6), (1 - along.square()).clamp_min(1e-12).rsqrt(), 0.0)
+    total = (rest.unsqueeze(1) @ unit).squeeze(1).scatter(1, feature[:, None], 0.0).double().square().sum(dim=1)
+    own = (rest > 0).sum(dim=1).double()
+    return feature, share.double(), _over_pairs(total - own, chosen.sum(dim=1).double())
 
 
 def _over_pairs(total: Tensor, m: Tensor) -> Tensor:
