@@ -34,6 +34,18 @@ def test_the_number_of_texts_that_a_promise_needs():
     assert math.isinf(needed(0.0))
 
 
+@pytest.mark.parametrize("loss", [0.02, 0.05, 0.2])
+@pytest.mark.parametrize("many", [20, 148, 149, 200, 500])
+def test_a_threshold_that_harms_more_is_accepted_with_a_probability_of_at_most_delta(many, loss):
+    """The probability of each number of harmed texts, written out, at the smallest mean harm that is too large."""
+    chances = [math.comb(many, k) * loss**k * (1 - loss) ** (many - k) for k in range(many + 1)]
+    taken = [accepted([(np.arange(many) < k).astype(float)], loss) for k in range(many + 1)]
+    wrong = sum(chance for chance, count in zip(chances, taken, strict=True) if count)
+    assert wrong <= DELTA
+    # The test has no slack: one harmed text more would be too many.
+    assert wrong + chances[sum(taken)] > DELTA
+
+
 def test_testing_ends_at_the_first_threshold_that_fails():
     good, bad = np.zeros(400), (np.arange(400) < 40).astype(float)
     assert accepted([good, good, bad, good], 0.02) == 2
@@ -79,6 +91,38 @@ def test_exits_are_offered_where_they_save_layers():
     fresh, given = cloud(1, 2000, 0.7)
     outputs = np.stack([probe.outputs(fresh[:, 1 + i]) for i, probe in enumerate(rule.probes)])
     assert harm(outputs, given.target().values, rule.threshold).mean() <= 0.02
+
+
+def test_a_document_is_one_text_for_calibration(monkeypatch):
+    """Texts of a document are copies of each other, so that 300 documents are 300 facts and not 900."""
+    features, given = cloud(0, 300, 0.7)
+    owners, marks = np.repeat(np.arange(300), 3), np.repeat(np.array(given.labels), 3)
+    copies = paired([f"text {i}" for i in range(900)], marks.tolist(), owners.tolist())
+    sizes = []
+
+    def counted(harms, loss):
+        sizes.extend(len(harmed) for harmed in harms)
+        return accepted(harms, loss)
+
+    monkeypatch.setattr(per_text, "accepted", counted)
+    assert select(features[owners], copies, 0.05)["per_text"].saved > 0
+    assert set(sizes) == {60}
+    # 60 documents for calibration are too few for this promise, though they have 180 texts.
+    assert 60 < needed(0.02) < 180
+    assert select(features[owners], copies, 0.02)["per_text"] is None
+
+
+def test_an_exit_before_the_first_possible_one_is_not_taken():
+    """All texts are plain at depth 1, but the first exit is layer 2."""
+    features, given = cloud(0, 900, 1.0)
+    found = select(features, given, 0.02, first=2)
+    assert found["layer"] == 2
+    assert set(found["fold_layers"]) == {2}
+    assert found["per_text"].saved == pytest.approx(1.0, abs=0.05)
+    mixed = select(*cloud(0, 900, 0.7), 0.02, first=2)
+    assert mixed["layer"] == 3
+    assert mixed["per_text"].saved == pytest.approx(0.7, abs=0.05)
+    assert len(mixed["per_text"].probes) == 2
 
 
 def test_exits_are_not_offered_where_a_fixed_layer_is_as_good():

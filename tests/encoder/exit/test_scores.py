@@ -65,6 +65,21 @@ def test_intervals_of_a_difference_cover_it():
     np.testing.assert_allclose(change, [point, point + WIDER * (low - point), point + WIDER * (high - point)])
 
 
+@pytest.mark.parametrize("score", [accuracy, macro_f1, spearman, r2])
+def test_the_interval_of_a_difference_is_that_of_the_paired_bootstrap_times_one_and_a_half(score):
+    """The factor is a promise of the report, so that it is a number here."""
+    draw = np.random.default_rng(4)
+    truth = draw.integers(0, 3, 200).astype(float)
+    first, second = (np.where(draw.random(200) < share, truth, draw.permutation(truth)) for share in (0.9, 0.5))
+    (own, change), _ = Bootstrap(np.arange(200), 0).compare(score, truth, [first, second], 1)
+    weights = draw.multinomial(200, np.full(200, 1 / 200), size=4000).astype(float)
+    values = score(truth, first, weights)
+    low, high = np.quantile(values - score(truth, second, weights), [0.025, 0.975])
+    # An end of the interval of 1000 resamples has a standard deviation of about 3 % of the width.
+    assert (change[2] - change[1]) / (high - low) == pytest.approx(1.5, abs=0.2)
+    assert (own[2] - own[1]) / np.subtract(*np.quantile(values, [0.975, 0.025])) == pytest.approx(1.0, abs=0.15)
+
+
 def test_intervals_are_over_documents():
     """Texts of a document are copies of each other, so that the interval is that of 30 documents and not of 300."""
     truth, guess = RANDOM.integers(0, 2, 30).astype(float), RANDOM.integers(0, 2, 30).astype(float)

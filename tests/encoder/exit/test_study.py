@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ import transformers
 
 from metastable.encoder.compress.surgery import first_layers
 from metastable.encoder.exit import per_text
+from metastable.encoder.exit.report import render
 from metastable.encoder.exit.result import Exit
 from metastable.encoder.exit.study import exit_layer, pooled_states
 from metastable.encoder.load import load
@@ -68,7 +70,11 @@ def test_the_result_is_complete(found):
     assert found.depth == 3
     assert 1 <= found.layer <= 3
     assert len(found.fold_layers) == 5
-    assert found.counts == {"texts": 120, "documents": 0, "skipped": 1, "cut": 0}
+    assert found.counts == {
+        **{"texts": 120, "documents": 0, "skipped": 1, "cut": 0},
+        **{"tokens": found.counts["tokens"], "special": 240, "unknown": 0},
+    }
+    assert found.first == 1
     assert found.layers["depth"].tolist() == [0, 1, 2, 3]
     assert found.rules["rule"].tolist() == ["earliest", "best", "full"]
     for name in ("accuracy", "macro_f1"):
@@ -140,18 +146,64 @@ def test_the_worse_of_rule_and_layer_is_quoted(found):
     mixed = replace(case, rules=rules, fold_layers=(2, 2, 2, 1, 3))
     assert not mixed.by_rule
     assert mixed.verdict == "undecided"
-    assert "3 of 5" in mixed.sentences()[1]
+    said = mixed.sentences()[1]
+    assert "layer 2 in 3 of 5, layer 1 in 1 of 5 and layer 3 in 1 of 5 repetitions." in said
+    assert "The scores above are those of layer 2 for all texts." in said
+    assert "the difference is −0.010, 95 % interval −0.010 to +0.050." in said
+    rules.loc[rules["rule"] == "earliest", "accuracy_difference_low"] = -0.3
+    said = replace(mixed, rules=rules).sentences()[1]
+    assert "In the scores above, each text is predicted from the layer that was chosen without it." in said
+    assert "With layer 2 for all texts, the difference is −0.010, 95 % interval −0.200 to +0.050." in said
+
+
+def test_scores_in_words_are_those_of_the_headline(found):
+    case = chosen(found, 2)
+    layers = case.layers.copy()
+    layers.loc[layers["depth"] == 2, ["macro_f1", "accuracy_difference_low"]] = (0.777, -0.5)
+    assert not replace(case, layers=layers).by_rule
+    said = replace(case, layers=layers).sentences()[3]
+    assert said.startswith("For the same predictions, macro-F₁ is 0.777, and ")
+    assert "If the layer with the best score is chosen" in case.sentences()[4]
+    assert not any("best score" in said for said in replace(case, loss=0.0).sentences())
+
+
+@pytest.mark.parametrize(
+    ("score", "change", "best", "words"),
+    [
+        (0.904, (0.001, -0.002, 0.004), 0.9, ": this task barely needs the encoder."),
+        (0.904, (-0.005, -0.018, 0.008), 0.91, ": this task barely needs the encoder."),
+        (0.904, (0.03, -0.05, 0.11), 0.9, ": this task may barely need the encoder."),
+        (0.904, (-0.01, -0.05, 0.03), 0.9, None),
+        # A layer in the middle is better than both ends.
+        (0.904, (0.001, -0.002, 0.004), 0.96, None),
+    ],
+)
+def test_a_task_that_barely_needs_the_encoder(score, change, best, words, found):
+    case = replace(chosen(found, 2), loss=0.02)
+    layers, rules = case.layers.copy(), case.rules.copy()
+    layers.loc[layers["depth"] == 0, "accuracy"] = score
+    for end, value in zip(("", "_low", "_high"), change, strict=True):
+        layers.loc[layers["depth"] == 0, f"accuracy_difference{end}"] = value
+    rules.loc[rules["rule"] == "best", "accuracy"] = best
+    said = [one for one in replace(case, layers=layers, rules=rules).sentences() if "before the first layer" in one]
+    assert len(said) == (words is not None)
+    assert all(one.startswith("The embeddings before the first layer have accuracy 0.904") for one in said)
+    assert all(one.endswith(words) for one in said)
 
 
 def test_exits_per_text_in_words(found):
     assert found.per_text is None
     assert str(5 * per_text.needed(0.1)) in found.sentences()[-1]
-    for offered, word in ((True, "layers up to its exit"), (False, "do not beat")):
-        exits = per_text.PerText(1.25, 1.75, (-0.5, -0.6, -0.4), 0.8, 0.81, offered)
-        sentence = replace(found, per_text=exits).sentences()[-1]
-        assert word in sentence
-        assert "1.25" in sentence
-        assert "1.75" in sentence
+    for numbers, offered, words in (
+        ((1.25, 1.75, (-0.5, -0.6, -0.4)), False, "do not clearly save more"),
+        ((1.25, 1.0, (0.25, -0.1, 0.6)), False, "do not clearly save more"),
+        ((2.1, 1.0, (1.1, 0.9, 1.3)), False, "no threshold passed the test"),
+        ((2.1, 1.0, (1.1, 0.9, 1.3)), True, "all layers up to its own exit"),
+    ):
+        sentence = replace(found, per_text=per_text.PerText(*numbers, 0.8, 0.81, offered))._per_text()
+        assert words in sentence
+        assert f"save {numbers[0]:.2f} layers per text, and the fixed layer saves {numbers[1]:.2f}" in sentence
+        assert ("not offered" in sentence) == (not offered)
     assert "regression" in replace(found, task="numbers")._per_text()
     assert "loss of 0" in replace(found, loss=0.0).sentences()[-1]
 
@@ -172,7 +224,28 @@ def test_files(found, tmp_path):
     assert again.probe.to_dict() == case.probe.to_dict()
     page = written["report"].read_text(encoding="utf-8")
     assert case.headline() in page
+    words = " ".join(page.split("</script>")[-1].split())
+    assert "it is no encoder, and is therefore not chosen" in words
+    assert "paired bootstrap, 1.5 times as wide, because the probes themselves vary" in words
+    assert "At least 40 different texts are needed, and at least 5 for each class." in words
+    assert "An exit before" not in words
     assert "http://" not in page.split("</script>")[-1]
+
+
+@pytest.mark.parametrize(
+    ("layer", "change", "baseline", "mark"),
+    [
+        (2, (-0.003, -0.012, 0.006), 0.1, "chosen"),
+        (3, (-0.3, -0.4, -0.2), 0.1, "chosen"),
+        (2, (-0.3, -0.4, -0.2), 0.1, "not enough"),
+        (2, (-0.003, -0.012, 0.006), 0.99, None),
+    ],
+)
+def test_the_report_marks_what_the_headline_says(layer, change, baseline, mark, found):
+    page = render(replace(chosen(found, layer, change), baseline=baseline))
+    assert re.findall(r"<td>(\d \(.*?\))</td>", page) == ([f"{layer} ({mark})"] if mark else [])
+    assert (f'"layer {layer}, {mark}"' in page) == (mark is not None)
+    assert ("The large point is" in page) == (mark is not None)
 
 
 def test_the_model_on_disk_is_the_first_layers(found, tokenizer, tmp_path):
@@ -209,6 +282,23 @@ def test_exits_per_text_are_saved(found, tmp_path):
     assert again.threshold == 0.9
     assert again.gain == exits.gain
     np.testing.assert_array_equal(again.probes[2].weight, found.probe.weight)
+    saved = json.loads((tmp_path / "probe.json").read_text(encoding="utf-8"))
+    assert [probe["layer"] for probe in saved["per_text"]] == [1, 2, 3]
+
+
+def test_only_impossible_exits_are_excluded(tokenizer, tmp_path):
+    """A convolution joins the first two layers."""
+    texts, labels = data(60)
+    case = exit_layer(tiny("deberta-v2-conv"), texts, labels, tokenizer=tokenizer, loss=0.9)
+    assert case.first == 2
+    assert case.layer == 2
+    assert case.best_earlier == 2
+    case.save(tmp_path)
+    assert Exit.load(tmp_path).first == 2
+    assert "An exit before layer 2 is not possible" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    encoder = load(tiny("deberta-v2-conv"), tokenizer=tokenizer)
+    features = pooled_states(encoder, texts[:4], "mean")[1]
+    np.testing.assert_allclose(features[:, 2], pooled_output(first_layers(encoder, 2), texts[:4], "mean"), atol=2e-5)
 
 
 def test_numbers_and_documents(tokenizer):
@@ -248,7 +338,8 @@ def test_a_broken_file_is_one_line(tmp_path):
         ({"texts": "nowhere.jsonl", "labels": None}, "cannot be read"),
         ({"tokenizer": None}, "tokenizer"),
         ({"model": tiny("bert", num_hidden_layers=1)}, "one layer"),
-        ({"model": tiny("albert-groups")}, "cannot be removed"),
+        ({"model": tiny("albert-groups")}, "has no exit before full depth"),
+        ({"model": tiny("deberta-v2-conv", num_hidden_layers=2)}, "has no exit before full depth"),
     ],
 )
 def test_bad_input_is_one_line(change, words, tokenizer):

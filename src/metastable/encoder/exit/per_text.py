@@ -38,10 +38,10 @@ class PerText:
     """What exits per text save, next to the fixed layer, on texts that neither was made from.
 
     saved, fixed : layers per text that exits per text and the fixed layer save
-    gain : saved − fixed, with its interval
+    gain : saved − fixed, with its interval, which is widened like that of a difference of scores
     accuracy, fixed_accuracy : of both
     offered : whether the interval of the gain is above 0, and the rule for use accepts a threshold
-    threshold, probes : the rule for use if it is offered: τ, and the probe of each layer 1, …, L
+    threshold, probes : the rule for use if it is offered: τ, and the probe of each layer that can be an exit
     """
 
     saved: float
@@ -67,25 +67,28 @@ def accepted(harms: Sequence[Floats], loss: float, delta: float = DELTA) -> int:
     return len(harms)
 
 
-def exits(outputs: Floats, threshold: float) -> Ints:
-    """The layer at which each text leaves, from the outputs of the layers 1, …, L, (L, texts, classes)."""
+def exits(outputs: Floats, threshold: float, first: int = FIRST) -> Ints:
+    """The layer at which each text leaves, from the outputs of the layers `first`, …, L, (layers, texts, classes)."""
     sure = softmax(outputs, axis=-1).max(axis=-1) >= threshold
     sure[-1] = True
-    return FIRST + sure.argmax(axis=0)
+    return first + sure.argmax(axis=0)
 
 
 def harm(outputs: Floats, truth: Floats, threshold: float) -> Floats:
-    """The harm of each text, (texts,), from (L, texts, classes)."""
+    """The harm of each text, (texts,), from (layers, texts, classes)."""
     right = outputs.argmax(axis=-1) == truth
-    early = right[exits(outputs, threshold) - FIRST, np.arange(len(truth))]
+    early = right[exits(outputs, threshold, 0), np.arange(len(truth))]
     return (right[-1] & ~early).astype(np.float64)
 
 
 class Trial:
-    """Exits per text in the folds of a nested cross validation: `visit` it with each depth, then take the `result`."""
+    """Exits per text in the folds of a nested cross validation: `visit` it with each depth, then take the `result`.
 
-    def __init__(self, target: Target, fold: Ints, groups: Ints, loss: float, seed: int) -> None:
-        self._target, self._fold, self._loss, self._seed = target, fold, loss, seed
+    first : the earliest layer that can be an exit
+    """
+
+    def __init__(self, target: Target, fold: Ints, groups: Ints, loss: float, seed: int, first: int = FIRST) -> None:
+        self._target, self._fold, self._loss, self._seed, self._first = target, fold, loss, seed, first
         order = np.random.default_rng(seed).permutation(len(groups))
         # One text of each group is for calibration. Groups without documents are equal texts.
         self._single = np.zeros(len(groups), dtype=bool)
@@ -100,7 +103,7 @@ class Trial:
         return int(np.bincount(self._fold[self._single], minlength=FOLDS).min())
 
     def visit(self, depth: int, fits: DepthFits) -> None:
-        if depth < FIRST:
+        if depth < self._first:
             return
         for k in range(FOLDS):
             after = (k + 1) % FOLDS
@@ -109,7 +112,7 @@ class Trial:
             self._calibration[k].append(fits.outer(gone, after)[self._single[self._fold == after]])
 
     def result(self, found: Nested, features: Floats) -> PerText:
-        depths = len(self._test[0])
+        depths = features.shape[1] - 1
         fixed = found.rule(self._loss)[self._fold]
         left = np.full(len(self._fold), depths)
         right = np.zeros(len(self._fold))
@@ -118,8 +121,8 @@ class Trial:
             outputs = np.stack(self._test[k])
             threshold = self._threshold(np.stack(self._calibration[k]), (k + 1) % FOLDS)
             if threshold is not None:
-                left[inside] = exits(outputs, threshold)
-            here = outputs.argmax(axis=-1)[left[inside] - FIRST, np.arange(int(inside.sum()))]
+                left[inside] = exits(outputs, threshold, self._first)
+            here = outputs.argmax(axis=-1)[left[inside] - self._first, np.arange(int(inside.sum()))]
             right[inside] = here == self._target.values[inside]
         bootstrap = Bootstrap(self._groups, self._seed)
         gain = widened(bootstrap.mean((fixed - left).astype(np.float64), (-float(depths), float(depths))))
@@ -142,8 +145,8 @@ class Trial:
         rows = np.flatnonzero(self._fold != last)
         probes = tuple(
             fit(features[:, depth], self._target, rows, [found.penalties[last, depth]], TIGHT)[0]
-            for depth in range(FIRST, features.shape[1])
+            for depth in range(self._first, features.shape[1])
         )
         texts = np.flatnonzero(self._single & (self._fold == last))
-        outputs = np.stack([probe.outputs(features[texts, FIRST + i]) for i, probe in enumerate(probes)])
+        outputs = np.stack([probe.outputs(features[texts, self._first + i]) for i, probe in enumerate(probes)])
         return self._threshold(outputs, last), probes

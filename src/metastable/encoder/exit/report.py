@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from metastable.encoder.exit.labelled import FOLDS
+from metastable.encoder.exit.labelled import FEWEST, FOLDS
 from metastable.encoder.exit.result import NAMES, signed, three
-from metastable.encoder.exit.scores import RESAMPLES, SCORES, WIDER
+from metastable.encoder.exit.scores import RESAMPLES, SCORES, WIDER, Interval
 from metastable.figures import look
 from metastable.report.page import figure_block, render_page, target_of, write_page
 
@@ -35,6 +36,8 @@ def render(found: Exit) -> str:
         block=figure_block("depths", picture(found)),
         columns=columns,
         rows=rows,
+        unit="documents" if found.counts["documents"] else "texts",
+        fewest=FEWEST,
         folds=FOLDS,
         resamples=RESAMPLES,
         wider=f"{WIDER:g}",
@@ -52,8 +55,8 @@ def picture(found: Exit) -> go.Figure:
         f"{word[0].upper()}{word[1:]} by depth",
         HEIGHT,
         f"{word[0].upper()}{word[1:]} of a linear probe at each depth, on texts that it was not trained on. Bars are "
-        "95 % intervals. The dashed line is full depth. The large point is the chosen layer. The table has differences "
-        "to full depth, which are surer than a comparison of two bars.",
+        f"95 % intervals. The dashed line is full depth. {_large_point(found)}The table has the differences to full "
+        "depth.",
     )
     full = float(table[name].iloc[-1])
     ends = [float(table["depth"].iloc[0]), float(table["depth"].iloc[-1])]
@@ -69,14 +72,15 @@ def picture(found: Exit) -> go.Figure:
         name="each depth",
         hovertemplate="depth %{x}: %{y:.3f}<extra></extra>",
     )
-    figure.add_scatter(
-        x=[found.layer],
-        y=[found.of_depth(found.layer)[0]],
-        mode="markers",
-        marker={"color": look.VERMILLION, "size": 15, "line": {"color": "white", "width": 2}},
-        name=f"chosen: layer {found.layer}",
-        hovertemplate="chosen: layer %{x}, %{y:.3f}<extra></extra>",
-    )
+    if mark := _mark(found):
+        figure.add_scatter(
+            x=[found.layer],
+            y=[found.of_depth(found.layer)[0]],
+            mode="markers",
+            marker={"color": look.VERMILLION, "size": 15, "line": {"color": "white", "width": 2}},
+            name=f"layer {found.layer}, {mark}",
+            hovertemplate=f"layer %{{x}}, {mark}: %{{y:.3f}}<extra></extra>",
+        )
     figure.update_xaxes(title={"text": "depth (number of layers)"}, dtick=1 if found.depth <= 16 else 2)
     figure.update_yaxes(title={"text": word})
     figure.update_layout(hovermode="closest")
@@ -84,21 +88,35 @@ def picture(found: Exit) -> go.Figure:
     return figure
 
 
-def _table(found: Exit) -> tuple[list[str], list[list[str]]]:
+def _mark(found: Exit) -> str:
+    """What the chosen layer is called in the picture and the table; empty if the verdict is that there is none."""
+    if found.verdict == "unpredictable":
+        return ""
+    return "not enough" if found.verdict == "needed" and found.layer < found.depth else "chosen"
+
+
+def _large_point(found: Exit) -> str:
+    mark = _mark(found)
+    what = "the chosen layer" if mark == "chosen" else f"layer {found.layer}, which is not enough"
+    return f"The large point is {what}. " if mark else ""
+
+
+def _table(found: Exit) -> tuple[list[str], list[tuple[str, list[tuple[str, str]]]]]:
+    """The names of the columns; and for each depth its name and its cells, each a value and its interval."""
     names = list(SCORES[found.task])
     columns = ["depth", *(NAMES[name] for name in names), *(f"{NAMES[name]}, difference" for name in names)]
-    rows = []
+    rows, mark = [], _mark(found)
     for depth in found.layers["depth"]:
-        place = f"{depth} (chosen)" if depth == found.layer else str(depth)
+        place = f"{depth} ({mark})" if mark and depth == found.layer else str(depth)
         scores = [_with_interval(found.of_depth(depth, name), three) for name in names]
         changes = [_with_interval(found.of_depth(depth, name, difference=True), signed) for name in names]
-        rows.append([place, *scores, *(["–"] * len(names) if depth == found.depth else changes)])
+        rows.append((place, scores + ([("–", "")] * len(names) if depth == found.depth else changes)))
     return columns, rows
 
 
-def _with_interval(ends: tuple[float, float, float], shown: Any) -> str:
+def _with_interval(ends: Interval, shown: Callable[[float], str]) -> tuple[str, str]:
     value, low, high = map(shown, ends)
-    return f"{value} ({low} to {high})"
+    return value, f"{low} to {high}"
 
 
 def _making(found: Exit) -> dict[str, dict[str, Any]]:

@@ -46,9 +46,11 @@ class Exit:
     depth : L, the number of layers of the encoder
     task : "classes" or "numbers"
     layer : the chosen layer; fold_layers : the layers that the same rule chose without each fold
+    first : the earliest layer that can be an exit; more than 1 if the first layers belong together
     baseline : the score without a model: the share of the most frequent class, or 0
     layers : a row for each depth 0, …, L: scores with intervals, differences to full depth, the score that chose the
-        layer (chosen_by) and the penalty of the probe
+        layer (chosen_by) and the penalty of the probe. Intervals of differences are those of the paired bootstrap, 1.5
+        times as wide, because the probes themselves vary. Depth 0 has no layer and is never chosen.
     rules : the same scores for the rule ("earliest"), the best inner layer ("best") and full depth ("full"), from
         predictions of texts that had no part in the choice
     speed : None if full depth is chosen
@@ -76,6 +78,7 @@ class Exit:
     speed: Speed | None
     per_text: PerText | None
     probe: Probe
+    first: int = FIRST
     encoder: Encoder | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -124,17 +127,22 @@ class Exit:
 
     @property
     def exit_score(self) -> Interval:
-        return self.of_rule("earliest") if self.by_rule else self.of_depth(self.layer)
+        return self._of_exit()
 
     @property
     def exit_difference(self) -> Interval:
         """To full depth."""
-        return self.of_rule("earliest", difference=True) if self.by_rule else self.of_depth(self.layer, difference=True)
+        return self._of_exit(difference=True)
+
+    def _of_exit(self, score: str | None = None, difference: bool = False) -> Interval:
+        if self.by_rule:
+            return self.of_rule("earliest", score, difference)
+        return self.of_depth(self.layer, score, difference)
 
     @property
     def best_earlier(self) -> int:
-        """The layer with the best score among the layers before the last one."""
-        table = self.layers[(self.layers["depth"] >= FIRST) & (self.layers["depth"] < self.depth)]
+        """The layer with the best score among the exits before the last layer."""
+        table = self.layers[(self.layers["depth"] >= self.first) & (self.layers["depth"] < self.depth)]
         return int(table.loc[table[self.score].idxmax(), "depth"])
 
     @property
@@ -144,72 +152,92 @@ class Exit:
 
     def headline(self) -> str:
         """The result in one sentence."""
-        name, verdict = NAMES[self.score], self.verdict
-        place, full = f"ayer {self.layer} of {self.depth}", self.of_rule("full")
+        verdict, place = self.verdict, f"ayer {self.layer} of {self.depth}"
         if verdict == "unpredictable":
-            value, low, high = map(three, full)
+            value, low, high = map(three, self.of_rule("full"))
             base = f"the share of the most frequent class, {three(self.baseline)}" if self.classes else "0"
             return (
-                f"No layer can be chosen: {name} at full depth is {value}, 95 % interval {low} to {high}, not above "
-                f"{base}."
+                f"No layer can be chosen: {NAMES[self.score]} at full depth is {value} (95 % interval {low} to "
+                f"{high}). That is not clearly above {base}."
             )
+        numbers = self._compared(self.score)
         if self.layer == self.depth:
-            best = self.best_earlier
-            own, change = self.of_depth(best)[0], self.of_depth(best, difference=True)
             start = f"Full depth is {'needed' if verdict == 'needed' else 'chosen'}"
-            numbers = f"layer {best} of {self.depth}, the best of the others, has {name} {three(own)}, full depth"
-            return f"{start}: {numbers} {three(full[0])}; {_change(change)}."
-        numbers = f"{name} {three(self.exit_score[0])}, at full depth {three(full[0])}; {_change(self.exit_difference)}"
+            return f"{start}: at the best earlier layer, layer {self.best_earlier} of {self.depth}, {numbers}."
         if verdict == "needed":
-            return f"Full depth is needed: an exit at l{place} has {numbers}."
+            return f"Full depth is needed: after l{place}, {numbers}."
         if verdict == "enough":
             return f"L{place} is enough: {numbers}."
         return f"L{place} may be enough, but a loss above {self.loss:g} is not excluded: {numbers}."
 
+    def _compared(self, score: str) -> str:
+        """A score of the exit, or of the best earlier layer if full depth is chosen, and that of full depth."""
+        if self.layer == self.depth:
+            own, change = (self.of_depth(self.best_earlier, score, difference) for difference in (False, True))
+        else:
+            own, change = (self._of_exit(score, difference) for difference in (False, True))
+        full = three(self.of_rule("full", score)[0])
+        return f"{NAMES[score]} is {three(own[0])}, and {full} at full depth ({_change(change)})"
+
     def sentences(self) -> list[str]:
         """The result in words, the headline first."""
-        said = [self.headline(), self._agreement(), *self._saving(), *self._others(), self._per_text()]
-        return [*said, *unknown_tokens(self.counts)]
+        said = [self._saving()]
+        if self.verdict != "unpredictable":
+            said = [self._agreement(), *said, *self._others(), *self._no_layer()]
+        return [self.headline(), *said, self._per_text(), *unknown_tokens(self.counts)]
 
     def _agreement(self) -> str:
-        same = sum(chosen == self.layer for chosen in self.fold_layers)
-        if same == FOLDS:
-            return f"All {FOLDS} outer folds chose layer {self.layer}."
-        others = Counter(chosen for chosen in self.fold_layers if chosen != self.layer)
-        rest = ", ".join(f"{count} chose layer {layer}" for layer, count in sorted(others.items()))
-        found = f"{same} of {FOLDS} outer folds chose layer {self.layer}, {rest}"
-        if self.layer == self.depth or self.verdict == "unpredictable":
-            return f"{found}."
-        which = "the layer that each fold chose" if self.by_rule else f"layer {self.layer} in all folds"
-        return f"{found}; the numbers above are those of {which}, whose interval reaches lower."
+        repeated = f"The choice was repeated {FOLDS} times, each time without a fifth of the texts"
+        counts = Counter(self.fold_layers)
+        if counts[self.layer] == FOLDS:
+            return f"{repeated}: it was layer {self.layer} each time."
+        layers = [self.layer, *sorted(set(counts) - {self.layer})]
+        shares = [f"layer {layer} in {counts[layer]} of {FOLDS}" for layer in layers]
+        found = f"{repeated}: it was {', '.join(shares[:-1])} and {shares[-1]} repetitions."
+        return found if self.layer == self.depth else f"{found} {self._quoted()}"
 
-    def _saving(self) -> list[str]:
+    def _quoted(self) -> str:
+        """Which of the two estimates the headline has; see `by_rule`."""
+        if self.by_rule:
+            this = "In the scores above, each text is predicted from the layer that was chosen without it."
+            that, change = f"With layer {self.layer} for all texts", self.of_depth(self.layer, difference=True)
+        else:
+            this = f"The scores above are those of layer {self.layer} for all texts."
+            that = "If each text is predicted from the layer that was chosen without it"
+            change = self.of_rule("earliest", difference=True)
+        return f"{this} {that}, the {_change(change, ' is')}. The headline has the interval that starts lower."
+
+    def _saving(self) -> str:
         if self.speed is None or not self.truncates:
-            return ["No truncated model is written."]
+            return "No truncated model is written."
         gone, speed = self.depth - self.layer, self.speed
-        return [
+        return (
             f"The exit saves {gone} of {self.depth} layers ({100 * gone / self.depth:.0f} %). A pass is "
             f"{speed.ratio:.2f} times as fast (median of {speed.pairs} pairs of passes, range {speed.low:.2f} to "
             f"{speed.high:.2f})."
-        ]
+        )
 
     def _others(self) -> list[str]:
-        found = []
         second = next(name for name in SCORES[self.task] if name != self.score)
-        own, full = self.of_rule("earliest", second)[0], self.of_rule("full", second)[0]
-        change = _change(self.of_rule("earliest", second, difference=True))
-        name = NAMES[second][0].upper() + NAMES[second][1:]
-        found.append(f"{name} of the rule is {three(own)}, at full depth {three(full)} ({change}).")
-        best = self.of_rule("best")[0]
-        change = _change(self.of_rule("best", difference=True))
-        found.append(f"The layer that is best on inner folds has {NAMES[self.score]} {three(best)} ({change}).")
-        if self.verdict != "unpredictable" and self.of_depth(0, difference=True)[1] >= -self.loss:
-            change = _change(self.of_depth(0, difference=True))
+        found = [f"For the same predictions, {self._compared(second)}."]
+        if self.loss > 0:
+            best, change = self.of_rule("best")[0], _change(self.of_rule("best", difference=True), " to full depth")
             found.append(
-                f"Token embeddings without any layer have {NAMES[self.score]} {three(self.of_depth(0)[0])} ({change}): "
-                "this task does not need an encoder."
+                f"If the layer with the best score is chosen, and not the earliest one at most {self.loss:g} below it, "
+                f"{NAMES[self.score]} is {three(best)} ({change})."
             )
         return found
+
+    def _no_layer(self) -> list[str]:
+        """What depth 0 says about the task, if it is as good as full depth and as a choice of the best layer."""
+        own, change = self.of_depth(0), self.of_depth(0, difference=True)
+        sure, better = change[1] >= -self.loss, change[0] >= 0
+        close = own[0] >= self.of_rule("best")[0] - self.loss
+        if not close or not (sure or better):
+            return []
+        numbers = f"{NAMES[self.score]} {three(own[0])} ({_change(change, ' to full depth')})"
+        need = "barely needs" if sure else "may barely need"
+        return [f"The embeddings before the first layer have {numbers}: this task {need} the encoder."]
 
     def _per_text(self) -> str:
         if self.task == "numbers":
@@ -219,21 +247,24 @@ class Exit:
             many = needed(self.loss)
             if math.isinf(many):
                 return "Exits per text were not tried: no number of texts can promise a loss of 0."
-            least = (
-                f"about {FOLDS * int(many)} labelled texts or documents are needed to promise a loss of {self.loss:g}"
-            )
+            unit = "documents" if self.counts["documents"] else "texts"
+            least = f"about {FOLDS * int(many)} labelled {unit} are needed to promise a loss of at most {self.loss:g}"
             return f"Exits per text were not tried: {least}."
-        saved, fixed = (f"{value:.2f}" for value in (found.saved, found.fixed))
-        low, high = (signed(end, 2) for end in found.gain[1:])
-        gain = f"{signed(found.gain[0], 2)}, 95 % interval {low} to {high}"
+        gain = (
+            f"Exits per text save {found.saved:.2f} layers per text, and the fixed layer saves {found.fixed:.2f} "
+            f"({_change(found.gain, digits=2)})"
+        )
+        if found.gain[1] <= 0:
+            return f"{gain}. They are not offered, because they do not clearly save more."
         if not found.offered:
-            why = f"they save {saved} layers per text, it saves {fixed} ({gain})"
-            return f"Exits per text do not beat the fixed layer: {why}."
+            return (
+                f"{gain}. They are not offered, because no threshold passed the test that keeps their loss of accuracy "
+                f"at or below {self.loss:g}."
+            )
         return (
-            f"Exits per text save {saved} layers per text, the fixed layer {fixed} ({gain}); their accuracy is "
-            f"{three(found.accuracy)}, that of the fixed layer {three(found.fixed_accuracy)}. With probability "
-            f"{100 * (1 - DELTA):g} % they lose at most {self.loss:g} of accuracy on texts like these. "
-            "A text needs all layers up to its exit."
+            f"{gain}. The accuracy of exits per text is {three(found.accuracy)}, that of the fixed layer "
+            f"{three(found.fixed_accuracy)}. With probability {100 * (1 - DELTA):g} % exits per text are at most "
+            f"{self.loss:g} below full depth on texts like these. Each text still needs all layers up to its own exit."
         )
 
     def report(self, path: str | Path) -> Path:
@@ -265,7 +296,8 @@ class Exit:
 
     @classmethod
     def _from_dict(cls, saved: dict[str, Any], probe: dict[str, Any]) -> Exit:
-        plain = {name: saved[name] for name in cls.__dataclass_fields__ if name not in ("probe", "encoder")}
+        plain = {name: saved[name] for name in cls.__dataclass_fields__ if name not in ("probe", "encoder", "first")}
+        plain |= {"first": saved.get("first", FIRST)}
         plain |= {name: tuple(saved[name]) for name in ("classes", "fold_layers")}
         plain |= {name: frame(saved[name]) for name in ("layers", "rules")}
         plain["speed"] = None if saved["speed"] is None else Speed(**saved["speed"])
@@ -323,7 +355,8 @@ class Exit:
     def _probe(self) -> dict[str, Any]:
         about = {"schema": PROBE_SCHEMA, "model": self.name, "layer": self.layer, "pooling": self.pooling, "use": USE}
         exits = () if self.per_text is None else self.per_text.probes
-        return {**about, **self.probe.to_dict(), "per_text": [probe.to_dict() for probe in exits]}
+        each = [{"layer": self.first + place, **probe.to_dict()} for place, probe in enumerate(exits)]
+        return {**about, **self.probe.to_dict(), "per_text": each}
 
 
 def _ends(row: Any, name: str) -> Interval:
@@ -341,6 +374,6 @@ def signed(x: float, digits: int = 3) -> str:
     return f"{round(x, digits) + 0.0:+.{digits}f}".replace("-", "−")
 
 
-def _change(ends: Interval) -> str:
-    value, low, high = ends
-    return f"difference {signed(value)}, 95 % interval {signed(low)} to {signed(high)}"
+def _change(ends: Interval, to: str = "", digits: int = 3) -> str:
+    value, low, high = (signed(end, digits) for end in ends)
+    return f"difference{to} {value}, 95 % interval {low} to {high}"

@@ -2,7 +2,8 @@
 
 A resample draws groups of texts (documents, or single texts) with replacement. It is a weight for each text: how often
 its group was drawn. All scores take these weights, so that one pass computes a score for all resamples. Two predictions
-are compared on the same resamples (*paired* bootstrap).
+are compared on the same resamples (*paired* bootstrap). The interval of their difference is then made 1.5 times as
+wide, because the probes themselves vary; see `WIDER`. The interval of a single score is not widened.
 """
 
 from __future__ import annotations
@@ -105,7 +106,10 @@ class Bootstrap:
     def compare(
         self, score: Score, truth: Floats, predictions: Sequence[Floats], full: int
     ) -> list[tuple[Interval, Interval]]:
-        """The score of each prediction, and its difference to that of the prediction with the number `full`."""
+        """The score of each prediction, and its difference to that of the prediction with the number `full`.
+
+        Intervals of differences are widened, see `WIDER`.
+        """
         if score is accuracy:
             right = [(truth == own).astype(np.float64) for own in predictions]
             scores = [self.mean(own, (0.0, 1.0)) for own in right]

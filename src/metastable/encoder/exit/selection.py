@@ -6,7 +6,8 @@ Everything is made of these predictions:
 - the penalty and the inner score of a depth *without E*: for every fold j outside E, the probes trained without E and j
   predict j. The penalty with the least loss on all of these texts is chosen, and the score is that of its predictions.
 - the outer prediction of a text in fold k: the penalty without {k}, and the probe trained without {k}.
-- the rule of fold k: the earliest layer whose inner score without {k} is at most `loss` below the best one.
+- the rule of fold k: the earliest layer whose inner score without {k} is at most `loss` below the best one, among the
+  layers that can be an exit.
 
 No label of fold k has a part in the predictions of fold k, so that their score is honest, also for the rule. The final
 layer is that of the same rule with E empty.
@@ -24,7 +25,7 @@ from metastable.encoder.exit.probes import PENALTIES, held_out, losses, predicte
 from metastable.encoder.exit.scores import SCORES, first_score, value
 
 FIRST = 1
-"""The earliest exit, in layers. Depth 0 is measured too, but a model without layers is no encoder."""
+"""The earliest exit of most encoders, in layers. Depth 0 is measured too, but a model without layers is no encoder."""
 
 
 def dealt(groups: Ints, target: Target, seed: int) -> Ints:
@@ -88,6 +89,7 @@ class Nested:
     outputs : (depths, texts, outputs), outer predictions of each depth
     inner : (folds, depths), inner scores without each fold; final : (depths,), without none
     penalties : (folds + 1, depths), the chosen penalty without each fold, and without none
+    first : the earliest layer that can be an exit
     """
 
     target: Target
@@ -96,6 +98,7 @@ class Nested:
     inner: Floats
     final: Floats
     penalties: Floats
+    first: int = FIRST
 
     def predictions(self, layers: int | Ints) -> Floats:
         """The outer prediction of each text at one depth, or at the depth of its fold (folds,)."""
@@ -104,22 +107,22 @@ class Nested:
 
     def rule(self, loss: float) -> Ints:
         """The layer that the rule chooses without each fold, (folds,)."""
-        return np.array([earliest(scores, loss) for scores in self.inner])
+        return np.array([earliest(scores, loss, self.first) for scores in self.inner])
 
     @property
     def best(self) -> Ints:
         """The layer with the best inner score without each fold, (folds,)."""
-        return np.asarray(FIRST + self.inner[:, FIRST:].argmax(axis=1))
+        return np.asarray(self.first + self.inner[:, self.first :].argmax(axis=1))
 
 
-def earliest(scores: Floats, loss: float) -> int:
-    """The earliest layer whose score, (depths,), is at most `loss` below the best one.
+def earliest(scores: Floats, loss: float, first: int = FIRST) -> int:
+    """The earliest layer, from `first` on, whose score, (depths,), is at most `loss` below the best one.
 
     >>> earliest(np.array([0.9, 0.7, 0.89, 0.9]), 0.02)
     2
     """
     # Rounding must not exclude a layer that loses exactly `loss`.
-    return FIRST + int((scores[FIRST:] >= scores[FIRST:].max() - loss - 1e-12).argmax())
+    return first + int((scores[first:] >= scores[first:].max() - loss - 1e-12).argmax())
 
 
 Visit = Callable[[int, DepthFits], None]
@@ -132,6 +135,7 @@ def nested(
     fold: Ints,
     fitted: Callable[[], None] = lambda: None,
     visit: Visit = lambda depth, fits: None,
+    first: int = FIRST,
 ) -> Nested:
     """The nested cross validation of features (texts, depths, d)."""
     depths = features.shape[1]
@@ -146,4 +150,4 @@ def nested(
         chosen[FOLDS, depth], scores[FOLDS, depth] = fits.inner()
         visit(depth, fits)
     penalties = np.array(PENALTIES[target.task])[chosen]
-    return Nested(target, fold, outputs, scores[:FOLDS], scores[FOLDS], penalties)
+    return Nested(target, fold, outputs, scores[:FOLDS], scores[FOLDS], penalties, first)

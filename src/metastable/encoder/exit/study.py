@@ -21,7 +21,7 @@ from metastable.encoder.exit.labelled import Floats, Ints, Labelled, paired, rea
 from metastable.encoder.exit.probes import TIGHT, fit
 from metastable.encoder.exit.result import Exit, Speed
 from metastable.encoder.exit.scores import SCORES, Bootstrap
-from metastable.encoder.exit.selection import Nested, dealt, earliest, nested
+from metastable.encoder.exit.selection import FIRST, Nested, Visit, dealt, earliest, nested
 from metastable.encoder.hooks import Depth, read
 from metastable.encoder.length.intervals import named
 from metastable.encoder.load import Encoder, load
@@ -52,6 +52,10 @@ def exit_layer(
 ) -> Exit:
     """The earliest layer of an encoder whose embeddings predict the labels with a loss of at most `loss`.
 
+    At least 40 different texts are needed, and at least 5 of each class. If documents are given, at least 40 documents
+    are needed, and each class must occur in at least 5 of them. The interval of a difference to full depth is that of a
+    paired bootstrap, 1.5 times as wide, because the probes themselves vary.
+
     The model of a host program is not touched: a copy of its modules that shares the weights is run.
 
     texts : a list, or a file `.jsonl` with the fields text, label and, where there are documents, document
@@ -73,14 +77,13 @@ def exit_layer(
     depth = len(encoder.anatomy.layers)
     if depth < 2:
         raise BadInput(f"{encoder.name!r} has one layer; give an encoder with two or more")
-    # An encoder whose layers cannot be removed is refused before the work.
-    _truncated(encoder, 1)
+    first = first_exit(encoder)
     counts = TextCounts()
     tell = _Teller(progress)
     numbers, features = pooled_states(encoder, labelled.texts, way, batch_size, counts, tell)
     counts.check()
     known = labelled.some(numbers)
-    found = select(features, known, loss, seed, tell)
+    found = select(features, known, loss, seed, tell, first)
     layer = int(found["layer"])
     speed = _speed(encoder, layer, known.texts, batch_size) if layer < depth else None
     return Exit(
@@ -102,6 +105,18 @@ def exit_layer(
         encoder=encoder,
         **found,
     )
+
+
+def first_exit(encoder: Encoder) -> int:
+    """The earliest layer after which all layers can be removed; BadInput if there is none before the last one."""
+    from metastable.encoder.compress.surgery import removable_layers
+
+    depth = len(encoder.anatomy.layers)
+    removable = set(removable_layers(encoder.anatomy, encoder.model.config))
+    found = next((layer for layer in range(FIRST, depth) if removable.issuperset(range(layer, depth))), None)
+    if found is None:
+        raise BadInput(f"{encoder.name!r} has no exit before full depth, because its last layer cannot be removed")
+    return found
 
 
 def _labelled(
@@ -171,21 +186,31 @@ def pooled_states(
 
 
 def select(
-    features: Floats, labelled: Labelled, loss: float, seed: int = 0, fitted: Callable[[], None] = lambda: None
+    features: Floats,
+    labelled: Labelled,
+    loss: float,
+    seed: int = 0,
+    fitted: Callable[[], None] = lambda: None,
+    first: int = FIRST,
 ) -> dict[str, Any]:
-    """The choice of a layer from features (texts, depths, d), as fields of `Exit`."""
+    """The choice of a layer from features (texts, depths, d), as fields of `Exit`.
+
+    first : the earliest layer that can be an exit
+    """
     target = labelled.target()
     fold = dealt(labelled.groups, target, seed)
-    trial = per_text.Trial(target, fold, labelled.groups, loss, seed)
+    trial = per_text.Trial(target, fold, labelled.groups, loss, seed, first)
     wanted = bool(target.classes) and trial.calibration_texts >= per_text.needed(loss)
-    found = nested(features, target, fold, fitted, trial.visit) if wanted else nested(features, target, fold, fitted)
-    layer = earliest(found.final, loss)
+    visit: Visit = trial.visit if wanted else lambda depth, fits: None
+    found = nested(features, target, fold, fitted, visit, first)
+    layer = earliest(found.final, loss, first)
     layers, rules = _tables(found, labelled.groups, loss, seed)
     probe = fit(features[:, layer], target, np.arange(len(fold)), [found.penalties[-1, layer]], TIGHT)[0]
     return {
         "task": target.task,
         "classes": target.classes,
         "layer": layer,
+        "first": first,
         "fold_layers": tuple(int(chosen) for chosen in found.rule(loss)),
         "baseline": float(np.bincount(target.numbers).max() / len(fold)) if target.classes else 0.0,
         "layers": layers,
