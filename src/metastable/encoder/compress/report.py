@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+import re
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from metastable.encoder.compress.surgery import UNCUT
 from metastable.figures.compress import fidelity_front
 from metastable.report.page import figure_block, render_page, target_of, write_page
 
 if TYPE_CHECKING:
     from metastable.encoder.compress.result import Compression
 
-COLUMNS = ("removed", "method", "speed", "MB", "mean cosine", "10th percentile", "same neighbours", "rank correlation")
+COLUMNS = {
+    "speed": "speed",
+    "megabytes": "MB in memory",
+    "cosine": "mean cosine",
+    "cosine_p10": "10th percentile",
+    "nn_overlap": "same neighbours",
+    "spearman": "rank correlation",
+}
+"""The numbers of an option, and what they are called on the page."""
+TILES = ("speed", "cosine", "nn_overlap", "megabytes")
+"""The numbers that are shown large if there is one option only, and thus no picture."""
+GOOD = 0.95
+"""The mean cosine that the sentence under the headline takes as an example."""
 
 
 def write(found: Compression, path: str | Path) -> Path:
@@ -23,32 +37,72 @@ def write(found: Compression, path: str | Path) -> Path:
 
 def render(found: Compression) -> str:
     """The report as HTML."""
-    baseline = found.options["baseline"].astype(bool)
+    options = found.options.assign(method=found.options["method"].map(_refitted))
+    baseline = options["baseline"].astype(bool)
+    rows = _rows(options, found.chosen)
+    single = len(options) == 1
     groups = [
-        ("All options", "options", found.options[~baseline], True),
-        ("Baselines: other rules, and the same without refits", "baselines", found.options[baseline], False),
+        ("The option" if single else "All options", "options", ~baseline),
+        ("For comparison: other rules, and the same without refits", "baselines", baseline),
     ]
+    headline, *others = map(_refitted, found.sentences())
     return render_page(
         "compress.html.j2",
         found=found,
-        sentences=found.sentences(),
-        front=figure_block("front", fidelity_front(found.options, found.front(), found.chosen)),
-        columns=COLUMNS,
-        tables=[(title, name, _rows(rows), shown) for title, name, rows, shown in groups if len(rows)],
+        name=short_name(found.name),
+        headline=headline,
+        sentences=list(dict.fromkeys(others)),
+        kept=_kept(options[~baseline]),
+        int8=bool(options["int8"].any()),
+        compared=bool(baseline.any()),
+        only=[(COLUMNS[name], *_cell(options.iloc[0], name)) for name in TILES],
+        front=None if single else figure_block("front", fidelity_front(options, found.front(), found.chosen)),
+        columns=list(COLUMNS.values()),
+        tables=[
+            (title, name, [row for row, one in zip(rows, shown, strict=True) if one])
+            for title, name, shown in groups
+            if shown.any()
+        ],
+        uncut=found.family in UNCUT,
     )
 
 
-def _rows(options: pd.DataFrame) -> list[tuple[str, ...]]:
-    def ends(row: pd.Series, name: str) -> str:
-        return f"{row[name]:.3f} ({row[f'{name}_low']:.3f}–{row[f'{name}_high']:.3f})"
+def short_name(name: str) -> str:
+    """The last folder of an absolute path; every other name as it is."""
+    kind = PureWindowsPath if PureWindowsPath(name).is_absolute() else PurePosixPath
+    return (kind(name).name or name) if kind(name).is_absolute() else name
 
+
+def _refitted(text: str) -> str:
+    """The word of the page for healing."""
+    return re.sub(r"\bhealed\b", "refitted", text)
+
+
+def _kept(ours: pd.DataFrame) -> str:
+    """What a good mean cosine means for nearest texts, by the options of this study; empty if none is good."""
+    good = 100 * ours.loc[ours["cosine"] >= GOOD, "nn_overlap"]
+    if len(ours) == 1 or not len(good):
+        return ""
+    low, high = f"{good.min():.0f}", f"{good.max():.0f}"
+    share = f"{low} %" if low == high else f"{low} to {high} %"
+    return f"In this study, options with a mean cosine of at least {GOOD:g} keep {share} of the 10 nearest texts."
+
+
+def _rows(options: pd.DataFrame, chosen: int | None) -> list[dict[str, Any]]:
+    """The table: name, rule, whether it is the chosen option, and pairs of a number and its interval."""
     return [
-        (
-            row["recipe"],
-            row["method"],
-            f"{row['speed']:.2f}× ({row['speed_low']:.2f}–{row['speed_high']:.2f})",
-            f"{row['megabytes']:.1f}",
-            *(ends(row, name) for name in ("cosine", "cosine_p10", "nn_overlap", "spearman")),
-        )
-        for _, row in options.iterrows()
+        {
+            "name": row["recipe"],
+            "rule": row["method"],
+            "chosen": place == chosen,
+            "cells": [_cell(row, name) for name in COLUMNS],
+        }
+        for place, (_, row) in enumerate(options.iterrows())
     ]
+
+
+def _cell(row: pd.Series, name: str) -> tuple[str, str]:
+    if name == "megabytes":
+        return f"{row[name]:.1f}", ""
+    digits, sign = (2, "×") if name == "speed" else (3, "")
+    return f"{row[name]:.{digits}f}{sign}", f"{row[f'{name}_low']:.{digits}f}–{row[f'{name}_high']:.{digits}f}"
