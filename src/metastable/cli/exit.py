@@ -34,7 +34,8 @@ def exit_layer(
 
     Labels that are strings or whole numbers are classes, and the score is accuracy. If a label has a fraction part,
     labels are numbers, and the score is Spearman's correlation. A linear probe at each depth is judged by nested cross
-    validation, with an interval for the difference to full depth.
+    validation, with an interval for the difference to full depth. At least 40 different texts, or documents, are
+    needed, and at least 5 for each class.
     """
     with one_line_errors(debug, resumes=False):
         from metastable import files

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from metastable.encoder.compress.surgery import UNCUT
+from metastable.encoder.compress.words import GOOD
 from metastable.figures.compress import fidelity_front
 from metastable.report.page import figure_block, render_page, target_of, write_page
 
@@ -26,8 +26,6 @@ COLUMNS = {
 """The numbers of an option, and what they are called on the page."""
 TILES = ("speed", "cosine", "nn_overlap", "megabytes")
 """The numbers that are shown large if there is one option only, and thus no picture."""
-GOOD = 0.95
-"""The mean cosine that the sentence under the headline takes as an example."""
 
 
 def write(found: Compression, path: str | Path) -> Path:
@@ -37,7 +35,7 @@ def write(found: Compression, path: str | Path) -> Path:
 
 def render(found: Compression) -> str:
     """The report as HTML."""
-    options = found.options.assign(method=found.options["method"].map(_refitted))
+    options = found.options
     baseline = options["baseline"].astype(bool)
     rows = _rows(options, found.chosen)
     single = len(options) == 1
@@ -45,7 +43,7 @@ def render(found: Compression) -> str:
         ("The option" if single else "All options", "options", ~baseline),
         ("For comparison: other rules, and the same without refits", "baselines", baseline),
     ]
-    headline, *others = map(_refitted, found.sentences())
+    headline, *others = found.sentences()
     return render_page(
         "compress.html.j2",
         found=found,
@@ -71,11 +69,6 @@ def short_name(name: str) -> str:
     """The last folder of an absolute path; every other name as it is."""
     kind = PureWindowsPath if PureWindowsPath(name).is_absolute() else PurePosixPath
     return (kind(name).name or name) if kind(name).is_absolute() else name
-
-
-def _refitted(text: str) -> str:
-    """The word of the page for healing."""
-    return re.sub(r"\bhealed\b", "refitted", text)
 
 
 def _kept(ours: pd.DataFrame) -> str:
