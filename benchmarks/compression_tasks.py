@@ -147,7 +147,9 @@ def section(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         "can know beforehand. STS-B: Spearman's correlation of cosines and human scores. Reuters R8: accuracy of a "
         "logistic probe. *Exit layer*: the layer that `exit` chose from "
         f"{TRAIN} training texts with a loss of at most {LOSS:g}, scored on the test part of the corpus. The promised "
-        "interval is that of the difference to full depth that `exit` prints."
+        "interval is that of the difference to full depth that `exit` prints. A layer that is best for embeddings in "
+        "general need not be best for a task: a choice without labels can lose points of the task that another layer "
+        "would have kept."
     )
     yield ""
     yield "| | encoder | task | full depth | chosen | best | chosen − best | promised difference |"

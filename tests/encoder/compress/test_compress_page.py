@@ -204,7 +204,7 @@ def test_a_path_is_shown_by_its_last_folder(name, short, study):
 
 
 def test_markup_in_names_stays_text(study):
-    html = page.render(replace(study, name=EVIL, family=EVIL, target=EVIL))
+    html = page.render(replace(study, name=EVIL, family=EVIL))
     assert EVIL not in html
     assert Reader(html).text["model"] == EVIL
 
