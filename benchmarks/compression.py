@@ -86,8 +86,8 @@ def _lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         "`benchmarks/results/compression.json`. [The README](../README.md#compress-an-encoder) explains the command "
         f"`metastable compress`. Texts are cut to {LENGTH} tokens. Fidelity is measured on texts that no choice saw, "
         "with intervals of 95 % over texts. Speed is the time of the full encoder over that of the smaller one: median "
-        "and range of five pairs on two cores. *Same neighbours*: the share of the 10 nearest of the fit texts that both "
-        "encoders agree on. Rows with another rule than *greedy* or *gradient*, and rows that are not refitted, are "
+        "and range of five pairs on two cores. *Same neighbours*: the share of the 10 nearest of the fit texts that "
+        "both encoders agree on. Rows with another rule than *greedy* or *gradient*, and rows that are not refitted, are "
         "baselines."
     )
     for row in rows:
