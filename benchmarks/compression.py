@@ -87,8 +87,8 @@ def _lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         f"`metastable compress`. Texts are cut to {LENGTH} tokens. Fidelity is measured on texts that no choice saw, "
         "with intervals of 95 % over texts. Speed is the time of the full encoder over that of the smaller one: median "
         "and range of five pairs on two cores. *Same neighbours*: the share of the 10 nearest of the fit texts that "
-        "both encoders agree on. Rows with another rule than *greedy* or *gradient*, and rows that are not refitted, are "
-        "baselines."
+        "both encoders agree on. Rows with another rule than *greedy* or *gradient*, and rows that are not refitted, "
+        "are baselines."
     )
     for row in rows:
         tried = "used while the method was built" if row["tuned"] else "not used while the method was built"
