@@ -166,6 +166,7 @@ def test_the_frozen_shifts_are_the_frozen_ones():
     assert not set(shifts.FROZEN) & {*shifts.DEVELOPMENT, *shifts.SEEN}
 
 
+@pytest.mark.slow
 def test_no_document_is_on_two_sides():
     parts = fetched(lambda: shifts.parts("editorials"))
     documents = {part: {text.document for text in texts} for part, texts in parts.items()}
