@@ -126,7 +126,8 @@ def _lines(audit: Audit) -> list[str]:
     warnings = [note for note in audit.notes if note.startswith("Warning")]
     lines = [repr(audit), *warnings, verdict.headline, *(f"  {sentence}" for sentence in verdict.sentences)]
     lines += ["checks:", *(f"  {MARKS[c.status]} {c.name}: {c.shown}. {c.sentence}" for c in audit.checks())]
-    lines += ["theory and encoder:", *(f"  {sentence}" for sentence in verdict.theory)]
+    ladder = [] if audit.ladder is None else audit.ladder.sentences()
+    lines += ["theory and encoder:", *(f"  {sentence}" for sentence in (*ladder, *verdict.theory))]
     if len(verdict.unusual):
         lines.append(f"unusual for this model: {len(verdict.unusual)} values; the first are")
         lines += [f"  {sentence}" for sentence in verdict.unusual["sentence"].head(MOST_SHOWN)]

@@ -18,6 +18,7 @@ from metastable.arrays import whole
 from metastable.encoder.anatomy import GAP, Anatomy, Norm
 from metastable.encoder.checks import Check, checks
 from metastable.encoder.expression import parse
+from metastable.encoder.ladder import Ladder, ladder
 from metastable.encoder.load import Encoder, load, twin
 from metastable.encoder.loop import Loop, loop
 from metastable.encoder.measure import DEPTHS, HEADS, LAYER, Measurements, Meter, Tally, measure
@@ -28,6 +29,8 @@ from metastable.errors import BadInput
 from metastable.run import storage as store
 
 SCHEMA = "metastable.audit/2"
+TWIN_RUNGS = 8
+"""The number of texts, the first ones, that the ladder of the random twin is measured on."""
 TWIN_TEXTS = 48
 """The number of texts, the first ones, that the random twin is measured on."""
 LOOP_TEXTS = 64
@@ -44,6 +47,7 @@ class Audit:
     layers : one row a depth: phase, prediction, totals over the heads, and on text those of `Measurements.depth_table`
     verdict : headline, a judgement for each depth, sentences, unusual heads
     twin, reference : audits for comparison: random weights of the same shape, and the reference of the user
+    ladder : what of the theory survives in each layer; None without texts, or with very few
     """
 
     name: str
@@ -57,6 +61,7 @@ class Audit:
     twin: Audit | None = None
     reference: Audit | None = None
     loop: Loop | None = None
+    ladder: Ladder | None = None
     made: dict[str, str] = field(default_factory=dict)
     anatomy: Anatomy | None = None
 
@@ -127,6 +132,7 @@ class Audit:
             "spectra": spectra,
             "measured": None if self.measured is None else self.measured.to_dict(),
             "loop": None if self.loop is None else self.loop.to_dict(),
+            "ladder": None if self.ladder is None else self.ladder.to_dict(),
             "twin": None if self.twin is None else self.twin.to_dict(),
         }
 
@@ -151,6 +157,7 @@ class Audit:
             measured=None if saved["measured"] is None else Measurements.from_dict(saved["measured"]),
             twin=None if saved["twin"] is None else cls._from_dict(saved["twin"]),
             loop=None if saved["loop"] is None else Loop.from_dict(saved["loop"]),
+            ladder=None if saved["ladder"] is None else Ladder.from_dict(saved["ladder"]),
         )
 
     def save(self, folder: str | Path) -> dict[str, Path]:
@@ -225,9 +232,9 @@ def audit(
         raise BadInput("a loop needs texts; give texts (--texts FILE)")
     if random is not None:
         on_text = None if measured is None else measure(random, kept[:TWIN_TEXTS], batch_size, special)
-        other = _audit(random, on_text)
+        other = _audit(random, on_text, rungs=None if measured is None else ladder(random, kept[:TWIN_RUNGS]))
     looped = loop(encoder, kept[:LOOP_TEXTS], loops, layer, batch_size, special) if loops else None
-    return _audit(encoder, measured, other, beside, looped)
+    return _audit(encoder, measured, other, beside, looped, None if measured is None else ladder(encoder, kept))
 
 
 def _audit(
@@ -236,6 +243,7 @@ def _audit(
     other: Audit | None = None,
     beside: Audit | None = None,
     looped: Loop | None = None,
+    rungs: Ladder | None = None,
 ) -> Audit:
     layers, family = encoder.anatomy.layers, encoder.anatomy.family
     shape = {"layers": len(layers), "heads": layers[0].heads, "width": layers[0].width}
@@ -258,6 +266,7 @@ def _audit(
         twin=other,
         reference=beside,
         loop=looped,
+        ladder=rungs,
         made=_made(measured),
         anatomy=encoder.anatomy,
     )

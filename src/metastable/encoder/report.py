@@ -94,6 +94,7 @@ def render(audit: Audit) -> str:
         headline=capital(audit.verdict.headline),
         sentences=[capital(s) + "." for s in audit.verdict.sentences],
         theory=[capital(s) + "." for s in audit.verdict.theory if s not in said],
+        ladder=[] if audit.ladder is None else [capital(s) + "." for s in audit.ladder.sentences()],
         checks=audit.checks(),
         audited=usual()["encoders"],
         strip=[(phase, list(group)) for phase, group in groupby(audit.verdict.layers, key=lambda j: j.phase)],
@@ -146,6 +147,9 @@ def _blocks(audit: Audit) -> dict[str, dict[str, Any]]:
         rest = tuple(name for name in PANELS if name not in FIRST_PANELS)
         found["depth"] = figure_block("depth", figures.depth_curves(audit.layers, rest, others, by_length))
         found["lengths"] = figure_block("lengths", figures.lengths(audit.measured.lengths))
+    if audit.ladder is not None:
+        beside = None if audit.twin is None or audit.twin.ladder is None else audit.twin.ladder.wide()
+        found["ladder"] = figure_block("ladder", figures.ladder_map(audit.ladder.wide(), beside))
     if audit.loop is not None:
         loop = audit.loop
         drawn = figures.loop_curves(loop.curves, loop.layer, loop.trained_depth, loop.angle)

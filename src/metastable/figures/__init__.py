@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from metastable.figures.curves import depth_curves, lengths, loop_curves
 from metastable.figures.distance import distance, distance_curves, distances
 from metastable.figures.heads import comparison, heat_map
+from metastable.figures.ladder import ladder_map
 from metastable.figures.length import depth_by_length, forecast_points, length_curves, waterfall, way_points, word_map
 from metastable.figures.look import caption
 from metastable.figures.observables import observables
@@ -40,6 +41,7 @@ __all__ = [
     "eigenvalues",
     "forecast_points",
     "heat_map",
+    "ladder_map",
     "length_curves",
     "lengths",
     "loop_curves",

@@ -116,7 +116,7 @@ class Layers:
     def passed(self, number: int) -> Passed:
         """Batch `number` through layer `place`, without moving on."""
         block = self.encoder.anatomy.blocks[self.place]
-        with torch.inference_mode(), _caught(block) as seen:
+        with torch.inference_mode(), caught(block) as seen:
             hidden = self.encoder.anatomy.steps[self.place](self.hidden[number], self.masks[number])
         mask = self.masks[number]
         before = self.hidden[number][mask]
@@ -161,7 +161,7 @@ def _embedded(encoder: Encoder, batch: Batch) -> Tensor:
 
 
 @contextmanager
-def _caught(block: Block) -> Iterator[dict[nn.Module, tuple[Tensor, Tensor]]]:
+def caught(block: Block) -> Iterator[dict[nn.Module, tuple[Tensor, Tensor]]]:
     """Input and output of the linear maps of a block, in the passes within this context."""
     seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 

@@ -1,0 +1,258 @@
+"""What of the theory survives in a real layer: a ladder from the model of the paper to the layer itself.
+
+With x̂ a token before a layer and x̂' the same token at the next depth, the layer's update is u = x̂' − x̂. Every rung
+predicts it by p = unit(z + Δ/ρ) − x̂, where Δ is what the rung adds to the stream and ρ the root mean square of the
+stream over features. Each rung adds one thing of the real layer:
+
+0. *sphere*: one head at zero temperature, which attends to the best point of the sphere, √d Bᵀx̂/|Bᵀx̂|: the paper
+1. *best token*: the ordinary token of the text with the largest score instead of that point
+2. *temperature*: the softmax over the ordinary tokens, at the real β
+3. *special tokens*: the softmax over all tokens
+4. *all heads*: the sum over the heads of the layer
+5. *perceptron*: the output of the perceptron, as it is in the layer, added to the stream after attention
+6. *the layer*: biases, gains, offsets and normalisations, and score terms that depend on positions: u itself
+
+Heads are without biases up to rung 5. *Other texts* is rung 4 with the tokens of another text as keys and values: what
+is left of the prediction if a token does not see its own text.
+
+The share of a rung is 1 − Σ|u − p|²/Σ|u|² over the ordinary tokens of a text: 1 if the update is predicted, 0 if the
+prediction is as good as no movement. `of_next` is the share of the next rung's update instead of u: a rung *fails* if
+it is below HALF, because the thing that the next rung adds matters more than all before it. Up to rung 3 the numbers
+are those of one head for each layer, the one whose rung 3 predicts most on the first half of the texts; all numbers
+are those of the other half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from metastable.encoder.anatomy import AttentionLayer
+from metastable.encoder.compress.healing import caught
+from metastable.encoder.fold import fold
+from metastable.encoder.hooks import Depth, Tokens, lenses, read
+from metastable.encoder.length.intervals import mean_interval, named
+from metastable.encoder.load import Encoder
+from metastable.encoder.texts import Batch, batches
+
+RUNGS = ("sphere", "best token", "temperature", "special tokens", "all heads", "perceptron", "the layer")
+OTHER = "other texts"
+ONE_HEAD = 4
+"""The first rungs are of one head."""
+TEXTS, LONGEST = 32, 128
+"""Texts, the first ones, and the tokens that they are cut to."""
+FEWEST = 4
+"""A half of the texts has at least half as many."""
+HALF = 0.5
+REASONS = {
+    "sphere": "a token attends to the best token of its text, which is far from the best point of the sphere",
+    "best token": "attention is too warm to pick one token",
+    "temperature": "special tokens take much of the attention",
+    "special tokens": "one head is a small part of its layer",
+    "all heads": "the perceptron moves tokens as much as attention does",
+    "perceptron": "biases, gains and normalisations change what is left",
+}
+"""Why a rung fails, in words."""
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The ladder of every layer.
+
+    rungs : a row for each layer and rung: share, of_next (NaN for the layer itself and for other texts) and cosine, the
+        mean cosine of prediction and update, with intervals of 95 % over texts; head, for the rungs of one head
+    texts : the number of texts that the numbers are of
+    """
+
+    rungs: pd.DataFrame
+    texts: int
+
+    def wide(self, column: str = "share") -> pd.DataFrame:
+        """One row a layer, one column a rung."""
+        return self.rungs.pivot(index="layer", columns="rung", values=column)[[*RUNGS, OTHER]]
+
+    @property
+    def breaks(self) -> str | None:
+        """The first rung that fails in more than half of the layers; None if none does."""
+        table = self.wide("of_next")
+        return next((rung for rung in RUNGS[:-1] if (table[rung] < HALF).mean() > 0.5), None)
+
+    def sentences(self) -> list[str]:
+        """What breaks the theory, in words."""
+        share, rung = self.wide().median(), self.breaks
+        said = "every rung of the ladder predicts most of the next one in most layers"
+        if rung is not None:
+            failed = int((self.wide("of_next")[rung] < HALF).sum())
+            said = f"the theory breaks first at the rung {rung!r}, in {failed} of {len(self.wide())} layers: "
+            said += REASONS[rung]
+        parts = ", ".join(f"{name} {100 * share[name]:.0f} %" for name in RUNGS[:-1])
+        alone = f"with tokens of other texts instead of its own, attention still predicts {100 * share[OTHER]:.0f} %"
+        return [said, f"share of the update that is predicted, median over layers: {parts}", alone]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: numbers that are not known are null."""
+        plain = self.rungs.astype(object).where(self.rungs.notna(), None)
+        return {"texts": self.texts, "rungs": plain.to_dict("records")}
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> Ladder:
+        table = pd.DataFrame(saved["rungs"])
+        numbers = [name for name in table.columns if name != "rung"]
+        return cls(table.assign(**{name: table[name].astype(float) for name in numbers}), int(saved["texts"]))
+
+
+def ladder(encoder: Encoder, texts: Sequence[str], batch_size: int = 16) -> Ladder | None:
+    """The ladder on the first texts that have tokens; None if they are fewer than `FEWEST`."""
+    encoder = encoder.private()
+    found: list[list[dict[str, np.ndarray]]] = []
+    for batch in batches(encoder.reads_text(), texts[:TEXTS], min(LONGEST, encoder.limit), batch_size):
+        found.append(measured(encoder, batch))
+    layers = [_joined([part[place] for part in found]) for place in range(len(encoder.anatomy.layers))] if found else []
+    if not layers or len(layers[0]["share"]) < FEWEST:
+        return None
+    half = len(layers[0]["share"]) // 2
+    rows = [row for place, layer in enumerate(layers) for row in _rows(place, layer, half)]
+    return Ladder(pd.DataFrame(rows), len(layers[0]["share"]) - half)
+
+
+def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _rows(place: int, layer: dict[str, np.ndarray], half: int) -> list[dict[str, Any]]:
+    """The rows of a layer, with the head that is best on the first half of the texts."""
+    head = int(np.nanmean(layer["head_share"][:half, ONE_HEAD - 1], axis=0).argmax())
+    rows = []
+    for number, rung in enumerate([*RUNGS, OTHER]):
+        values = {}
+        for name in ("share", "of_next", "cosine"):
+            table = layer[f"head_{name}"][:, number, head] if number < ONE_HEAD else layer[name][:, number]
+            kept = table[half:]
+            kept = kept[np.isfinite(kept)]
+            values |= named(name, mean_interval(kept) if len(kept) > 1 else (np.nan,) * 3)
+        rows.append({"layer": place, "rung": rung, "head": float(head) if number < ONE_HEAD else np.nan, **values})
+    return rows
+
+
+def measured(encoder: Encoder, batch: Batch) -> list[dict[str, np.ndarray]]:
+    """For each layer the statistics of each text.
+
+    share, of_next, cosine : (texts, rungs and other texts); NaN for the rungs of one head, which are in head_share,
+    head_of_next and head_cosine, (texts, ONE_HEAD, heads)
+    """
+    depths: list[Tokens] = []
+    read(encoder, batch, "exclude", range(len(encoder.anatomy.layers) + 1), lambda depth: _keep(depth, depths))
+    ordinary = batch.chosen("exclude")
+    return [
+        _statistics(*_updates(encoder, place, depths, batch.mask, ordinary), ordinary)
+        for place in range(len(encoder.anatomy.layers))
+    ]
+
+
+def _keep(depth: Depth, depths: list[Tokens]) -> None:
+    depths.append(depth.tokens)
+
+
+def _updates(
+    encoder: Encoder, place: int, depths: Sequence[Tokens], mask: Tensor, ordinary: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """u (texts, n, d), and its predictions: by the rungs of one head, (ONE_HEAD, texts, heads, n, d), and by the other
+    rungs and other texts, (4, texts, n, d).
+    """
+    layer, tokens = encoder.anatomy.layers[place], depths[place]
+    block, size = encoder.anatomy.blocks[place], layer.width**0.5
+    with torch.inference_mode(), caught(block) as seen:
+        stream = encoder.anatomy.steps[place](tokens.hidden, mask)
+    heads, others = _of_heads(layer, tokens.z, mask, ordinary)
+    unit, rho = tokens.unit, _spread(tokens.hidden)
+
+    def moved(delta: Tensor) -> Tensor:
+        return torch.nn.functional.normalize(size * unit + delta / rho, dim=-1)
+
+    whole = moved(heads[-1].sum(dim=1))
+    attended = seen[block.inner][0] if not layer.pre_norm else tokens.hidden + seen[block.output][1]
+    pushed = seen[block.outer][1]
+    after = size * whole + (pushed - pushed.mean(dim=-1, keepdim=True)) / _spread(attended)
+    own = torch.nn.functional.normalize(size * unit.unsqueeze(1) + heads / rho.unsqueeze(1), dim=-1)
+    rungs = [whole, torch.nn.functional.normalize(after, dim=-1), _next(encoder, place, stream), moved(others)]
+    return depths[place + 1].unit - unit, own - unit.unsqueeze(1), torch.stack(rungs) - unit
+
+
+def _next(encoder: Encoder, place: int, stream: Tensor) -> Tensor:
+    """x̂ at the next depth from the stream after the layer."""
+    anatomy = encoder.anatomy
+    site = anatomy.sites[place + 1]
+    with torch.inference_mode():
+        if place + 1 == len(anatomy.layers):
+            x = anatomy.last_hidden(stream)
+        else:
+            x = site.module(stream) if site.pre_norm else stream
+    return lenses(anatomy)[place + 1](x.float())
+
+
+def _spread(stream: Tensor) -> Tensor:
+    """The root mean square over features, without their mean, (texts, n, 1)."""
+    return (stream - stream.mean(dim=-1, keepdim=True)).square().mean(dim=-1, keepdim=True).sqrt().clamp_min(1e-12)
+
+
+def _of_heads(layer: AttentionLayer, z: Tensor, mask: Tensor, ordinary: Tensor) -> tuple[Tensor, Tensor]:
+    """What heads add to the stream: (ONE_HEAD, texts, heads, n, d), and all heads with other texts, (texts, n, d)."""
+    folded = [fold(layer, head) for head in range(layer.heads)]
+    query, key, value, output = (
+        torch.stack([getattr(head, name) for head in folded]).to(z) for name in ("query", "key", "value", "output")
+    )
+    output = output - output.mean(dim=1, keepdim=True)
+    q, k, v = (torch.einsum("tnd,hkd->thnk", z, rows) for rows in (layer.scale * query, key, value))
+    # Bᵀz = Kᵀq up to a factor: its length and its value need small matrices only.
+    aim = torch.einsum("thnk,hkl,thnl->thn", q, key @ key.transpose(1, 2), q).clamp_min(1e-30).sqrt()
+    sphere = torch.einsum("thnk,hrk->thnr", q, value @ key.transpose(1, 2)) / aim.unsqueeze(-1) * layer.width**0.5
+    scores = q @ k.transpose(-1, -2)
+    among = scores.masked_fill(~ordinary[:, None, None, :], -torch.inf)
+    best = v.gather(2, among.argmax(dim=-1, keepdim=True).expand(-1, -1, -1, v.shape[-1]))
+    warm = among.softmax(dim=-1) @ v
+    every = scores.masked_fill(~mask[:, None, None, :], -torch.inf).softmax(dim=-1) @ v
+    rolled = (q @ k.roll(1, dims=0).transpose(-1, -2)).masked_fill(~mask.roll(1, dims=0)[:, None, None, :], -torch.inf)
+    elsewhere = rolled.softmax(dim=-1) @ v.roll(1, dims=0)
+    means = torch.stack([sphere, best, warm, every])
+    return torch.einsum("sthnr,hdr->sthnd", means, output), torch.einsum("thnr,hdr->tnd", elsewhere, output)
+
+
+def _statistics(update: Tensor, one: Tensor, rest: Tensor, ordinary: Tensor) -> dict[str, np.ndarray]:
+    """See `measured`. one : rungs of one head; rest : the other rungs, then other texts"""
+    heads = one.shape[2]
+    every = torch.stack([*(rung for rung in rest)])
+    chosen, many = ordinary, ordinary[:, None, :].expand(-1, heads, -1)
+    target = update.unsqueeze(1).expand(-1, heads, -1, -1)
+    nexts = [*one[1:], every[0].unsqueeze(1).expand(-1, heads, -1, -1)]
+    empty = torch.full((len(update), ONE_HEAD), torch.nan)
+    upper = [*every[1:-1], None, None]
+    found = {
+        "head_share": torch.stack([_share(target, rung, many) for rung in one], dim=1),
+        "head_of_next": torch.stack([_share(above, rung, many) for rung, above in zip(one, nexts, strict=True)], dim=1),
+        "head_cosine": torch.stack([_cosine(target, rung, many) for rung in one], dim=1),
+        "share": torch.cat([empty, torch.stack([_share(update, rung, chosen) for rung in every], dim=1)], dim=1),
+        "cosine": torch.cat([empty, torch.stack([_cosine(update, rung, chosen) for rung in every], dim=1)], dim=1),
+    }
+    known = [
+        torch.full((len(update),), torch.nan) if above is None else _share(above, rung, chosen)
+        for rung, above in zip(every, upper, strict=True)
+    ]
+    found["of_next"] = torch.cat([empty, torch.stack(known, dim=1)], dim=1)
+    return {name: tensor.double().cpu().numpy() for name, tensor in found.items()}
+
+
+def _share(target: Tensor, guess: Tensor, chosen: Tensor) -> Tensor:
+    """1 − Σ|t − p|²/Σ|t|² over the chosen tokens, (texts, …)."""
+    missed = ((target - guess).square().sum(dim=-1) * chosen).sum(dim=-1)
+    return 1 - missed / (target.square().sum(dim=-1) * chosen).sum(dim=-1).clamp_min(1e-30)
+
+
+def _cosine(target: Tensor, guess: Tensor, chosen: Tensor) -> Tensor:
+    cosines = torch.nn.functional.cosine_similarity(target, guess, dim=-1)
+    return (cosines * chosen).sum(dim=-1) / chosen.sum(dim=-1)
