@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -54,6 +55,8 @@ def compress(
         from metastable.encoder.compress import study
         from metastable.progress import Texts
 
+        # torch announces the end of its quantised tensors at their first use. The pinned version has them.
+        warnings.filterwarnings("ignore", message=".*quantize_per_channel", category=UserWarning)
         files.folder_for(out, "compress.json")
         if texts != "-" and not Path(texts).is_file():
             raise BadInput(f"--texts {texts} is no file; give a file with one text a line, or - for standard input")
