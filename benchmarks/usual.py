@@ -40,8 +40,9 @@ def main() -> None:
         found = ms.audit(encoder(), texts[:TEXTS], allow_pickle=True)
         rows.append({"what": name, **{check.key: check.number for check in found.checks()}})
     record("usual", rows)
-    keys = [key for key in rows[0] if key != "what"]
-    ranges = {key: [min(row[key] for row in rows), max(row[key] for row in rows)] for key in keys}
+    # Corpora of about one length have no effect of length.
+    known = {key: [row[key] for row in rows if key in row] for row in rows for key in row if key != "what"}
+    ranges = {key: [min(values), max(values)] for key, values in known.items()}
     content = {"made_by": "benchmarks/usual.py", "encoders": [row["what"] for row in rows], "ranges": ranges}
     TABLE.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

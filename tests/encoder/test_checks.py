@@ -46,6 +46,8 @@ def test_numbers_are_those_of_the_tables(audit):
     assert own["idle"].number == (heads["update_length"] < 0.01).mean()
     assert own["step"].number == heads["value_norm"].max()
     assert own["unknown"].number == 0
+    error = audit.measured.depths["hidden_cosine"].slope()[1][-1]
+    assert ("length" in own) == bool(error < 0.03)
     assert own["length"].number == layers["hidden_cosine_slope"].iloc[-1]
     values = [v for _, v in audit.weights.spectra.values()]
     narrow = [(np.abs(v) ** 2).max() * (2 if abs(v[np.abs(v).argmax()].imag) > 0 else 1) for v in values]
@@ -68,11 +70,17 @@ def test_one_feature_is_no_collapse_but_an_outlier(audit):
         hidden_largest_share=[0.1, 0.1, 0.1, 0.7],
     ))  # fmt: skip
     assert (own["collapse"].status, own["outlier"].status) == ("look", "act")
+    inner = found(planted(audit, hidden_cosine=[0.1, 0.5, 0.3, 0.3], hidden_cosine_without=[0.1, 0.2, 0.3, 0.3]))
+    assert inner["outlier"].status == "look"
+    large = found(planted(
+        audit, hidden_cosine=[0.3] * 4, hidden_cosine_without=[0.3] * 4, hidden_largest_share=[0.1, 0.5, 0.1, 0.1]
+    ))  # fmt: skip
+    assert large["outlier"].status == "ok"
     assert "One feature makes it" in own["collapse"].sentence
     assert own["outlier"].sentence.startswith("Feature 5 holds")
 
 
-@pytest.mark.parametrize(("rank", "status"), [(6.0, "ok"), (1.2, "look"), (0.3, "act")])
+@pytest.mark.parametrize(("rank", "status"), [(6.0, "ok"), (2.0, "ok"), (1.2, "act")])
 def test_bottleneck(audit, rank, status):
     assert found(planted(audit, effective_rank=[8.0, 7.0, rank, 7.0]))["bottleneck"].status == status
 

@@ -27,6 +27,8 @@ IDLE = 0.01
 """A head is idle if its mean update is shorter than this share of a token."""
 DOMINATED = 0.5
 """A value map is nearly of rank one if one eigenvalue, or a complex pair, holds this share of Σ|λ|²."""
+SURE = 0.03
+"""The largest standard error of the effect of length that is shown."""
 BY_CHANCE = 0.05
 """A value of a head is unusual if fewer values so far away are expected by chance among all values."""
 
@@ -108,17 +110,18 @@ def _on_text(audit: Audit, measured: Measurements) -> Iterator[Check]:
     words = f"{idle} of {len(updates)} heads move tokens by less than {_percent(IDLE)} of their length."
     if status != "ok":
         words += " Try to remove them: metastable compress measures what is lost."
-    yield _made("idle", "idle heads", idle / len(updates), status, words, value=str(idle))
+    yield _made("idle", "idle heads", idle / len(updates), status, words, value=f"{idle} of {len(updates)}")
     ordinary = max(1, measured.counts.tokens - measured.counts.special)
     unknown = measured.counts.unknown / ordinary
     words = "Tokens of the texts that the tokenizer does not know."
     if unknown >= WARNED:
         words += " They all look the same to the encoder. Give texts in its language, or its own tokenizer."
     yield _made("unknown", "unknown tokens", unknown, _above(unknown, WARNED, REFUSED), words)
-    slope = float(measured.depths["hidden_cosine"].slope()[0][-1])
-    if math.isfinite(slope):
+    slope, error = (float(part[-1]) for part in measured.depths["hidden_cosine"].slope())
+    # Texts of about one length say nothing about other lengths.
+    if math.isfinite(slope) and error < SURE:
         words = "Change of the mean cosine of the last hidden states when a text is twice as long."
-        status = _above(abs(slope), 0.1)
+        status = _above(abs(slope) - 2 * error, 0.1)
         if status != "ok":
             words += " Similarities of short and long texts cannot be compared; see metastable length."
         yield _made("length", "effect of length", slope, status, words, lambda number: f"{number:+.2f}")
@@ -143,7 +146,7 @@ def _bottleneck(audit: Audit, measured: Measurements, depths: dict[str, np.ndarr
     rank = depths["effective_rank"]
     at = int(rank.argmin())
     share = float(rank[at]) / most
-    status = "act" if share < 0.05 else "look" if share < 0.15 else "ok"
+    status = "act" if rank[at] < 2 else "look" if share < 0.05 else "ok"
     words = f"The tokens of a text use {rank[at]:.3g} directions at depth {at}, of about {most:.3g} that are possible."
     if status != "ok":
         words += " Few directions are left; look at the layer before."
@@ -155,15 +158,13 @@ def _outliers(measured: Measurements, depths: dict[str, np.ndarray]) -> Check:
     at = int(share.argmax())
     owned = course.owned(measured, "hidden")
     last = len(share) - 1
-    status = "act" if owned[last] else _above(share[at], 0.2)
+    status = "act" if owned[last] else "look" if owned.any() else "ok"
     number = course.feature(measured, "hidden", at)
     words = f"Feature {number} holds this share of the energy of hidden states at depth {at}."
     if owned[last]:
         words += " One feature decides the cosine of the returned hidden states: standardise features first."
     elif owned.any():
         words += " Cosines of inner hidden states are decided by one feature; those of the returned ones are not."
-    elif status != "ok":
-        words += " It decides no cosine."
     return _made("outlier", "outlier features", share[at], status, words)
 
 
@@ -184,7 +185,9 @@ def _of_weights(audit: Audit) -> Iterator[Check]:
     words = f"{narrow} of {len(spectra)} heads have a value map in which one eigenvalue outweighs all others."
     if status != "ok":
         words += " They pass on one direction only, which draws tokens together."
-    yield _made("narrow", "value maps near rank one", narrow / len(spectra), status, words, value=str(narrow))
+    yield _made(
+        "narrow", "value maps near rank one", narrow / len(spectra), status, words, value=f"{narrow} of {len(spectra)}"
+    )
     rare = audit.verdict.unusual
     rare = rare[rare["expected"] < BY_CHANCE]
     count = len(rare[["layer", "head"]].drop_duplicates())
@@ -192,7 +195,7 @@ def _of_weights(audit: Audit) -> Iterator[Check]:
     if count:
         words += " An unusual value is no error; it is the first place to look. They are listed below."
     status = _above(count / len(own), 0.25)
-    yield _made("unusual", "unusual heads", count / len(own), status, words, value=str(count))
+    yield _made("unusual", "unusual heads", count / len(own), status, words, value=f"{count} of {len(own)}")
 
 
 def _dominated(values: np.ndarray) -> bool:
