@@ -92,8 +92,10 @@ class Ladder:
             said = f"the theory breaks first at the rung {rung!r}, in {failed} of {len(self.wide())} layers: "
             said += REASONS[rung]
         parts = ", ".join(f"{name} {100 * share[name]:.0f} %" for name in RUNGS[:-1])
-        alone = f"with tokens of other texts instead of its own, attention still predicts {100 * share[OTHER]:.0f} %"
-        return [said, f"share of the update that is predicted, median over layers: {parts}", alone]
+        alone = "if attention saw the tokens of another text, all heads together would predict "
+        alone += f"{100 * share[OTHER]:.0f} % instead of {100 * share['all heads']:.0f} %"
+        below = "; a share below 0 means that no movement would be a better prediction" if share.min() < 0 else ""
+        return [said, f"share of the update that is predicted, median over layers: {parts}{below}", alone]
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: numbers that are not known are null."""

@@ -25,7 +25,7 @@ from metastable.figures.curves import PANELS
 from metastable.figures.heads import MEASURES, median_of, written
 from metastable.figures.look import CONFIG, caption, number, untitled
 from metastable.figures.spectrum import spectrum_panels
-from metastable.report.page import figure_block, render_page, target_of, write_page
+from metastable.report.page import figure_block, render_page, short_name, target_of, write_page
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -91,6 +91,7 @@ def render(audit: Audit) -> str:
     return render_page(
         "audit.html.j2",
         audit=audit,
+        name=short_name(audit.name),
         headline=capital(audit.verdict.headline),
         sentences=[capital(s) + "." for s in audit.verdict.sentences],
         theory=[capital(s) + "." for s in audit.verdict.theory if s not in said],

@@ -41,6 +41,7 @@ def ladder_map(table: pd.DataFrame, twin: pd.DataFrame | None = None) -> go.Figu
             row=number + 1,
             col=1,
         )
+    figure.update_layout(margin_t=look.TITLE_HEIGHT + 40)
     figure.update_yaxes(autorange="reversed", showgrid=False)
     figure.update_xaxes(tickangle=-25, showgrid=False)
     return figure

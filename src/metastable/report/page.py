@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import plotly.graph_objects as go
@@ -67,3 +67,9 @@ def write_page(target: Path, html: str) -> Path:
     """Write a page completely or not at all."""
     files.write_text(target, html)
     return target
+
+
+def short_name(name: str) -> str:
+    """The last folder of an absolute path; every other name as it is."""
+    kind = PureWindowsPath if PureWindowsPath(name).is_absolute() else PurePosixPath
+    return (kind(name).name or name) if kind(name).is_absolute() else name

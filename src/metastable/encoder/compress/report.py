@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -10,7 +10,7 @@ import pandas as pd
 from metastable.encoder.compress.surgery import UNCUT
 from metastable.encoder.compress.words import GOOD
 from metastable.figures.compress import fidelity_front
-from metastable.report.page import figure_block, render_page, target_of, write_page
+from metastable.report.page import figure_block, render_page, short_name, target_of, write_page
 
 if TYPE_CHECKING:
     from metastable.encoder.compress.result import Compression
@@ -63,12 +63,6 @@ def render(found: Compression) -> str:
         ],
         uncut=found.family in UNCUT,
     )
-
-
-def short_name(name: str) -> str:
-    """The last folder of an absolute path; every other name as it is."""
-    kind = PureWindowsPath if PureWindowsPath(name).is_absolute() else PurePosixPath
-    return (kind(name).name or name) if kind(name).is_absolute() else name
 
 
 def _kept(ours: pd.DataFrame) -> str:
