@@ -132,7 +132,7 @@ def _rows(place: int, layer: dict[str, np.ndarray], half: int) -> list[dict[str,
     head = int(np.nanmean(layer["head_share"][:half, ONE_HEAD - 1], axis=0).argmax())
     rows = []
     for number, rung in enumerate([*RUNGS, OTHER]):
-        values = {}
+        values: dict[str, Any] = {}
         for name in ("share", "of_next", "cosine"):
             table = layer[f"head_{name}"][:, number, head] if number < ONE_HEAD else layer[name][:, number]
             kept = table[half:]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 import plotly.graph_objects as go
 
@@ -23,7 +25,7 @@ def ladder_map(table: pd.DataFrame, twin: pd.DataFrame | None = None) -> go.Figu
     """
     panels = {"this model": table} | ({} if twin is None else {"random weights, same shape": twin})
     height = CELL * len(table) * len(panels) + 130 + 60 * len(panels)
-    grid = {"rows": len(panels), "cols": 1, "shared_xaxes": True, "subplot_titles": list(panels)}
+    grid: dict[str, Any] = {"rows": len(panels), "cols": 1, "shared_xaxes": True, "subplot_titles": list(panels)}
     figure = look.plain("What breaks the theory", height, CAPTION, vertical_spacing=0.14, **grid)
     for number, part in enumerate(panels.values()):
         percent = 100 * part
