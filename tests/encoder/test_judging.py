@@ -141,7 +141,7 @@ def test_a_prediction_too_small_to_see_is_not_counted():
 def test_the_twins_count_stands_beside_that_of_the_encoder():
     measured, twin, table = Measurements([0.1, 0.2, 0.3, 0.4]), Measurements([0.1] * 4), heads(3, (0.05, 0.0, 0.05))
     beside = verdict(heads(3, (0.0, 0.0, 0.05)), twin).layers
-    words = verdict(table, measured, twin, beside).sentences[0]
+    words = verdict(table, measured, twin, beside).theory[0]
     assert "met in 2 of the 3 layers" in words
     assert "random weights, in 1 of 3" in words
 

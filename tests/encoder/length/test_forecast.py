@@ -13,6 +13,7 @@ from metastable.encoder.length.forecast import (
     DRIFT_ERROR,
     FLOOR,
     FORECAST,
+    GROWTH,
     OWN,
     UNKNOWN,
     Forecast,
@@ -125,7 +126,7 @@ def misses(made, measured, statistic, scale):
 
 @pytest.mark.parametrize(("statistic", "scale"), [("entropy", lambda x: x), ("top_weight", np.log)])
 def test_error_bars_grow_with_drift_and_with_its_disagreement(meter, documents, statistic, scale):
-    """σ² = 2σ_s² + k³ ((ρ·drift)² + (α·e)² + σ₀²), with e the root mean square difference of the two drifts."""
+    """σ² = 2σ_s² + k^g ((ρ·drift)² + (α·e)² + σ₀²), with e the root mean square difference of the two drifts."""
     own, some = meter("bert"), documents.first(6)
     rungs = {n: own.measure(some.prefixes(n)) for n in (32, 64)}
     made = Forecaster(own, some, 64, rungs)
@@ -134,8 +135,9 @@ def test_error_bars_grow_with_drift_and_with_its_disagreement(meter, documents, 
     for doublings, ahead, found in zip((1, 2), made._ahead(64, [128, 256]), made.forecasts([128, 256]), strict=True):
         each = scale(ahead[statistic].mean(axis=0))
         sampling = 2 * each.var(axis=0, ddof=1) / 6
-        grown = (DRIFT_ERROR * made.drift(statistic)) ** 2 + DISAGREEMENT**2 * square + FLOOR[statistic] ** 2
-        np.testing.assert_allclose(found.deviation[statistic] ** 2, sampling + doublings**3 * grown, rtol=1e-6)
+        grown = (DRIFT_ERROR * made.drift(statistic)) ** 2 + DISAGREEMENT[statistic] ** 2 * square
+        grown = grown + FLOOR[statistic] ** 2
+        np.testing.assert_allclose(found.deviation[statistic] ** 2, sampling + doublings**GROWTH * grown, rtol=1e-6)
 
 
 def test_error_bars_are_wide_where_one_drift_is_known(meter, documents):
@@ -143,7 +145,7 @@ def test_error_bars_are_wide_where_one_drift_is_known(meter, documents):
     made = Forecaster(own, some, 32, {32: own.measure(some.prefixes(32))})
     assert made.disagreement("entropy") == UNKNOWN["entropy"]
     (ahead,) = made.forecasts([64])
-    assert (ahead.deviation["entropy"] >= DISAGREEMENT * UNKNOWN["entropy"]).all()
+    assert (ahead.deviation["entropy"] >= DISAGREEMENT["entropy"] * UNKNOWN["entropy"]).all()
 
 
 def test_probabilities_agree_with_the_error_bars():
