@@ -112,6 +112,7 @@ def test_the_command_line_does_not_load_dask():
     assert ended.stdout == "set()\n"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_in_one_line_with_everything_kept(toml, tmp_path):
     """The signal goes to the whole group, workers and all, as from a terminal."""
     path, folder = toml(LONG.format(seeds=list(range(200)))), tmp_path / "out"

@@ -82,6 +82,7 @@ def rerun(folder, scheduler, undisturbed, said):
     return heard.getvalue()
 
 
+@pytest.mark.slow
 def test_workers_killed_at_random_moments(tmp_path, cluster, scheduler, undisturbed):
     folder = tmp_path / "sweep"
     moments = [2, random.Random(8).randrange(2, 100)]
