@@ -317,6 +317,16 @@ def test_a_cut_journal_gives_its_first_records(tmp_path, kept, cut):
     assert path.read_bytes() == written(path, sorted(kept)) or not kept
 
 
+def test_a_header_without_its_newline_costs_nothing(tmp_path):
+    path, kept = tmp_path / "journal", [Entry(0, 0, b"")]
+    blob = bytearray(written(path, kept))
+    blob[blob.index(b"\n")] ^= 1
+    path.write_bytes(bytes(blob))
+    assert reading(path) == {0: kept[0]}
+    with Journal(path, MINE) as journal:
+        assert not journal.foreign
+
+
 @many
 @given(kept=records.filter(bool), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_costs_one_record_and_changes_none(tmp_path, kept, place, bit):

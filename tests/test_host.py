@@ -267,6 +267,8 @@ def test_under_another_default_dtype(calls):
         torch.set_default_dtype(torch.float32)
 
 
+# tests/scale/test_cluster.py checks the same in make test, before, during and after a sweep.
+@pytest.mark.slow
 def test_a_sweep_leaves_the_environment_and_the_rest(tmp_path, model, tokenizer):
     """A sweep on workers starts a cluster."""
     dask = pytest.importorskip("dask", reason="sweeps need dask")

@@ -450,7 +450,9 @@ class Journal:
             with open(self.path, "rb") as handle:
                 for line in handle:
                     first = first or line
-                    if line.endswith(b"\n") and (start or not line.startswith(mark)):
+                    # Without the newline of the header, the first record is part of its line.
+                    header = not start and line.startswith(mark) and not self._RECORD.search(line)
+                    if line.endswith(b"\n") and not header:
                         self._take(line[:-1], start)
                     start += len(line)
         other = first.startswith(mark) and first.endswith(b"\n") and first != self._header

@@ -93,7 +93,8 @@ def test_workers_killed_at_random_moments(tmp_path, cluster, scheduler, undistur
     assert files(folder) == files(undisturbed)
 
 
-@pytest.mark.parametrize("moment", [30, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [30, 2])
 def test_a_client_that_is_killed(tmp_path, scheduler, undisturbed, said, moment):
     folder = tmp_path / "sweep"
     child = subprocess.Popen(command(folder, "--scheduler", scheduler), env=ENVIRONMENT, stderr=subprocess.PIPE)
