@@ -102,7 +102,7 @@ def _on_text(audit: Audit, measured: Measurements) -> Iterator[Check]:
     status = _above(special, 0.7)
     words = "The median head puts this share of its attention on special tokens such as [CLS] and [SEP]."
     if status != "ok":
-        words += " Most attention rests there and moves no content; look at heads that do nothing else."
+        words += " Most attention rests there; look at the heads that put nearly all of theirs there."
     yield _made("special", "attention on special tokens", special, status, words)
     updates = audit.heads["update_length"].to_numpy(dtype=float)
     idle = int((updates < IDLE).sum())
