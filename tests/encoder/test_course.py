@@ -12,6 +12,9 @@ from metastable.encoder.statistics import largest_feature, mean_cosine
 from tests.encoder.test_judging import Measurements, tally
 
 
+MORE, LESS = (f", and end {way} alike than at the input" for way in ("more", "less"))
+
+
 def words(mean, reach=0.005):
     mean = np.array(mean)
     return course.course(mean, mean - reach, mean + reach)
@@ -23,13 +26,43 @@ def words(mean, reach=0.005):
         ([0.10, 0.10, 0.11], "stay about as alike as they are at the input"),
         ([0.10, 0.20, 0.40], "become more alike"),
         ([0.10, 0.244, 0.225], "become more alike"),
-        ([0.10, 0.30, 0.225], "become more alike up to depth 1 and less alike after it"),
-        ([0.20, 0.10, 0.40], "become less alike up to depth 1, and then more alike than at the input"),
+        (
+            [0.10, 0.30, 0.225],
+            "become more alike up to depth 1 and less alike after it" + MORE,
+        ),
+        (
+            [0.20, 0.10, 0.40],
+            "become less alike up to depth 1 and more alike after it" + MORE,
+        ),
         ([0.40, 0.30, 0.20], "become less alike"),
-        ([0.40, 0.60, 0.20], "become more alike up to depth 1, and then less alike than at the input"),
-        ([0.40, 0.20, 0.30], "become less alike up to depth 1 and more alike after it"),
-        ([0.20, 0.50, 0.20], "become more alike up to depth 1, but end about as alike as at the input"),
-        ([0.20, 0.05, 0.20], "become less alike up to depth 1, but end about as alike as at the input"),
+        (
+            [0.40, 0.60, 0.20],
+            "become more alike up to depth 1 and less alike after it" + LESS,
+        ),
+        (
+            [0.40, 0.20, 0.30],
+            "become less alike up to depth 1 and more alike after it" + LESS,
+        ),
+        (
+            [0.20, 0.50, 0.20],
+            "become more alike up to depth 1 and less alike after it, but end about as alike as at the input",
+        ),
+        # A fine-tuned BERT of reactions, and the same encoder before.
+        (
+            [0.12, 0.225, 0.317, 0.272, 0.252, 0.182, 0.201, 0.186, 0.195, 0.235, 0.226, 0.349, 0.539],
+            "become more alike up to depth 2, less alike up to depth 5 and more alike after it" + MORE,
+        ),
+        (
+            [0.16, 0.351, 0.2, 0.255],
+            "become more alike up to depth 1, less alike up to depth 2 and more alike after it" + MORE,
+        ),
+        ([0.15, 0.14, 0.16], "stay about as alike as they are at the input"),
+        ([0.15, 0.14, 0.165], "become more alike after depth 1"),
+        ([0.15, 0.14, 0.165, 0.20], "become more alike"),
+        (
+            [0.1, 0.3, 0.1, 0.3, 0.1, 0.4],
+            "become more and less alike by turns, most alike at depth 5 and least at depth 0" + MORE,
+        ),
     ],
 )
 def test_every_course(curve, expected):
@@ -39,6 +72,31 @@ def test_every_course(curve, expected):
 def test_a_change_within_the_intervals_is_not_told():
     assert words([0.10, 0.20, 0.40], reach=0.2) == "stay about as alike as they are at the input"
     assert words([0.10, 0.30, 0.225], reach=0.05) == "become more alike"
+
+
+def turns_by_definition(mean, least):
+    """All depths where the course turns, by brute force: the longest zigzag whose legs are all at least `least`."""
+    best = 1
+    reach = {(i, up): 1 for i in range(len(mean)) for up in (True, False)}
+    for i in range(len(mean)):
+        for j in range(i):
+            for up in (True, False):
+                if (mean[i] - mean[j] if up else mean[j] - mean[i]) >= least:
+                    reach[i, up] = max(reach[i, up], reach[j, not up] + 1)
+        best = max(best, reach[i, True], reach[i, False])
+    return best - 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_turn_is_left_out_and_none_is_invented(seed):
+    """The number of legs equals that of the longest zigzag, whatever the curve."""
+    mean = np.random.default_rng(seed).uniform(0, 0.1, size=3 + seed % 12).round(3)
+    legs = turns_by_definition(mean, course.CHANGE)
+    start, rising, turns = course._turns(mean, lambda a, b: mean[a] - mean[b] >= course.CHANGE)
+    assert legs == (0 if rising is None else len(turns) + 1)
+    places = [start, *turns]
+    steps = np.diff(mean[places]) * np.where(np.arange(len(turns)) % 2 == (0 if rising else 1), 1, -1)
+    assert (steps >= course.CHANGE).all()
 
 
 def test_a_single_text_has_no_interval_but_a_course():
@@ -58,8 +116,8 @@ def measured(hidden, without=None, share=None):
 def test_the_headline_is_one_sentence_about_hidden_states():
     found = course.headline(measured([0.10, 0.24, 0.22]))
     assert found == (
-        "tokens of a text become more alike over 2 layers: the mean cosine of their hidden states goes from 0.10 to "
-        "0.22; nothing collapses"
+        "over 2 layers the tokens of a text become more alike: the mean cosine of their hidden states goes from 0.10 "
+        "to 0.22; nothing collapses"
     )
     assert "with 0.50 at depth 1" in course.headline(measured([0.10, 0.50, 0.225]))
 

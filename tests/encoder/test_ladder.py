@@ -145,7 +145,7 @@ def test_the_ladder_is_part_of_an_audit(tokenizer, tmp_path):
     texts = [" ".join(WORDS[i : i + 9]) for i in range(40)]
     audit = ms.audit(tiny("bert"), texts, tokenizer=tokenizer)
     assert len(audit.ladder.wide()) == 3
-    assert audit.ladder.texts == 16
+    assert audit.ladder.texts == 12
     assert audit.twin.ladder is not None
     assert ((audit.ladder.rungs["share_low"] <= audit.ladder.rungs["share"]) | audit.ladder.rungs["share"].isna()).all()
     audit.save(tmp_path)

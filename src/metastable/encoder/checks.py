@@ -15,6 +15,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from metastable.encoder import course
 from metastable.encoder.texts import REFUSED, WARNED
@@ -104,7 +105,8 @@ def _on_text(audit: Audit, measured: Measurements) -> Iterator[Check]:
     if status != "ok":
         words += " Most attention rests there; look at the heads that put nearly all of theirs there."
     yield _made("special", "attention on special tokens", special, status, words)
-    updates = audit.heads["update_length"].to_numpy(dtype=float)
+    # A head of a shared layer is one head: it is idle if it is idle in every call.
+    updates = audit.heads["update_length"].groupby(_places(audit)).max().to_numpy(dtype=float)
     idle = int((updates < IDLE).sum())
     status = _above(idle / len(updates), 0.1, 0.5)
     words = f"{idle} of {len(updates)} heads move tokens by less than {_percent(IDLE)} of their length."
@@ -125,6 +127,11 @@ def _on_text(audit: Audit, measured: Measurements) -> Iterator[Check]:
         if status != "ok":
             words += " Similarities of short and long texts cannot be compared; see metastable length."
         yield _made("length", "effect of length", slope, status, words, lambda number: f"{number:+.2f}")
+
+
+def _places(audit: Audit) -> pd.Series:
+    """A number for each row of heads, the same for all calls of a shared head."""
+    return audit.heads["head"] if audit.tied else pd.Series(audit.heads.index)
 
 
 def _collapse(measured: Measurements, depths: dict[str, np.ndarray]) -> Check:
@@ -190,7 +197,7 @@ def _of_weights(audit: Audit) -> Iterator[Check]:
     )
     rare = audit.verdict.unusual
     rare = rare[rare["expected"] < BY_CHANCE]
-    count = len(rare[["layer", "head"]].drop_duplicates())
+    count = len(rare["head"].unique()) if audit.tied else len(rare[["layer", "head"]].drop_duplicates())
     words = f"Heads with a value that is far from those of the other heads: {count} of {len(own)}."
     if count:
         words += " An unusual value is no error; it is the first place to look. They are listed below."

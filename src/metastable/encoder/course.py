@@ -2,7 +2,7 @@
 
 The curve is the mean cosine of hidden states, as the model returns them, with its intervals of 95 % over texts. Two
 depths *differ* if their intervals do not overlap and the means are at least `CHANGE` apart. Every sentence about the
-course of the curve is made of such comparisons, so that it holds beyond the error.
+course of the curve is made of such comparisons over the whole curve, so that it holds beyond the error.
 
 One feature can own a cosine: if it holds a large share of the energy and has the same sign in all tokens, any two
 tokens look alike. Where the cosine without the largest feature is lower by `OWNED` or more, the sentences say so.
@@ -10,7 +10,7 @@ tokens look alike. Where the cosine without the largest feature is lower by `OWN
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,8 @@ CHANGE = 0.02
 """The smallest difference of two mean cosines that is put in words."""
 OWNED = 0.1
 """One feature decides a mean cosine if it is lower by this without the feature."""
+TURNS = 3
+"""The largest number of turns of the curve that are put in words one by one."""
 COLLAPSED = 0.95
 """Tokens are nearly one point if their mean cosine is at least this."""
 APART = 0.15
@@ -32,34 +34,55 @@ Floats = np.ndarray
 
 
 def course(mean: Floats, low: Floats, high: Floats) -> str:
-    """What becomes of the tokens, as the end of a sentence that begins with "Tokens of a text".
+    """What becomes of the tokens, as the end of a sentence that begins with "the tokens of a text".
+
+    The curve is cut at its turns: the depths where a rise that is beyond the error ends and a fall that is beyond the
+    error begins, or the other way round. All of them are named, up to `TURNS`.
 
     mean, low, high : the mean cosine at each depth, and its interval; NaN for a single text
     """
     low, high = (np.where(np.isfinite(end), end, mean) for end in (low, high))
-    last, top, bottom = len(mean) - 1, int(mean.argmax()), int(mean.argmin())
+    last = len(mean) - 1
 
     def more(a: int, b: int) -> bool:
         """Whether tokens are more alike at depth a than at depth b, beyond the error."""
         return bool(mean[a] - mean[b] >= CHANGE and low[a] > high[b])
 
-    if not more(top, bottom):
+    start, rising, turns = _turns(mean, more)
+    if rising is None:
         return "stay about as alike as they are at the input"
-    if more(last, 0):
-        if more(top, last):
-            return f"become more alike up to depth {top} and less alike after it"
-        if more(0, bottom):
-            return f"become less alike up to depth {bottom}, and then more alike than at the input"
-        return "become more alike"
-    if more(0, last):
-        if more(top, 0):
-            return f"become more alike up to depth {top}, and then less alike than at the input"
-        if more(last, bottom):
-            return f"become less alike up to depth {bottom} and more alike after it"
-        return "become less alike"
-    if more(top, 0):
-        return f"become more alike up to depth {top}, but end about as alike as at the input"
-    return f"become less alike up to depth {bottom}, but end about as alike as at the input"
+    ways = ["more alike", "less alike"] if rising else ["less alike", "more alike"]
+    apart = more(last, 0) or more(0, last)
+    if not turns:
+        return f"become {ways[0]}" if apart else f"become {ways[0]} after depth {start}"
+    if len(turns) > TURNS:
+        top, bottom = int(mean.argmax()), int(mean.argmin())
+        words = f"become more and less alike by turns, most alike at depth {top} and least at depth {bottom}"
+    else:
+        parts = [f"{ways[number % 2]} up to depth {turn}" for number, turn in enumerate(turns)]
+        words = f"become {', '.join(parts)} and {ways[len(turns) % 2]} after it"
+    if not apart:
+        return f"{words}, but end about as alike as at the input"
+    return f"{words}, and end {'more' if more(last, 0) else 'less'} alike than at the input"
+
+
+def _turns(mean: Floats, more: Callable[[int, int], bool]) -> tuple[int, bool | None, list[int]]:
+    """Where the first rise or fall begins, whether it is a rise (None if there is neither), and the turns after it."""
+    low = high = start = 0
+    rising: bool | None = None
+    turns = []
+    for depth in range(1, len(mean)):
+        if rising is not True and mean[depth] < mean[low]:
+            low = depth
+        if rising is not False and mean[depth] > mean[high]:
+            high = depth
+        if rising is not True and more(depth, low):
+            start, turns = (low, turns) if rising is None else (start, [*turns, low])
+            rising, high = True, depth
+        elif rising is not False and more(high, depth):
+            start, turns = (high, turns) if rising is None else (start, [*turns, high])
+            rising, low = False, depth
+    return start, rising if len(turns) % 2 == 0 else not rising, turns
 
 
 def headline(measured: Measurements) -> str:
@@ -67,7 +90,7 @@ def headline(measured: Measurements) -> str:
     tally = measured.depths["hidden_cosine"]
     mean, (low, high) = tally.mean(), tally.interval()
     layers, top = len(mean) - 1, int(mean.argmax())
-    words = f"tokens of a text {course(mean, low, high)} over {layers} layer{'s' if layers > 1 else ''}: the mean "
+    words = f"over {layers} layer{'s' if layers > 1 else ''} the tokens of a text {course(mean, low, high)}: the mean "
     words += f"cosine of their hidden states goes from {mean[0]:.2f} to {mean[-1]:.2f}"
     if 0 < top < layers and mean[top] - max(mean[0], mean[-1]) >= CHANGE:
         words += f" with {mean[top]:.2f} at depth {top}"

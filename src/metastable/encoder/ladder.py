@@ -45,7 +45,7 @@ RUNGS = ("sphere", "best token", "temperature", "special tokens", "all heads", "
 OTHER = "other texts"
 ONE_HEAD = 4
 """The first rungs are of one head."""
-TEXTS, LONGEST = 32, 128
+TEXTS, LONGEST = 24, 128
 """Texts, the first ones, and the tokens that they are cut to."""
 FEWEST = 4
 """A half of the texts has at least half as many."""
@@ -150,40 +150,38 @@ def measured(encoder: Encoder, batch: Batch) -> list[dict[str, np.ndarray]]:
     """
     depths: list[Tokens] = []
     read(encoder, batch, "exclude", range(len(encoder.anatomy.layers) + 1), lambda depth: _keep(depth, depths))
-    ordinary = batch.chosen("exclude")
-    return [
-        _statistics(*_updates(encoder, place, depths, batch.mask, ordinary), ordinary)
-        for place in range(len(encoder.anatomy.layers))
-    ]
+    return [_statistics(encoder, place, depths, batch) for place in range(len(encoder.anatomy.layers))]
 
 
 def _keep(depth: Depth, depths: list[Tokens]) -> None:
     depths.append(depth.tokens)
 
 
-def _updates(
-    encoder: Encoder, place: int, depths: Sequence[Tokens], mask: Tensor, ordinary: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """u (texts, n, d), and its predictions: by the rungs of one head, (ONE_HEAD, texts, heads, n, d), and by the other
-    rungs and other texts, (4, texts, n, d).
-    """
-    layer, tokens = encoder.anatomy.layers[place], depths[place]
+def _statistics(encoder: Encoder, place: int, depths: Sequence[Tokens], batch: Batch) -> dict[str, np.ndarray]:
+    """See `measured`, for the layer at one place."""
+    layer, tokens, ordinary = encoder.anatomy.layers[place], depths[place], batch.chosen("exclude")
     block, size = encoder.anatomy.blocks[place], layer.width**0.5
     with torch.inference_mode(), caught(block) as seen:
-        stream = encoder.anatomy.steps[place](tokens.hidden, mask)
-    heads, others = _of_heads(layer, tokens.z, mask, ordinary)
+        stream = encoder.anatomy.steps[place](tokens.hidden, batch.mask)
+    means, elsewhere, output = _of_heads(layer, tokens.z, batch.mask, ordinary)
     unit, rho = tokens.unit, _spread(tokens.hidden)
 
-    def moved(delta: Tensor) -> Tensor:
+    def moved(mean: Tensor) -> Tensor:
+        delta = torch.einsum("thnr,hdr->tnd", mean, output)
         return torch.nn.functional.normalize(size * unit + delta / rho, dim=-1)
 
-    whole = moved(heads[-1].sum(dim=1))
+    whole = moved(means[-1])
     attended = seen[block.inner][0] if not layer.pre_norm else tokens.hidden + seen[block.output][1]
     pushed = seen[block.outer][1]
     after = size * whole + (pushed - pushed.mean(dim=-1, keepdim=True)) / _spread(attended)
-    own = torch.nn.functional.normalize(size * unit.unsqueeze(1) + heads / rho.unsqueeze(1), dim=-1)
-    rungs = [whole, torch.nn.functional.normalize(after, dim=-1), _next(encoder, place, stream), moved(others)]
-    return depths[place + 1].unit - unit, own - unit.unsqueeze(1), torch.stack(rungs) - unit
+    ends = [whole, torch.nn.functional.normalize(after, dim=-1), _next(encoder, place, stream), moved(elsewhere)]
+    rest = torch.stack(ends) - unit
+    update = depths[place + 1].unit - unit
+    found = {
+        **_one_head(means, output, unit, rho.transpose(1, 2), (update, rest[0]), ordinary),
+        **_all_heads(update, rest, ordinary),
+    }
+    return {name: tensor.double().cpu().numpy() for name, tensor in found.items()}
 
 
 def _next(encoder: Encoder, place: int, stream: Tensor) -> Tensor:
@@ -203,13 +201,16 @@ def _spread(stream: Tensor) -> Tensor:
     return (stream - stream.mean(dim=-1, keepdim=True)).square().mean(dim=-1, keepdim=True).sqrt().clamp_min(1e-12)
 
 
-def _of_heads(layer: AttentionLayer, z: Tensor, mask: Tensor, ordinary: Tensor) -> tuple[Tensor, Tensor]:
-    """What heads add to the stream: (ONE_HEAD, texts, heads, n, d), and all heads with other texts, (texts, n, d)."""
+def _of_heads(layer: AttentionLayer, z: Tensor, mask: Tensor, ordinary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Means of values m, so that a head adds Δ = O m to the stream, and the output maps O without the mean.
+
+    Returns m of the rungs of one head, (ONE_HEAD, texts, heads, n, r); m with other texts, (texts, heads, n, r); and O,
+    (heads, d, r).
+    """
     folded = [fold(layer, head) for head in range(layer.heads)]
     query, key, value, output = (
         torch.stack([getattr(head, name) for head in folded]).to(z) for name in ("query", "key", "value", "output")
     )
-    output = output - output.mean(dim=1, keepdim=True)
     q, k, v = (torch.einsum("tnd,hkd->thnk", z, rows) for rows in (layer.scale * query, key, value))
     # Bᵀz = Kᵀq up to a factor: its length and its value need small matrices only.
     aim = torch.einsum("thnk,hkl,thnl->thn", q, key @ key.transpose(1, 2), q).clamp_min(1e-30).sqrt()
@@ -221,40 +222,67 @@ def _of_heads(layer: AttentionLayer, z: Tensor, mask: Tensor, ordinary: Tensor) 
     every = scores.masked_fill(~mask[:, None, None, :], -torch.inf).softmax(dim=-1) @ v
     rolled = (q @ k.roll(1, dims=0).transpose(-1, -2)).masked_fill(~mask.roll(1, dims=0)[:, None, None, :], -torch.inf)
     elsewhere = rolled.softmax(dim=-1) @ v.roll(1, dims=0)
-    means = torch.stack([sphere, best, warm, every])
-    return torch.einsum("sthnr,hdr->sthnd", means, output), torch.einsum("thnr,hdr->tnd", elsewhere, output)
+    return torch.stack([sphere, best, warm, every]), elsewhere, output - output.mean(dim=1, keepdim=True)
 
 
-def _statistics(update: Tensor, one: Tensor, rest: Tensor, ordinary: Tensor) -> dict[str, np.ndarray]:
-    """See `measured`. one : rungs of one head; rest : the other rungs, then other texts"""
-    heads = one.shape[2]
-    every = torch.stack([*(rung for rung in rest)])
-    chosen, many = ordinary, ordinary[:, None, :].expand(-1, heads, -1)
-    target = update.unsqueeze(1).expand(-1, heads, -1, -1)
-    nexts = [*one[1:], every[0].unsqueeze(1).expand(-1, heads, -1, -1)]
-    empty = torch.full((len(update), ONE_HEAD), torch.nan)
-    upper = [*every[1:-1], None, None]
+def _one_head(
+    means: Tensor, output: Tensor, unit: Tensor, rho: Tensor, targets: tuple[Tensor, Tensor], chosen: Tensor
+) -> dict[str, Tensor]:
+    """head_share, head_of_next and head_cosine, see `measured`, without a vector of length d for each head.
+
+    With w = √d x̂ + Δ/ρ and p = w/|w| − x̂, every number is made of ⟨e, Δ⟩ = ⟨Oᵀe, m⟩ and ⟨Δ, Δ'⟩ = mᵀ(OᵀO)m'.
+
+    rho : (texts, 1, n); targets : u, and the prediction by all heads, which is the rung above the last one
+    """
+    size = unit.shape[-1] ** 0.5
+    turned = means @ (output.transpose(1, 2) @ output)
+
+    def along(vector: Tensor) -> Tensor:
+        """⟨vector, Δ⟩/ρ, (ONE_HEAD, texts, heads, n)."""
+        return (means * torch.einsum("tnd,hdr->thnr", vector, output)).sum(dim=-1).double() / rho
+
+    ahead = along(unit)
+    length = (size**2 + 2 * size * ahead + (means * turned).sum(dim=-1).double() / rho**2).clamp_min(1e-30).sqrt()
+    cosine = (size + ahead) / length
+    square = (2 - 2 * cosine).clamp_min(0)
+
+    def onto(target: Tensor) -> tuple[Tensor, Tensor]:
+        """(|target|², ⟨target, p⟩)"""
+        start = (target * unit).sum(dim=-1).double().unsqueeze(1)
+        return target.double().square().sum(dim=-1).unsqueeze(1), (size * start + along(target)) / length - start
+
+    (total, inner), (above, upper) = (onto(target) for target in targets)
+    both = (means[1:] * turned[:-1]).sum(dim=-1).double() / rho**2 + size * (ahead[1:] + ahead[:-1]) + size**2
+    between = both / (length[1:] * length[:-1]) - cosine[1:] - cosine[:-1] + 1
+    nexts = torch.cat([square[1:], above.expand_as(square[:1])]), torch.cat([between, upper[-1:]])
+    many = chosen.unsqueeze(1)
+    angles = inner / (total * square).clamp_min(1e-30).sqrt()
     found = {
-        "head_share": torch.stack([_share(target, rung, many) for rung in one], dim=1),
-        "head_of_next": torch.stack([_share(above, rung, many) for rung, above in zip(one, nexts, strict=True)], dim=1),
-        "head_cosine": torch.stack([_cosine(target, rung, many) for rung in one], dim=1),
-        "share": torch.cat([empty, torch.stack([_share(update, rung, chosen) for rung in every], dim=1)], dim=1),
-        "cosine": torch.cat([empty, torch.stack([_cosine(update, rung, chosen) for rung in every], dim=1)], dim=1),
+        "head_share": _predicted(total, inner, square, many),
+        "head_of_next": _predicted(*nexts, square, many),
+        "head_cosine": (angles * many).sum(dim=-1) / many.sum(dim=-1),
     }
-    known = [
-        torch.full((len(update),), torch.nan) if above is None else _share(above, rung, chosen)
-        for rung, above in zip(every, upper, strict=True)
-    ]
-    found["of_next"] = torch.cat([empty, torch.stack(known, dim=1)], dim=1)
-    return {name: tensor.double().cpu().numpy() for name, tensor in found.items()}
+    return {name: value.transpose(0, 1) for name, value in found.items()}
 
 
-def _share(target: Tensor, guess: Tensor, chosen: Tensor) -> Tensor:
-    """1 − Σ|t − p|²/Σ|t|² over the chosen tokens, (texts, …)."""
-    missed = ((target - guess).square().sum(dim=-1) * chosen).sum(dim=-1)
-    return 1 - missed / (target.square().sum(dim=-1) * chosen).sum(dim=-1).clamp_min(1e-30)
+def _all_heads(update: Tensor, rest: Tensor, chosen: Tensor) -> dict[str, Tensor]:
+    """share, of_next and cosine, see `measured`. rest : the rungs from "all heads" on, then other texts"""
+    total, square = (vectors.double().square().sum(dim=-1) for vectors in (update, rest))
+    inner = (update * rest).sum(dim=-1).double()
+    between = (rest[:-2] * rest[1:-1]).sum(dim=-1).double()
+    angles = inner / (total * square).clamp_min(1e-30).sqrt()
+    unknown = torch.full((len(update), ONE_HEAD), torch.nan, dtype=torch.float64)
+    found = {
+        "share": _predicted(total, inner, square, chosen),
+        "of_next": _predicted(square[1:-1], between, square[:-2], chosen),
+        "cosine": (angles * chosen).sum(dim=-1) / chosen.sum(dim=-1),
+    }
+    # The layer itself and other texts have no rung above them.
+    found["of_next"] = torch.cat([found["of_next"], torch.full_like(found["share"][:2], torch.nan)])
+    return {name: torch.cat([unknown, value.T.cpu()], dim=1) for name, value in found.items()}
 
 
-def _cosine(target: Tensor, guess: Tensor, chosen: Tensor) -> Tensor:
-    cosines = torch.nn.functional.cosine_similarity(target, guess, dim=-1)
-    return (cosines * chosen).sum(dim=-1) / chosen.sum(dim=-1)
+def _predicted(total: Tensor, inner: Tensor, square: Tensor, chosen: Tensor) -> Tensor:
+    """1 − Σ|t − p|²/Σ|t|² over the chosen tokens, from |t|², ⟨t, p⟩ and |p|²."""
+    whole = (total * chosen).sum(dim=-1)
+    return 1 - ((total - 2 * inner + square) * chosen).sum(dim=-1) / whole.clamp_min(1e-30)
