@@ -11,7 +11,6 @@ from metastable.encoder.anatomy import Norm
 from metastable.encoder.statistics import largest_feature, mean_cosine
 from tests.encoder.test_judging import Measurements, tally
 
-
 MORE, LESS = (f", and end {way} alike than at the input" for way in ("more", "less"))
 
 
