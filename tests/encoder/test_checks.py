@@ -3,11 +3,15 @@
 import dataclasses
 import json
 import math
+import shlex
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+import yaml
 
 import metastable as ms
 from metastable.cli.app import app
@@ -15,6 +19,8 @@ from metastable.encoder import checks
 from tests.conftest import WORDS
 from tests.encoder.models import tiny
 from tests.encoder.test_judging import tally
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -137,3 +143,38 @@ def test_a_policy_decides_the_exit_code(audit, tokenizer, tmp_path, capsys):
     assert code("--policy", "default")[0] == (1 if acts else 0)
     assert code()[0] == 0
     assert code("--policy", "severe")[0] == 2
+
+
+def test_the_examples_for_continuous_integration_run(tokenizer, tmp_path, monkeypatch, capsys):
+    """Their command, as it stands, passes an ordinary encoder and stops one whose tokens are one point."""
+    action, hook = (
+        yaml.safe_load((EXAMPLES / "ci" / name).read_text(encoding="utf-8"))
+        for name in ("audit.yml", "pre-commit-config.yaml")
+    )
+    steps = [step["run"] for step in action["jobs"]["audit"]["steps"] if "run" in step]
+    (command,) = [step for step in steps if step.startswith("metastable ")]
+    assert hook["repos"][0]["hooks"][0]["entry"].partition(" --out ")[0] == command.partition(" --out ")[0]
+    monkeypatch.chdir(tmp_path)
+    model = tiny("bert")
+    with torch.no_grad():
+        # The layers of the tiny model draw tokens together; weak ones without offsets leave them apart.
+        for name, weight in model.named_parameters():
+            if name.endswith("bias"):
+                weight.zero_()
+            elif "LayerNorm" not in name and "embeddings" not in name:
+                weight.mul_(0.4)
+    tokenizer.save_pretrained("encoder")
+    Path("texts.txt").write_text("\n".join(" ".join(WORDS[i : i + 8]) for i in range(12)), encoding="utf-8")
+
+    def code():
+        model.save_pretrained("encoder")
+        with pytest.raises(SystemExit) as ended:
+            app(shlex.split(command)[1:])
+        return ended.value.code
+
+    assert code() == 0
+    with torch.no_grad():
+        model.encoder.layer[-1].output.LayerNorm.weight.zero_()
+        model.encoder.layer[-1].output.LayerNorm.bias.fill_(1.0)
+    assert code() == 1
+    assert "collapse" in capsys.readouterr().out
