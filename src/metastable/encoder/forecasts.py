@@ -9,12 +9,12 @@
 - `of_removal`: the effect of removing a layer on the embedding, by **linear response**. With h and h' the hidden states
   before and after the layer and f the embedding as a function of h', the forecast is
   1 − cos(f, f + (f(h' − ε(h' − h)) − f)/ε), one small step ε towards removal.
-- `of_loop`: the dispersion D_t in a loop from its first steps 0, …, S, as a **geometric sequence**: every step changes
+- `of_loop`: the dispersion D_t in a loop from its first steps 0, …, S, by **geometric extrapolation**: every step changes
   D by r times the change of the step before. r is fitted to the last two seen steps of all texts by least squares,
   Σ d_{S−1} d_{S−2}/Σ d_{S−2}², and kept between 0 and 1; D is kept between 0 and 1.
-- `of_length`: the mean cosine c of whole texts of n tokens, from their first halves and quarters: c changes by the
-  **same amount for each doubling** of n. A doubling changes c by the mean over texts of (c_half − c_quarter)/
-  log₂(n_half/n_quarter), because the difference of a single text is mostly chance.
+- `of_length`: the mean cosine c of whole texts of n tokens, by **extrapolation from halves and quarters**, their
+  beginnings: every doubling of n changes c by the same amount. This is the mean over texts of
+  (c_half − c_quarter)/log₂(n_half/n_quarter), because the difference of a single text is mostly chance.
 
 Simple baselines come with every forecast: no change, a straight line, or block influence, 1 − cos(h, h'), for removal.
 """
@@ -37,7 +37,7 @@ from metastable.encoder.statistics import cloud, mean_cosine
 DEPTH_STATISTICS = ("hidden_cosine", "effective_rank")
 STEP = 1 / 32
 """ε, the step of the linear response: its square is small, and the rounding of float32 is far smaller."""
-NO_CHANGE, LINE, INFLUENCE, MEAN_INFLUENCE = "no change", "a straight line", "block influence", "mean block influence"
+NO_CHANGE, LINE, INFLUENCE, MEAN_INFLUENCE = "no change", "the straight line", "block influence", "mean block influence"
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,9 @@ def of_loop(seen: Floats, last: int) -> Expected:
     grown = np.cumsum(ratio ** np.arange(1, len(ahead) + 1))
     values = np.clip(seen[:, -1:] + step[:, None] * grown, 0.0, 1.0)
     baselines = {NO_CHANGE: _kept(seen, len(ahead)), LINE: _line(seen, len(ahead))}
-    return Expected("loop", "a geometric sequence", values, baselines, tuple(ahead), seen, tuple(range(seen.shape[1])))
+    return Expected(
+        "loop", "geometric extrapolation", values, baselines, tuple(ahead), seen, tuple(range(seen.shape[1]))
+    )
 
 
 def of_length(quarter: Floats, half: Floats, tokens: Floats) -> Expected:
@@ -174,7 +176,7 @@ def of_length(quarter: Floats, half: Floats, tokens: Floats) -> Expected:
     first, second = np.diff(np.log2(tokens), axis=0)
     slope = np.nanmean((half - quarter) / first)
     values, kept = (half + slope * second)[:, None], half[:, None]
-    return Expected("length", "the same change for each doubling", values, {NO_CHANGE: kept})
+    return Expected("length", "extrapolation from halves and quarters", values, {NO_CHANGE: kept})
 
 
 def _kept(seen: Floats, count: int) -> Floats:

@@ -48,10 +48,12 @@ TEXTS, LONGEST = 24, 128
 """Texts, the first ones, and the tokens that they are cut to."""
 FEWEST = 5
 """An entry needs this many texts."""
-BATCH = 8
-REMOVED = 8
-"""Texts, the first ones, on which layers are removed."""
-MOST_LAYERS = 12
+BATCH = 4
+"""Texts of a batch: few texts have less padding."""
+REMOVED, REMOVED_LONGEST = 8, 32
+"""Texts, the first ones, on which layers are removed, and the tokens that they are cut to: every layer that is removed
+costs two passes through the layers after it."""
+MOST_LAYERS = 6
 """At most this many layers are removed, one at a time, evenly spaced."""
 QUARTERED = 8
 """The fewest ordinary tokens of a text whose quarter still has a pair of tokens."""
@@ -69,8 +71,8 @@ class Ledger:
     entries : a row for each forecast: key, what, method, forecast and measured (means over texts and places), error,
         baseline, baseline_error, skill with its interval skill_low and skill_high, verdict and the number of texts. The
         skill is NaN and the verdict "undefined" if the baseline has no error.
-    curves : for each entry with places (depths, layers or steps) and each series ("seen", "measured", the method and
-        the baselines) the mean over texts: key, place, series, value
+    curves : for each entry with places (depths, layers or steps) and each series the mean over texts: key, place,
+        series, value. The series are "seen" (before the forecast), "measured", "forecast" and "best baseline".
     left_out : sentences about forecasts that do not apply to this encoder or these texts
     """
 
@@ -113,14 +115,16 @@ def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
 def _sentence(row: Any) -> str:
     if row.verdict == UNDEFINED:
         return f"{row.baseline} is exact for {row.what}, so that no forecast can be better"
-    how = "better than" if row.verdict == SKILL else "worse than" if row.skill_high < 0 else "not surely better than"
     score = f"skill {signed(row.skill)} ({signed(row.skill_low)} to {signed(row.skill_high)})"
-    return f"{row.method} forecasts {row.what} {how} {row.baseline}: {score}"
+    if row.verdict != SKILL and row.skill_high >= 0:
+        return f"{row.method} does not forecast {row.what} better than {row.baseline} does: {score}"
+    how = "better" if row.verdict == SKILL else "worse"
+    return f"{row.method} forecasts {row.what} {how} than {row.baseline} does: {score}"
 
 
 def signed(skill: float) -> str:
-    """A skill with a true minus sign, two digits."""
-    return f"{skill:.2f}".replace("-", "−") if abs(skill) >= 0.005 else "0.00"
+    """A skill with two digits and a true minus sign."""
+    return f"{skill:.2f}".replace("-", "−") if round(skill, 2) else "0.00"
 
 
 def ledger(
@@ -140,7 +144,8 @@ def ledger(
     whole = _over_depth(encoder, found, special, book)
     _of_length(encoder, found, special, whole, book)
     if depth > 1 and not encoder.anatomy.tied:
-        _of_removal(encoder, list(batches(tokenizer, texts[:REMOVED], limit, BATCH)), book)
+        some = batches(tokenizer, texts[:REMOVED], min(REMOVED_LONGEST, limit), BATCH)
+        _of_removal(encoder, list(some), book)
     elif encoder.anatomy.tied:
         book.left_out.append("no layer is removed, because all layers share their weights")
     else:
@@ -172,9 +177,10 @@ class _Book:
         means = {"forecast": float(made.values[known].mean()), "measured": float(measured[known].mean())}
         row = {"key": made.key, "what": what, "method": made.method, **means, **scored(errors, others)}
         self.entries.append({**row, "texts": int(known.sum())})
-        series = {"measured": measured, made.method: made.values, **made.baselines}
+        series = {"measured": measured, "forecast": made.values, "best baseline": made.baselines[row["baseline"]]}
         drawn = [("seen", made.seen_places, made.seen)] if made.seen_places else []
         for name, places, table in [*drawn, *((name, made.places, table) for name, table in series.items())]:
+            # Without places there is no curve.
             for place, value in zip(places, table[known].mean(axis=0), strict=False):
                 self.curves.append({"key": made.key, "place": place, "series": name, "value": float(value)})
 

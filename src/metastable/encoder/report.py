@@ -21,6 +21,7 @@ from metastable import figures
 from metastable.encoder.checks import usual
 from metastable.encoder.columns import CHECKS, COLUMNS, SIZES, TEXT, meaning
 from metastable.encoder.compare import COLUMNS as COMPARED
+from metastable.encoder.ledger import signed
 from metastable.figures.curves import PANELS
 from metastable.figures.heads import MEASURES, median_of, written
 from metastable.figures.look import CONFIG, caption, number, untitled
@@ -69,6 +70,16 @@ ASSUMPTIONS = {
     "scores linear": "Scores depend on pairs of tokens; biases that favour some tokens for all queries are small.",
 }
 """Each assumption of the theory: what it implies, and what its failure means."""
+FORECASTS = {
+    "hidden_cosine": "mean cosine of hidden states",
+    "effective_rank": "effective rank",
+    "length": "mean cosine, whole texts",
+    "removal": "effect of removing a layer",
+    "loop": "dispersion in the loop",
+}
+"""The entries of the ledger, by key."""
+PLACES = {"hidden_cosine": "depth", "effective_rank": "depth", "removal": "layer", "loop": "step"}
+"""What the curves of the ledger are over."""
 LATE = {
     "narrows": "late clusters would narrow",
     "circles": "late clusters would circle",
@@ -96,6 +107,7 @@ def render(audit: Audit) -> str:
         sentences=[capital(s) + "." for s in audit.verdict.sentences],
         theory=[capital(s) + "." for s in audit.verdict.theory if s not in said],
         ladder=[] if audit.ladder is None else [capital(s) + "." for s in audit.ladder.sentences()],
+        ledger=_ledger(audit),
         checks=audit.checks(),
         audited=usual()["encoders"],
         strip=[(phase, list(group)) for phase, group in groupby(audit.verdict.layers, key=lambda j: j.phase)],
@@ -151,11 +163,34 @@ def _blocks(audit: Audit) -> dict[str, dict[str, Any]]:
     if audit.ladder is not None:
         beside = None if audit.twin is None or audit.twin.ladder is None else audit.twin.ladder.wide()
         found["ladder"] = figure_block("ladder", figures.ladder_map(audit.ladder.wide(), beside))
+    if audit.ledger is not None and len(audit.ledger.curves):
+        found["ledger"] = figure_block("ledger", figures.ledger_curves(audit.ledger.curves, FORECASTS, PLACES))
     if audit.loop is not None:
         loop = audit.loop
         drawn = figures.loop_curves(loop.curves, loop.layer, loop.trained_depth, loop.angle)
         found["loop"] = figure_block("loop", drawn)
     return found
+
+
+def _ledger(audit: Audit) -> dict[str, Any] | None:
+    """Sentences and table of the forecasts; None if there are none."""
+    if audit.ledger is None:
+        return None
+    rows = [
+        {
+            "name": FORECASTS[row.key],
+            "method": row.method,
+            "baseline": row.baseline,
+            "skill": "undefined" if math.isnan(row.skill) else signed(row.skill),
+            "interval": "" if math.isnan(row.skill) else f"{signed(row.skill_low)} to {signed(row.skill_high)}",
+            "numbers": [number(x) for x in (row.forecast, row.measured, row.error, row.baseline_error)],
+            "verdict": row.verdict,
+            "texts": row.texts,
+        }
+        for row in audit.ledger.entries.itertuples()
+    ]
+    said = [capital(sentence) + "." for sentence in audit.ledger.sentences()]
+    return {"sentences": said, "rows": rows, "left_out": [capital(words) + "." for words in audit.ledger.left_out]}
 
 
 def heat_map(heads: pd.DataFrame, column: str, twin: pd.DataFrame | None = None) -> go.Figure:
