@@ -9,9 +9,9 @@
 - `of_removal`: the effect of removing a layer on the embedding, by **linear response**. With h and h' the hidden states
   before and after the layer and f the embedding as a function of h', the forecast is
   1 − cos(f, f + (f(h' − ε(h' − h)) − f)/ε), one small step ε towards removal.
-- `of_loop`: the dispersion D_t in a loop from its first steps 0, …, S, by **geometric extrapolation**: every step changes
-  D by r times the change of the step before. r is fitted to the last two seen steps of all texts by least squares,
-  Σ d_{S−1} d_{S−2}/Σ d_{S−2}², and kept between 0 and 1; D is kept between 0 and 1.
+- `of_loop`: the dispersion D_t in a loop from its first steps 0, …, S, by **geometric extrapolation**: every step
+  changes D by r times the change of the step before. r is fitted to the last two seen steps of all texts by least
+  squares, Σ d_{S−1} d_{S−2}/Σ d_{S−2}², and kept between 0 and 1; D is kept between 0 and 1.
 - `of_length`: the mean cosine c of whole texts of n tokens, by **extrapolation from halves and quarters**, their
   beginnings: every doubling of n changes c by the same amount. This is the mean over texts of
   (c_half − c_quarter)/log₂(n_half/n_quarter), because the difference of a single text is mostly chance.
@@ -169,12 +169,13 @@ def of_loop(seen: Floats, last: int) -> Expected:
 
 
 def of_length(quarter: Floats, half: Floats, tokens: Floats) -> Expected:
-    """The forecast of a statistic of whole texts from parts of them, each (texts,).
+    """The forecast of a statistic of whole texts from parts of them, each (texts,); NaN for texts without one.
 
     tokens : (3, texts), the number of tokens of quarters, halves and whole texts
     """
     first, second = np.diff(np.log2(tokens), axis=0)
-    slope = np.nanmean((half - quarter) / first)
+    known = np.isfinite(quarter) & np.isfinite(half)
+    slope = ((half - quarter)[known] / first[known]).mean() if known.any() else 0.0
     values, kept = (half + slope * second)[:, None], half[:, None]
     return Expected("length", "extrapolation from halves and quarters", values, {NO_CHANGE: kept})
 

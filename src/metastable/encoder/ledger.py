@@ -141,8 +141,9 @@ def ledger(
         return None
     book = _Book([], [], [])
     depth = len(encoder.anatomy.layers)
+    longer = _of_length(encoder, found, special)
     whole = _over_depth(encoder, found, special, book)
-    _of_length(encoder, found, special, whole, book)
+    book.score(longer, whole[:, None], "the mean cosine of the last hidden states of whole texts")
     if depth > 1 and not encoder.anatomy.tied:
         some = batches(tokenizer, texts[:REMOVED], min(REMOVED_LONGEST, limit), BATCH)
         _of_removal(encoder, list(some), book)
@@ -170,7 +171,7 @@ class _Book:
         tables = [made.values, measured, *made.baselines.values()]
         known = np.all([np.isfinite(table).all(axis=1) for table in tables], axis=0)
         if known.sum() < FEWEST:
-            self.left_out.append(f"fewer than {FEWEST} texts are long enough to score {what}")
+            self.left_out.append(f"fewer than {FEWEST} texts are long enough to forecast {what}")
             return
         errors = np.abs(made.values - measured)[known].mean(axis=1)
         others = {name: np.abs(value - measured)[known].mean(axis=1) for name, value in made.baselines.items()}
@@ -240,23 +241,17 @@ def _over_depth(encoder: Encoder, found: Sequence[Batch], special: str, book: _B
     return np.concatenate([after[-1]["hidden_cosine"] for after in outcomes])
 
 
-def _of_length(encoder: Encoder, found: Sequence[Batch], special: str, whole: Floats, book: _Book) -> None:
-    """Score the forecast of whole texts. whole : the outcome, the hidden cosine of each text at the last depth"""
+def _of_length(encoder: Encoder, found: Sequence[Batch], special: str) -> Expected:
+    """The forecast for whole texts, (texts, 1), from their halves and quarters; NaN for texts that are too short."""
     long = np.concatenate([((batch.mask & ~batch.special).sum(dim=1) >= QUARTERED).numpy() for batch in found])
-    cosines: dict[float, Floats] = {}
-    tokens: dict[float, Floats] = {1.0: np.concatenate([batch.lengths.numpy() for batch in found])}
+    cosines, tokens = [], []
     for share in (0.25, 0.5):
         parts = [beginnings(encoder.tokenizer, batch, share) for batch in found]
-        cosines[share] = np.concatenate([_last_cosine(encoder, part, special) for part in parts])
-        tokens[share] = np.concatenate([part.lengths.numpy() for part in parts])
-    what = "the mean cosine of the last hidden states of whole texts"
-    if long.sum() < FEWEST:
-        book.left_out.append(
-            f"fewer than {FEWEST} texts have {QUARTERED} tokens or more, so that {what} is not forecast"
-        )
-        return
-    counts = np.stack([tokens[share] for share in (0.25, 0.5, 1.0)])[:, long]
-    book.score(of_length(cosines[0.25][long], cosines[0.5][long], counts), whole[long, None], what)
+        every = np.concatenate([_last_cosine(encoder, part, special) for part in parts])
+        cosines.append(np.where(long, every, np.nan))
+        tokens.append(np.concatenate([part.lengths.numpy() for part in parts]))
+    whole = np.concatenate([batch.lengths.numpy() for batch in found])
+    return of_length(*cosines, np.stack([*tokens, whole]))
 
 
 def _last_cosine(encoder: Encoder, batch: Batch, special: str) -> Floats:

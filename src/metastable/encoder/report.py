@@ -71,13 +71,27 @@ ASSUMPTIONS = {
 }
 """Each assumption of the theory: what it implies, and what its failure means."""
 FORECASTS = {
-    "hidden_cosine": "mean cosine of hidden states",
+    "hidden_cosine": "cosine of hidden states",
     "effective_rank": "effective rank",
-    "length": "mean cosine, whole texts",
+    "length": "cosine, whole texts",
     "removal": "effect of removing a layer",
     "loop": "dispersion in the loop",
 }
 """The entries of the ledger, by key."""
+METHODS = {
+    "hidden_cosine": "Attention alone: the layers of the second half are replaced by their attention heads, without "
+    "biases, positions and perceptron, and start from the tokens of the middle depth. Baselines: no change since the "
+    "middle depth, and the straight line through the depths before it.",
+    "length": "Extrapolation from halves and quarters: the cosine changes by the same amount for each doubling of the "
+    "number of tokens. Baseline: no change since the first half of the text.",
+    "removal": "Linear response: a small part of the layer's update is taken away, the change of the mean last hidden "
+    "state is measured, and it is scaled up to the whole update. The effect is 1 − cosine between the mean last hidden "
+    "states with and without the layer. Baselines: block influence, 1 − cosine between a token before and after the "
+    "layer, and its mean over layers.",
+    "loop": "Geometric extrapolation: each step changes the dispersion by a fixed multiple of the change before, which "
+    "the first steps give. Baselines: no change since the last of these steps, and the straight line through them.",
+}
+"""How each entry of the ledger is made, by key; the effective rank is made like the cosine."""
 PLACES = {"hidden_cosine": "depth", "effective_rank": "depth", "removal": "layer", "loop": "step"}
 """What the curves of the ledger are over."""
 LATE = {
@@ -190,7 +204,9 @@ def _ledger(audit: Audit) -> dict[str, Any] | None:
         for row in audit.ledger.entries.itertuples()
     ]
     said = [capital(sentence) + "." for sentence in audit.ledger.sentences()]
-    return {"sentences": said, "rows": rows, "left_out": [capital(words) + "." for words in audit.ledger.left_out]}
+    left_out = [capital(words) + "." for words in audit.ledger.left_out]
+    methods = [what for key, what in METHODS.items() if (audit.ledger.entries["key"] == key).any()]
+    return {"sentences": said, "rows": rows, "left_out": left_out, "methods": methods}
 
 
 def heat_map(heads: pd.DataFrame, column: str, twin: pd.DataFrame | None = None) -> go.Figure:
