@@ -44,7 +44,7 @@ from metastable.encoder.loop import looped_tokens
 from metastable.encoder.statistics import mean_cosine
 from metastable.encoder.texts import Batch, batches, beginnings
 
-TEXTS, LONGEST = 24, 128
+TEXTS, LONGEST = 16, 128
 """Texts, the first ones, and the tokens that they are cut to."""
 FEWEST = 5
 """An entry needs this many texts."""
@@ -251,7 +251,8 @@ def _of_length(encoder: Encoder, found: Sequence[Batch], special: str) -> Expect
         cosines.append(np.where(long, every, np.nan))
         tokens.append(np.concatenate([part.lengths.numpy() for part in parts]))
     whole = np.concatenate([batch.lengths.numpy() for batch in found])
-    return of_length(*cosines, np.stack([*tokens, whole]))
+    quarter, half = cosines
+    return of_length(quarter, half, np.stack([*tokens, whole]))
 
 
 def _last_cosine(encoder: Encoder, batch: Batch, special: str) -> Floats:
