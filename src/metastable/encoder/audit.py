@@ -19,6 +19,7 @@ from metastable.encoder.anatomy import GAP, Anatomy, Norm
 from metastable.encoder.checks import Check, checks
 from metastable.encoder.expression import parse
 from metastable.encoder.ladder import Ladder, ladder
+from metastable.encoder.ledger import Ledger, ledger
 from metastable.encoder.load import Encoder, load, twin
 from metastable.encoder.loop import Loop, loop
 from metastable.encoder.measure import DEPTHS, HEADS, LAYER, Measurements, Meter, Tally, measure
@@ -48,6 +49,7 @@ class Audit:
     verdict : headline, a judgement for each depth, sentences, unusual heads
     twin, reference : audits for comparison: random weights of the same shape, and the reference of the user
     ladder : what of the theory survives in each layer; None without texts, or with very few
+    ledger : forecasts with their scores; None without texts, or with very few
     """
 
     name: str
@@ -62,6 +64,7 @@ class Audit:
     reference: Audit | None = None
     loop: Loop | None = None
     ladder: Ladder | None = None
+    ledger: Ledger | None = None
     made: dict[str, str] = field(default_factory=dict)
     anatomy: Anatomy | None = None
 
@@ -133,6 +136,7 @@ class Audit:
             "measured": None if self.measured is None else self.measured.to_dict(),
             "loop": None if self.loop is None else self.loop.to_dict(),
             "ladder": None if self.ladder is None else self.ladder.to_dict(),
+            "ledger": None if self.ledger is None else self.ledger.to_dict(),
             "twin": None if self.twin is None else self.twin.to_dict(),
         }
 
@@ -158,6 +162,8 @@ class Audit:
             twin=None if saved["twin"] is None else cls._from_dict(saved["twin"]),
             loop=None if saved["loop"] is None else Loop.from_dict(saved["loop"]),
             ladder=None if saved["ladder"] is None else Ladder.from_dict(saved["ladder"]),
+            # Files that were written before there was a ledger have none.
+            ledger=None if saved.get("ledger") is None else Ledger.from_dict(saved["ledger"]),
         )
 
     def save(self, folder: str | Path) -> dict[str, Path]:
@@ -234,7 +240,11 @@ def audit(
         on_text = None if measured is None else measure(random, kept[:TWIN_TEXTS], batch_size, special)
         other = _audit(random, on_text, rungs=None if measured is None else ladder(random, kept[:TWIN_RUNGS]))
     looped = loop(encoder, kept[:LOOP_TEXTS], loops, layer, batch_size, special) if loops else None
-    return _audit(encoder, measured, other, beside, looped, None if measured is None else ladder(encoder, kept))
+    found = _audit(encoder, measured, other, beside, looped, None if measured is None else ladder(encoder, kept))
+    if measured is None:
+        return found
+    again = {} if looped is None else {"loops": looped.steps, "layer": looped.layer}
+    return replace(found, ledger=ledger(encoder, kept, special, **again))
 
 
 def _audit(

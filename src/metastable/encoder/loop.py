@@ -264,7 +264,7 @@ def _follow(encoder: Encoder, layer: int, batch: Batch, special: str, beta: floa
     rows: list[dict[str, Floats]] = []
     before = None
     with torch.inference_mode(), torch.autocast(device.type, enabled=False):
-        for unit in _tokens(encoder, layer, batch, special, mask, steps):
+        for unit in looped_tokens(encoder, layer, batch, special, mask, steps):
             found = cloud(unit, chosen, beta) | {"clusters": clusters(unit, chosen, ANGLE)}
             rows.append({name: value.double().cpu().numpy() for name, value in found.items()})
             if before is not None:
@@ -278,8 +278,10 @@ def _follow(encoder: Encoder, layer: int, batch: Batch, special: str, beta: floa
     return {name: np.stack([row[name] for row in rows], axis=1) for name in NAMES}
 
 
-def _tokens(encoder: Encoder, layer: int, batch: Batch, special: str, mask: Tensor, steps: int) -> Iterator[Tensor]:
-    """Unit tokens at steps 0, …, `steps`, as long as they are finite."""
+def looped_tokens(
+    encoder: Encoder, layer: int, batch: Batch, special: str, mask: Tensor, steps: int
+) -> Iterator[Tensor]:
+    """Unit tokens at steps 0, …, `steps`, as long as they are finite. encoder : a private one"""
     anatomy = encoder.anatomy
     seen: list[Tensor] = []
 

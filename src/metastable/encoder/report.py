@@ -21,6 +21,7 @@ from metastable import figures
 from metastable.encoder.checks import usual
 from metastable.encoder.columns import CHECKS, COLUMNS, SIZES, TEXT, meaning
 from metastable.encoder.compare import COLUMNS as COMPARED
+from metastable.encoder.ledger import signed
 from metastable.figures.curves import PANELS
 from metastable.figures.heads import MEASURES, median_of, written
 from metastable.figures.look import CONFIG, caption, number, untitled
@@ -69,6 +70,30 @@ ASSUMPTIONS = {
     "scores linear": "Scores depend on pairs of tokens; biases that favour some tokens for all queries are small.",
 }
 """Each assumption of the theory: what it implies, and what its failure means."""
+FORECASTS = {
+    "hidden_cosine": "cosine of hidden states",
+    "effective_rank": "effective rank",
+    "length": "cosine, whole texts",
+    "removal": "effect of removing a layer",
+    "loop": "dispersion in the loop",
+}
+"""The entries of the ledger, by key."""
+METHODS = {
+    "hidden_cosine": "Attention alone: the layers of the second half are replaced by their attention heads, without "
+    "biases, positions and perceptron, and start from the tokens of the middle depth. Baselines: no change since the "
+    "middle depth, and the straight line through the depths before it.",
+    "length": "Extrapolation from halves and quarters: the cosine changes by the same amount for each doubling of the "
+    "number of tokens. Baseline: no change since the first half of the text.",
+    "removal": "Linear response: a small part of the layer's update is taken away, the change of the mean last hidden "
+    "state is measured, and it is scaled up to the whole update. The effect is 1 − cosine between the mean last hidden "
+    "states with and without the layer. Baselines: block influence, 1 − cosine between a token before and after the "
+    "layer, and its mean over layers.",
+    "loop": "Geometric extrapolation: each step changes the dispersion by a fixed multiple of the change before, which "
+    "the first steps give. Baselines: no change since the last of these steps, and the straight line through them.",
+}
+"""How each entry of the ledger is made, by key; the effective rank is made like the cosine."""
+PLACES = {"hidden_cosine": "depth", "effective_rank": "depth", "removal": "layer", "loop": "step"}
+"""What the curves of the ledger are over."""
 LATE = {
     "narrows": "late clusters would narrow",
     "circles": "late clusters would circle",
@@ -96,6 +121,7 @@ def render(audit: Audit) -> str:
         sentences=[capital(s) + "." for s in audit.verdict.sentences],
         theory=[capital(s) + "." for s in audit.verdict.theory if s not in said],
         ladder=[] if audit.ladder is None else [capital(s) + "." for s in audit.ladder.sentences()],
+        ledger=_ledger(audit),
         checks=audit.checks(),
         audited=usual()["encoders"],
         strip=[(phase, list(group)) for phase, group in groupby(audit.verdict.layers, key=lambda j: j.phase)],
@@ -151,11 +177,36 @@ def _blocks(audit: Audit) -> dict[str, dict[str, Any]]:
     if audit.ladder is not None:
         beside = None if audit.twin is None or audit.twin.ladder is None else audit.twin.ladder.wide()
         found["ladder"] = figure_block("ladder", figures.ladder_map(audit.ladder.wide(), beside))
+    if audit.ledger is not None and len(audit.ledger.curves):
+        found["ledger"] = figure_block("ledger", figures.ledger_curves(audit.ledger.curves, FORECASTS, PLACES))
     if audit.loop is not None:
         loop = audit.loop
         drawn = figures.loop_curves(loop.curves, loop.layer, loop.trained_depth, loop.angle)
         found["loop"] = figure_block("loop", drawn)
     return found
+
+
+def _ledger(audit: Audit) -> dict[str, Any] | None:
+    """Sentences and table of the forecasts; None if there are none."""
+    if audit.ledger is None:
+        return None
+    rows = [
+        {
+            "name": FORECASTS[row.key],
+            "method": row.method,
+            "baseline": row.baseline,
+            "skill": "undefined" if math.isnan(row.skill) else signed(row.skill),
+            "interval": "" if math.isnan(row.skill) else f"{signed(row.skill_low)} to {signed(row.skill_high)}",
+            "numbers": [number(x) for x in (row.forecast, row.measured, row.error, row.baseline_error)],
+            "verdict": row.verdict,
+            "texts": row.texts,
+        }
+        for row in audit.ledger.entries.itertuples()
+    ]
+    said = [capital(sentence) + "." for sentence in audit.ledger.sentences()]
+    left_out = [capital(words) + "." for words in audit.ledger.left_out]
+    methods = [what for key, what in METHODS.items() if (audit.ledger.entries["key"] == key).any()]
+    return {"sentences": said, "rows": rows, "left_out": left_out, "methods": methods}
 
 
 def heat_map(heads: pd.DataFrame, column: str, twin: pd.DataFrame | None = None) -> go.Figure:

@@ -309,6 +309,21 @@ def batches(
             yield _padded(tokenizer, part)
 
 
+def beginnings(tokenizer: Any, batch: Batch, share: float) -> Batch:
+    """The same texts with only the first share of their ordinary tokens, rounded up. Special tokens stay."""
+    ordinary = batch.mask & ~batch.special
+    rank = ordinary.cumsum(dim=1)
+    kept = batch.mask & (batch.special | (rank <= (share * rank[:, -1:]).ceil()))
+
+    def column(values: Tensor, padding: int = 0) -> Tensor:
+        rows = [row[here] for row, here in zip(values, kept, strict=True)]
+        return pad_sequence(rows, batch_first=True, padding_value=padding)
+
+    inputs = {name: column(values) for name, values in batch.inputs.items()}
+    inputs["input_ids"] = column(batch.inputs["input_ids"], tokenizer.pad_token_id or 0)
+    return Batch(inputs, column(batch.mask), column(batch.special), batch.numbers, (True,) * len(kept))
+
+
 def tokenized(tokenizer: Any, texts: Iterable[str], limit: int, counts: TextCounts) -> Iterator[Row]:
     """The tokens of each text, cut to `limit`, in the order of the texts. Texts of special tokens only are skipped."""
     for window in windows(texts):

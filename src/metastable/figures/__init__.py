@@ -10,7 +10,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from metastable.figures.curves import depth_curves, lengths, loop_curves
+from metastable.figures.curves import depth_curves, ledger_curves, lengths, loop_curves
 from metastable.figures.distance import distance, distance_curves, distances
 from metastable.figures.heads import comparison, heat_map
 from metastable.figures.ladder import ladder_map
@@ -42,6 +42,7 @@ __all__ = [
     "forecast_points",
     "heat_map",
     "ladder_map",
+    "ledger_curves",
     "length_curves",
     "lengths",
     "loop_curves",

@@ -90,6 +90,28 @@ def loop_curves(curves: pd.DataFrame, layer: int, trained_depth: int | None, ang
     return figure
 
 
+def ledger_curves(curves: pd.DataFrame, titles: Mapping[str, str], axes: Mapping[str, str]) -> go.Figure:
+    """Forecast, best baseline and outcome of the entries of a ledger, one panel each.
+
+    curves : see `Ledger.curves`; titles, axes : the title and the x axis of each panel, by the key of the entry
+    """
+    shown = [key for key in titles if (curves["key"] == key).any()]
+    text = "Means over texts. The forecast was made from what comes before it, without the measured values after it."
+    figure = _panels("Forecast and outcome", text, [titles[key] for key in shown], "", legend=66 + KEY_LINE * 3)
+    styles = {"measured": (look.BLUE, "solid"), "forecast": (look.VERMILLION, "solid")}
+    styles["best baseline"] = (look.GREY, "dash")
+    for i, key in enumerate(shown):
+        place, rows = {"row": i // 2 + 1, "col": i % 2 + 1}, curves[curves["key"] == key]
+        for name, (colour, dash) in styles.items():
+            # What was seen is measured too.
+            series = rows[rows["series"].isin(["seen", name] if name == "measured" else [name])]
+            table = series.rename(columns={"place": axes[key]})
+            line = {"color": colour, "width": 2.5, "dash": dash}
+            _curve(figure, table, axes[key], "value", name, line, showlegend=i == 0, **place)
+        figure.update_xaxes(title_text=axes[key], **place)
+    return figure
+
+
 def lengths(texts: Mapping[int, int]) -> go.Figure:
     """How many texts have n tokens, special tokens included. texts : the number of texts by n."""
     n, counts = np.array(sorted(texts.items())).T
