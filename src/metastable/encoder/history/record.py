@@ -1,0 +1,136 @@
+"""One record of a training: the layers of an encoder as they are now, one row a depth.
+
+Nothing here touches the model that is trained. The statistics on text run on a private copy of its modules that shares
+the weights and is in eval mode, without gradients and without random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+from metastable.encoder.anatomy import Anatomy, Block
+from metastable.encoder.load import Encoder
+from metastable.encoder.measure import Meter
+from metastable.encoder.texts import blank, read_texts, strings
+from metastable.encoder.weights import layer_table, weigh
+from metastable.errors import BadInput
+
+TEXTS, LONGEST = 16, 128
+"""The largest number of texts, and of tokens of a text: the cost of a record must not depend on the user's corpus."""
+SAMPLE = 2**14
+"""The number of weights of each part of a layer whose change is followed. The relative change is then exact to about
+1 %, and to √(k/SAMPLE) where the changes have the kurtosis k."""
+PARTS = ("attention", "perceptron")
+"""The parts of a layer whose weights are followed."""
+ON_TEXT = ("hidden_cosine", "effective_rank")
+"""Statistics of depths, each with the ends NAME_low and NAME_high of its 95 % interval over texts."""
+OF_HEADS = ("gap", "value_norm", "value_rank")
+"""Columns of heads whose median over the heads of a layer is recorded, besides beta, rate and entropy."""
+CHANGES = tuple(f"{part}_change" for part in PARTS)
+COLUMNS: dict[str, str] = {
+    "step": "the number of training steps so far",
+    "depth": "the input of this layer, counted from 0; the last depth is the output of the encoder",
+    "beta": "effective inverse temperature, median over the heads of the layer",
+    "gap": "spectral gap of M per layer, median over heads",
+    "rate": "rate of concentration per layer, median over the heads that have one; 0 if none has one",
+    "value_norm": "‖V‖₂, median over heads",
+    "value_rank": "effective rank of V, median over heads",
+    "entropy": "attention entropy over log n on the fixed texts, median over heads: 1 if all tokens get the same",
+    "hidden_cosine": "mean cosine of two hidden states of a text at this depth, mean over texts",
+    "effective_rank": "effective number of directions of the tokens of a text at this depth, mean over texts",
+    "attention_change": "‖W − W₀‖/‖W₀‖ of query, key, value and output weights since the first record",
+    "perceptron_change": "‖W − W₀‖/‖W₀‖ of the weights of the perceptron since the first record",
+}
+"""The columns of `History.table` without the ends of intervals. Statistics of layers are NaN at the last depth."""
+
+Sample = dict[str, np.ndarray]
+"""Some weights of each part of each layer, by "PART LAYER"."""
+
+
+def fixed_texts(texts: str | Path | Iterable[str]) -> list[str]:
+    """The first `TEXTS` texts with a word. texts : a list, or a file with one text a line"""
+    given = read_texts(texts) if isinstance(texts, (str, Path)) else strings(texts)
+    found: list[str] = []
+    for text in given:
+        if not blank(text):
+            found.append(text)
+        if len(found) == TEXTS:
+            break
+    if len(found) < 2:
+        raise BadInput(f"there are {len(found)} texts with a word; give at least 2, better {TEXTS}")
+    return found
+
+
+def rows(encoder: Encoder, texts: list[str], first: Sample) -> pd.DataFrame:
+    """The columns of `COLUMNS` without the step, one row a depth. first : `sample` of the first record"""
+    check_linear(encoder.anatomy)
+    with torch.no_grad(), torch.autocast(encoder.device.type, enabled=False):
+        meter = Meter(encoder)
+        meter.limit = min(meter.limit, LONGEST)
+        measured = meter.tally(texts)
+    measured.counts.check()
+    residuals = None
+    if any(layer.pre_norm for layer in encoder.anatomy.layers):
+        residuals = measured.layers["residual"].mean().tolist()
+    heads = weigh(encoder.anatomy, residuals).heads
+    totals, medians = layer_table(heads), heads.groupby("layer")[list(OF_HEADS)].median()
+    of_layers = pd.DataFrame({"beta": totals["beta_median"], "rate": totals["rate_median"], **medians})
+    of_layers["entropy"] = measured.head_table().groupby("layer")["entropy"].median()
+    now = sample(encoder.anatomy)
+    for part, column in zip(PARTS, CHANGES, strict=True):
+        of_layers[column] = [_change(now[name], first[name]) for name in _names(part, encoder.anatomy)]
+    depths = measured.depth_table().set_index("depth")
+    depths = depths[[name + end for name in ON_TEXT for end in ("", "_low", "_high")]]
+    table = depths.join(of_layers).reset_index()
+    ends = [name for name in table.columns if name not in COLUMNS]
+    return table[[*(name for name in COLUMNS if name in table), *ends]]
+
+
+def check_linear(anatomy: Anatomy) -> None:
+    """Refuse a layer whose maps are not plain linear maps: an adapter beside a map would not be read."""
+    for index, block in enumerate(anatomy.blocks):
+        for linear in block.maps:
+            if not isinstance(linear, nn.Linear):
+                kind = type(linear).__name__
+                raise BadInput(f"layer {index} has a {kind} in the place of a linear map; adapters cannot be followed")
+
+
+def sample(anatomy: Anatomy) -> Sample:
+    """`SAMPLE` weights of each part of each layer, drawn with replacement, always the same places."""
+    found = {}
+    for part in PARTS:
+        for name, block in zip(_names(part, anatomy), anatomy.blocks, strict=True):
+            found[name] = _drawn([linear.weight.detach().reshape(-1) for linear in _maps(part, block)])
+    return found
+
+
+def _names(part: str, anatomy: Anatomy) -> list[str]:
+    return [f"{part} {index}" for index in range(len(anatomy.blocks))]
+
+
+def _maps(part: str, block: Block) -> tuple[Any, ...]:
+    return (*block.linears, block.output) if part == "attention" else (block.inner, block.outer)
+
+
+def _drawn(weights: list[torch.Tensor]) -> np.ndarray:
+    """Weights at random places of all these vectors together."""
+    sizes = [len(weight) for weight in weights]
+    places = torch.from_numpy(np.sort(np.random.default_rng(0).integers(0, sum(sizes), SAMPLE)))
+    starts = np.cumsum([0, *sizes[:-1]])
+    parts = []
+    for weight, start in zip(weights, starts, strict=True):
+        own = places[(places >= int(start)) & (places < int(start) + len(weight))] - int(start)
+        parts.append(weight[own.to(weight.device)].float().cpu().numpy())
+    return np.concatenate(parts)
+
+
+def _change(now: np.ndarray, first: np.ndarray) -> float:
+    size = float(np.linalg.norm(first.astype(float)))
+    return float(np.linalg.norm(now.astype(float) - first)) / size if size > 0 else float("nan")
