@@ -77,7 +77,7 @@ def step_curves(
     known = table[["step", "depth", column]].dropna()
     depths = sorted(known["depth"].unique())
     named = {depths[round(i * (len(depths) - 1) / (NAMED - 1))] for i in range(NAMED)} if depths else set()
-    figure = look.plain(title, look.TITLE_HEIGHT + PANEL + 78, caption)
+    figure = look.plain(title, look.TITLE_HEIGHT + PANEL + 98, caption)
     for depth, colour in zip(depths, shades(LIGHT_TO_DARK, len(depths)), strict=True):
         part = known[known["depth"] == depth]
         figure.add_scatter(
@@ -93,6 +93,6 @@ def step_curves(
     for step in warned:
         figure.add_vline(x=step, line={"color": look.VERMILLION, "width": 1.5, "dash": "dash"})
     legend = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "font": {"size": 13}}
-    figure.update_layout(legend=legend, margin={"l": 48, "r": 10, "b": 78}, hovermode="closest")
-    figure.update_xaxes(title_text="step", nticks=6)
+    figure.update_layout(legend=legend, margin={"l": 48, "r": 10, "b": 98}, hovermode="closest")
+    figure.update_xaxes(title={"text": "step", "font": {"size": 13}}, nticks=6)
     return figure

@@ -3,8 +3,8 @@
 Tokens that collapse point in one direction: their mean cosine goes to 1 and their effective rank to 1. What remains of
 their variety is 1 − cosine and rank − 1. A collapse begins at a depth where one of the two is less than half of what it
 was in the first record. A fixed rise of the cosine would not do: 0.1 is little at 0.2 and nearly everything at 0.85.
-The texts are few, so the 95 % intervals of the two records must not overlap either. Fewer than two texts have no
-interval and give no warning.
+The texts are few, so the 95 % intervals of the two records must not overlap either. Where tokens were one direction
+already in the first record, nothing is left to collapse: such a depth has no warning.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import pandas as pd
 
 LEFT = 0.5
 """A collapse begins where less than this share of the variety of the first record is left."""
+
+COLLAPSED = {"hidden_cosine": 0.1, "effective_rank": 1.0}
+"""Tokens with less variety are one direction already: a mean cosine above 0.9, an effective rank below 2."""
 
 
 class Collapse(NamedTuple):
@@ -37,7 +40,7 @@ def collapses(first: pd.DataFrame, now: pd.DataFrame) -> list[Collapse]:
         }
         for name, clear in apart.items():
             before, after = abs(a[name] - 1), abs(b[name] - 1)
-            if clear and after < LEFT * before:
+            if clear and after < LEFT * before and before >= COLLAPSED[name]:
                 found.append(Collapse(int(b["depth"]), name, float(a[name]), float(b[name]), float(after / before)))
     return sorted(found, key=lambda collapse: collapse.left)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -22,7 +23,7 @@ from metastable.encoder.audit import records as plain
 from metastable.encoder.compare import ALIKE
 from metastable.encoder.families import FAMILIES
 from metastable.encoder.history.collapse import collapses, sentence
-from metastable.encoder.history.record import CHANGES, COLUMNS, Sample, check_linear, fixed_texts, rows, sample
+from metastable.encoder.history.record import CHANGES, COLUMNS, check_linear, fixed_texts, rows, sample
 from metastable.encoder.load import Encoder, load
 from metastable.errors import BadInput
 
@@ -31,7 +32,9 @@ SCHEMA = "metastable.history/1"
 EVERY = 500
 """Steps between two records by default. For MiniLM, batches of 32 texts of 64 tokens and two cores a record takes
 about as long as two steps; see benchmarks/callback.py."""
-FILE, FIRST, PAGE = "audit-history.jsonl", "first-weights.npz", "report.html"
+BUDGET = 0.02
+"""Records that take a larger share of the time of the training are too frequent."""
+FILE, FIRST, PAGE = "audit-history.jsonl", "first-weights.npy", "report.html"
 """Files of a history: a line for each start of a training and each record, sampled weights of the first record, the
 page."""
 
@@ -116,7 +119,7 @@ class History:
         self._board = _board(tensorboard)
         self._guard = Guard()
         self._records: list[dict[str, Any]] = []
-        self._first: Sample = {}
+        self._first = np.empty(0)
         if start and (self.folder / FILE).exists():
             self._continue(start)
         self.name, self.family = encoder.name, encoder.anatomy.family
@@ -184,7 +187,7 @@ class History:
         with files.writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         if not self._records:
-            files.write(self.folder / FIRST, lambda path: np.savez(path, **self._first))
+            files.write(self.folder / FIRST, lambda path: np.save(path, self._first))
         with files.Lines(self.folder / FILE) as lines:
             lines.append(*filter(None, (self._header, record)))
         self._header = None
@@ -202,9 +205,8 @@ class History:
         self._records = [record for record in records if record["step"] <= start]
         if self._records:
             try:
-                with np.load(self.folder / FIRST) as saved:
-                    self._first = dict(saved)
-            except (OSError, ValueError, KeyError) as error:
+                self._first = np.load(self.folder / FIRST)
+            except (OSError, ValueError) as error:
                 raise BadInput(f"{self.folder / FIRST} cannot be read ({error}); give another folder") from error
 
     @property
@@ -251,9 +253,17 @@ class History:
         found += moved[1:]
         for name, what in (("hidden_cosine", "mean cosine of hidden states"), ("entropy", "attention entropy")):
             found += _largest_change(self._rows(0), self._rows(-1), name, what)
-        if self.overhead is not None:
-            found.append(f"The records took {100 * self.overhead:.2g} % of the time of the training between them.")
-        return found
+        return found + self._cost()
+
+    def _cost(self) -> list[str]:
+        """What the records cost, and the interval that would cost less."""
+        share = self.overhead
+        if share is None:
+            return []
+        words = f"The records took {100 * share:.2g} % of the time of the training between them"
+        if share <= BUDGET:
+            return [f"{words}."]
+        return [f"{words}; with every={math.ceil(self.every * share / BUDGET)} they would take {100 * BUDGET:g} %."]
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the history as one HTML file that needs no network; `report.html` in its folder by default."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -50,9 +49,6 @@ COLUMNS: dict[str, str] = {
 }
 """The columns of `History.table` without the ends of intervals. Statistics of layers are NaN at the last depth."""
 
-Sample = dict[str, np.ndarray]
-"""Some weights of each part of each layer, by "PART LAYER"."""
-
 
 def fixed_texts(texts: str | Path | Iterable[str]) -> list[str]:
     """The first `TEXTS` texts with a word. texts : a list, or a file with one text a line"""
@@ -68,7 +64,7 @@ def fixed_texts(texts: str | Path | Iterable[str]) -> list[str]:
     return found
 
 
-def rows(encoder: Encoder, texts: list[str], first: Sample) -> pd.DataFrame:
+def rows(encoder: Encoder, texts: list[str], first: np.ndarray) -> pd.DataFrame:
     """The columns of `COLUMNS` without the step, one row a depth. first : `sample` of the first record"""
     check_linear(encoder.anatomy)
     with torch.no_grad(), torch.autocast(encoder.device.type, enabled=False):
@@ -83,9 +79,8 @@ def rows(encoder: Encoder, texts: list[str], first: Sample) -> pd.DataFrame:
     totals, medians = layer_table(heads), heads.groupby("layer")[list(OF_HEADS)].median()
     of_layers = pd.DataFrame({"beta": totals["beta_median"], "rate": totals["rate_median"], **medians})
     of_layers["entropy"] = measured.head_table().groupby("layer")["entropy"].median()
-    now = sample(encoder.anatomy)
-    for part, column in zip(PARTS, CHANGES, strict=True):
-        of_layers[column] = [_change(now[name], first[name]) for name in _names(part, encoder.anatomy)]
+    for column, change in zip(CHANGES, _changes(sample(encoder.anatomy), first), strict=True):
+        of_layers[column] = change
     depths = measured.depth_table().set_index("depth")
     depths = depths[[name + end for name in ON_TEXT for end in ("", "_low", "_high")]]
     table = depths.join(of_layers).reset_index()
@@ -102,35 +97,30 @@ def check_linear(anatomy: Anatomy) -> None:
                 raise BadInput(f"layer {index} has a {kind} in the place of a linear map; adapters cannot be followed")
 
 
-def sample(anatomy: Anatomy) -> Sample:
-    """`SAMPLE` weights of each part of each layer, drawn with replacement, always the same places."""
-    found = {}
-    for part in PARTS:
-        for name, block in zip(_names(part, anatomy), anatomy.blocks, strict=True):
-            found[name] = _drawn([linear.weight.detach().reshape(-1) for linear in _maps(part, block)])
-    return found
+def sample(anatomy: Anatomy) -> np.ndarray:
+    """(parts, layers, SAMPLE): some weights of each part of each layer, always from the same places."""
+    return np.stack([np.stack([_drawn(_maps(part, block)) for block in anatomy.blocks]) for part in PARTS])
 
 
-def _names(part: str, anatomy: Anatomy) -> list[str]:
-    return [f"{part} {index}" for index in range(len(anatomy.blocks))]
-
-
-def _maps(part: str, block: Block) -> tuple[Any, ...]:
+def _maps(part: str, block: Block) -> tuple[nn.Linear, ...]:
     return (*block.linears, block.output) if part == "attention" else (block.inner, block.outer)
 
 
-def _drawn(weights: list[torch.Tensor]) -> np.ndarray:
-    """Weights at random places of all these vectors together."""
-    sizes = [len(weight) for weight in weights]
-    places = torch.from_numpy(np.sort(np.random.default_rng(0).integers(0, sum(sizes), SAMPLE)))
-    starts = np.cumsum([0, *sizes[:-1]])
-    parts = []
-    for weight, start in zip(weights, starts, strict=True):
-        own = places[(places >= int(start)) & (places < int(start) + len(weight))] - int(start)
+def _drawn(maps: tuple[nn.Linear, ...]) -> np.ndarray:
+    """(SAMPLE,): weights at random places of all these maps together, drawn with replacement."""
+    sizes = [linear.weight.numel() for linear in maps]
+    places = np.sort(np.random.default_rng(0).integers(0, sum(sizes), SAMPLE))
+    parts, start = [], 0
+    for linear, size in zip(maps, sizes, strict=True):
+        own = torch.from_numpy(places[(start <= places) & (places < start + size)] - start)
+        weight = linear.weight.detach().reshape(-1)
         parts.append(weight[own.to(weight.device)].float().cpu().numpy())
+        start += size
     return np.concatenate(parts)
 
 
-def _change(now: np.ndarray, first: np.ndarray) -> float:
-    size = float(np.linalg.norm(first.astype(float)))
-    return float(np.linalg.norm(now.astype(float) - first)) / size if size > 0 else float("nan")
+def _changes(now: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """(parts, layers): ‖W − W₀‖/‖W₀‖; NaN where W₀ = 0."""
+    size = np.linalg.norm(first.astype(float), axis=-1)
+    moved = np.linalg.norm(now.astype(float) - first, axis=-1)
+    return moved / np.where(size > 0, size, np.nan)
