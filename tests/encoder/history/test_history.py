@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import metastable as ms
-from metastable.encoder.history.collapse import collapses
+from metastable.encoder.history.collapse import collapses, together
 from metastable.encoder.history.history import FILE
 from tests.encoder.models import tiny
 
@@ -47,11 +47,19 @@ def train(model, steps, after=lambda: None, rate=1e-3, seed=0):
     return losses
 
 
-def shrink(model, share):
-    """Scale the attention output and the perceptron of all layers down, so that offsets of the norms remain."""
+def spread(model):
+    """Take away what all tokens share in the embeddings: a small random encoder makes all texts alike by that."""
     with torch.no_grad():
-        for layer in model.encoder.layer:
-            layer.output.LayerNorm.weight.mul_(share)
+        for weight in (model.embeddings.LayerNorm.bias, model.embeddings.position_embeddings.weight):
+            weight.zero_()
+        model.embeddings.token_type_embeddings.weight.zero_()
+    return model
+
+
+def merge(model):
+    """Add one vector to all tokens, so that all of them point in its direction."""
+    with torch.no_grad():
+        model.embeddings.LayerNorm.bias.add_(5.0)
 
 
 def test_a_plain_loop_is_the_same_with_and_without_a_history(small, texts, tokenizer, tmp_path):
@@ -112,11 +120,12 @@ def test_the_change_of_the_weights_is_that_of_the_whole_matrices(small, texts, t
     assert last["attention_change"][1] == 0
 
 
-def test_tokens_that_come_together_are_warned_of_once(small, history, caplog):
+def test_texts_that_come_together_are_warned_of_once(small, texts, tokenizer, tmp_path, caplog):
+    history = ms.History(spread(small), texts[:12], tokenizer=tokenizer, out=tmp_path, every=2)
     with caplog.at_level(logging.WARNING):
         history.step(2)
         assert not history.warnings
-        shrink(small, 0.05)
+        merge(small)
         history.step(4)
         history.step(6)
     assert len(history.warnings) == 1
@@ -124,12 +133,13 @@ def test_tokens_that_come_together_are_warned_of_once(small, history, caplog):
     assert len([r for r in caplog.records if r.name.startswith("metastable")]) == 1
     lines = [json.loads(line) for line in (history.folder / FILE).read_text().splitlines()]
     assert [line["warning"] is not None for line in lines if "step" in line] == [False, False, True, True]
-    assert history.sentences()[0].startswith("Tokens begin to collapse")
+    assert history.sentences()[0].startswith("Texts begin to collapse")
     assert 'id="warnings"' in history.report().read_text(encoding="utf-8")
 
 
-def test_an_ordinary_training_is_not_warned_of(small, history):
-    train(small, 8, history.step, rate=1e-3)
+def test_an_ordinary_training_is_not_warned_of(small, texts, tokenizer, tmp_path):
+    history = ms.History(spread(small), texts[:12], tokenizer=tokenizer, out=tmp_path, every=4)
+    train(small, 8, history.step)
     assert history.table["attention_change"].max() > 0.003
     assert not history.warnings
 
@@ -137,20 +147,50 @@ def test_an_ordinary_training_is_not_warned_of(small, history):
 def test_a_rule_by_hand():
     """Halved variety with disjoint intervals is a collapse; overlapping intervals or three fifths are none."""
 
-    def rows(cosine, rank, reach=0.01):
-        ends = {"hidden_cosine_low": cosine - reach, "hidden_cosine_high": cosine + reach}
-        ends |= {"effective_rank_low": rank - 10 * reach, "effective_rank_high": rank + 10 * reach}
-        return pd.DataFrame([{"depth": 0, "hidden_cosine": cosine, "effective_rank": rank, **ends}])
+    def rows(texts, tokens=0.2, rank=9.0, reach=0.01):
+        found = {"depth": 0}
+        for name, value, width in (
+            ("text_cosine", texts, reach),
+            ("hidden_cosine", tokens, reach),
+            ("effective_rank", rank, 10 * reach),
+        ):
+            found |= {name: value, f"{name}_low": value - width, f"{name}_high": value + width}
+        return pd.DataFrame([found])
 
-    first = rows(0.2, 9.0)
+    first = rows(0.2)
     assert not collapses(first, first)
-    assert not collapses(first, rows(0.52, 5.8))
-    assert [c.statistic for c in collapses(first, rows(0.7, 9.0))] == ["hidden_cosine"]
-    assert [c.statistic for c in collapses(first, rows(0.2, 4.0))] == ["effective_rank"]
-    assert not collapses(first, rows(0.7, 4.0, reach=0.6))
-    assert not collapses(first, rows(0.7, 4.0, reach=float("nan")))
-    assert not collapses(rows(0.9, 1.5), rows(0.1, 9.0))
-    assert not collapses(rows(0.92, 1.8), rows(0.99, 1.01, reach=0.001))
+    assert not collapses(first, rows(0.52))
+    assert [loss.left for loss in collapses(first, rows(0.7))] == [pytest.approx(0.375)]
+    assert not collapses(first, rows(0.7, reach=0.6))
+    assert not collapses(first, rows(0.7, reach=float("nan")))
+    assert not collapses(rows(0.9), rows(0.1))
+    assert not collapses(rows(0.92), rows(0.99, reach=0.001))
+    # Tokens of a text that come together are another matter.
+    assert not collapses(first, rows(0.2, tokens=0.7, rank=3.0))
+    assert [loss.statistic for loss in together(first, rows(0.2, tokens=0.7))] == ["hidden_cosine"]
+    assert [loss.statistic for loss in together(first, rows(0.2, rank=4.0))] == ["effective_rank"]
+    assert not together(first, rows(0.7, rank=5.8))
+    assert not together(rows(0.2, rank=1.8), rows(0.2, rank=1.01, reach=0.001))
+
+
+def test_the_cosine_of_texts_is_that_of_all_pairs(small, texts, tokenizer, history):
+    """Against a plain loop over texts and pairs, on the hidden states that transformers returns."""
+    means = []
+    with torch.no_grad():
+        for text in texts[:6]:
+            states = copy.deepcopy(small).eval()(**tokenizer(text, return_tensors="pt"), output_hidden_states=True)
+            means.append([state[0, 1:-1].mean(dim=0) for state in states.hidden_states])
+
+    def cosine(kept, depth):
+        pairs = [(i, j) for i in kept for j in kept if i < j]
+        return np.mean([float(torch.cosine_similarity(means[i][depth], means[j][depth], dim=0)) for i, j in pairs])
+
+    for depth, row in history.table.set_index("depth").iterrows():
+        assert row["text_cosine"] == pytest.approx(cosine(range(6), depth), abs=1e-5)
+        left_out = [cosine([i for i in range(6) if i != out], depth) for out in range(6)]
+        reach = 2.570582 * np.sqrt(5 / 6 * np.sum((left_out - np.mean(left_out)) ** 2))
+        assert row["text_cosine_high"] - row["text_cosine"] == pytest.approx(reach, abs=1e-5)
+        assert row["text_cosine"] - row["text_cosine_low"] == pytest.approx(reach, abs=1e-5)
 
 
 def test_a_history_comes_back_from_its_folder(small, history, tmp_path):
@@ -219,7 +259,7 @@ def test_the_encoder_is_found_inside_a_module(texts, tokenizer, tmp_path):
             self.top = nn.Linear(32, 2)
 
     for i, model in enumerate((Siamese(), tiny("bert", head="ForSequenceClassification"), tiny("modernbert"))):
-        history = ms.History(model, texts[:3], tokenizer=tokenizer, out=tmp_path / str(i))
+        history = ms.History(model, texts[:4], tokenizer=tokenizer, out=tmp_path / str(i))
         assert len(history.table) == 4
         assert np.isfinite(history.table["hidden_cosine"]).all()
 
@@ -237,7 +277,7 @@ def test_bad_input(small, texts, tokenizer, tmp_path):
     inner.value = Adapter(inner.value)
     for model, given, options in (
         (small, texts[:6], {"out": tmp_path}),
-        (small, texts[:1], good),
+        (small, texts[:3], good),
         (small, " ".join(texts[:3]), good),
         (small, texts[:6], {**good, "every": 0}),
         (small, texts[:6], {**good, "tensorboard": 3}),

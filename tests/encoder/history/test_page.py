@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import metastable as ms
+from tests.encoder.history.test_history import merge, spread
 from tests.encoder.models import tiny
 
 pytestmark = pytest.mark.browser
@@ -11,11 +12,11 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture(scope="module")
 def page_of(texts, tokenizer, tmp_path_factory):
-    model = tiny("bert")
-    history = ms.History(model, texts[:6], tokenizer=tokenizer, out=tmp_path_factory.mktemp("history"), every=1)
+    model = spread(tiny("bert"))
+    history = ms.History(model, texts[:12], tokenizer=tokenizer, out=tmp_path_factory.mktemp("history"), every=1)
+    merge(model)
     with torch.no_grad():
         for layer in model.encoder.layer:
-            layer.output.LayerNorm.weight.mul_(0.05)
             layer.output.dense.weight.mul_(1.1)
     history.step()
     assert history.warnings
@@ -29,7 +30,7 @@ def test_the_page_fits_and_draws(browser, page_of, width):
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("request", lambda request: request.url.startswith("http") and wrong.append(request.url))
     page.goto(page_of.as_uri())
-    page.wait_for_function("document.querySelectorAll('.js-plotly-plot .main-svg').length >= 5")
+    page.wait_for_function("document.querySelectorAll('.js-plotly-plot .main-svg').length >= 7")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     # Each plot is as wide as its place.
     gaps = "[...document.querySelectorAll('.js-plotly-plot')].map(p => p.parentElement.offsetWidth - "

@@ -22,7 +22,7 @@ from metastable.encoder.audit import frame
 from metastable.encoder.audit import records as plain
 from metastable.encoder.compare import ALIKE
 from metastable.encoder.families import FAMILIES
-from metastable.encoder.history.collapse import collapses, sentence
+from metastable.encoder.history.collapse import collapses, sentence, together
 from metastable.encoder.history.record import CHANGES, COLUMNS, check_linear, fixed_texts, rows, sample
 from metastable.encoder.load import Encoder, load
 from metastable.errors import BadInput
@@ -32,6 +32,7 @@ SCHEMA = "metastable.history/1"
 EVERY = 500
 """Steps between two records by default. For MiniLM, batches of 32 texts of 64 tokens and two cores a record takes
 about as long as two steps; see benchmarks/callback.py."""
+COLLAPSE = "Texts begin to collapse"
 BUDGET = 0.02
 """Records that take a larger share of the time of the training are too frequent."""
 FILE, FIRST, PAGE = "audit-history.jsonl", "first-weights.npy", "report.html"
@@ -169,7 +170,7 @@ class History:
         found = rows(encoder, self._texts, self._first)
         record = {
             "step": self._step,
-            "warning": sentence(collapses(self._rows(0), found)) if self._records else None,
+            "warning": sentence(collapses(self._rows(0), found), COLLAPSE) if self._records else None,
             "training_seconds": None if self._ended is None else began - self._ended,
             "rows": plain(found),
         }
@@ -244,14 +245,16 @@ class History:
         return sum(record["seconds"] for record in timed) / sum(record["training_seconds"] for record in timed)
 
     def sentences(self) -> list[str]:
-        """What changed, in words: which layers moved most and whether tokens collapse, then the numbers."""
+        """What changed, in words: which layers moved most and whether texts collapse, then the numbers."""
         warning = self._records[-1]["warning"]
         moved = _moved(self._rows(-1))
         past = "nothing collapses" if not self.warnings else "a collapse began, but did not last"
         found = [f"{moved[0]}; {past}." if warning is None else f"{warning}."]
         found += [f"{moved[0]}."] if warning else []
         found += moved[1:]
-        for name, what in (("hidden_cosine", "mean cosine of hidden states"), ("entropy", "attention entropy")):
+        if tokens := sentence(together(self._rows(0), self._rows(-1)), "The tokens of a text came together"):
+            found.append(f"{tokens}. This alone is no collapse: a task that reads one vector of a text causes it.")
+        for name, what in (("text_cosine", "mean cosine of two texts"), ("entropy", "attention entropy")):
             found += _largest_change(self._rows(0), self._rows(-1), name, what)
         return found + self._cost()
 
@@ -366,7 +369,7 @@ def _largest_change(first: pd.DataFrame, last: pd.DataFrame, name: str, what: st
         return []
     depth = int(change.abs().idxmax())
     values = f"from {first[name][depth]:.3g} to {last[name][depth]:.3g}"
-    place = f"depth {depth}" if name == "hidden_cosine" else f"layer {depth}"
+    place = f"depth {depth}" if name == "text_cosine" else f"layer {depth}"
     return [f"The {what} changed most at {place}: {values}."]
 
 

@@ -12,12 +12,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from torch import nn
+from scipy.stats import t as student
+from torch import Tensor, nn
 
 from metastable.encoder.anatomy import Anatomy, Block
+from metastable.encoder.hooks import Depth, read
 from metastable.encoder.load import Encoder
 from metastable.encoder.measure import Meter
-from metastable.encoder.texts import blank, read_texts, strings
+from metastable.encoder.statistics import averaged, mean_cosine
+from metastable.encoder.texts import batches, blank, read_texts, strings
 from metastable.encoder.weights import layer_table, weigh
 from metastable.errors import BadInput
 
@@ -28,8 +31,10 @@ SAMPLE = 2**14
 1 %, and to √(k/SAMPLE) where the changes have the kurtosis k."""
 PARTS = ("attention", "perceptron")
 """The parts of a layer whose weights are followed."""
+FEWEST = 4
+"""The smallest number of texts: an interval of their cosine leaves each of them out in turn."""
 ON_TEXT = ("hidden_cosine", "effective_rank")
-"""Statistics of depths, each with the ends NAME_low and NAME_high of its 95 % interval over texts."""
+"""Statistics of the tokens of a text, each with the ends NAME_low and NAME_high of its 95 % interval over texts."""
 OF_HEADS = ("gap", "value_norm", "value_rank")
 """Columns of heads whose median over the heads of a layer is recorded, besides beta, rate and entropy."""
 CHANGES = tuple(f"{part}_change" for part in PARTS)
@@ -44,6 +49,7 @@ COLUMNS: dict[str, str] = {
     "entropy": "attention entropy over log n on the fixed texts, median over heads: 1 if all tokens get the same",
     "hidden_cosine": "mean cosine of two hidden states of a text at this depth, mean over texts",
     "effective_rank": "effective number of directions of the tokens of a text at this depth, mean over texts",
+    "text_cosine": "mean cosine of two texts, each the mean of its hidden states at this depth",
     "attention_change": "‖W − W₀‖/‖W₀‖ of query, key, value and output weights since the first record",
     "perceptron_change": "‖W − W₀‖/‖W₀‖ of the weights of the perceptron since the first record",
 }
@@ -59,8 +65,8 @@ def fixed_texts(texts: str | Path | Iterable[str]) -> list[str]:
             found.append(text)
         if len(found) == TEXTS:
             break
-    if len(found) < 2:
-        raise BadInput(f"there are {len(found)} texts with a word; give at least 2, better {TEXTS}")
+    if len(found) < FEWEST:
+        raise BadInput(f"there are {len(found)} texts with a word; give at least {FEWEST}, better {TEXTS}")
     return found
 
 
@@ -71,7 +77,8 @@ def rows(encoder: Encoder, texts: list[str], first: np.ndarray) -> pd.DataFrame:
         meter = Meter(encoder)
         meter.limit = min(meter.limit, LONGEST)
         measured = meter.tally(texts)
-    measured.counts.check()
+        measured.counts.check()
+        alike = _text_cosines(meter, texts)
     residuals = None
     if any(layer.pre_norm for layer in encoder.anatomy.layers):
         residuals = measured.layers["residual"].mean().tolist()
@@ -83,9 +90,32 @@ def rows(encoder: Encoder, texts: list[str], first: np.ndarray) -> pd.DataFrame:
         of_layers[column] = change
     depths = measured.depth_table().set_index("depth")
     depths = depths[[name + end for name in ON_TEXT for end in ("", "_low", "_high")]]
-    table = depths.join(of_layers).reset_index()
+    table = depths.join(of_layers).assign(**alike).reset_index()
     ends = [name for name in table.columns if name not in COLUMNS]
     return table[[*(name for name in COLUMNS if name in table), *ends]]
+
+
+def _text_cosines(meter: Meter, texts: list[str]) -> dict[str, np.ndarray]:
+    """The mean cosine of two texts at each depth and its 95 % interval (jackknife over texts), (L + 1,) each."""
+    depths = range(len(meter.lenses) + 1)
+    pooled: list[list[Tensor]] = [[] for _ in depths]
+
+    def visit(depth: Depth) -> None:
+        hidden, chosen = depth.tokens.hidden, depth.passage.chosen
+        pooled[depth.index].append(averaged(hidden.transpose(1, 2), chosen))
+
+    for batch in batches(meter.encoder.reads_text(), texts, meter.limit, len(texts)):
+        read(meter.encoder, batch, meter.special, depths, visit)
+    means = torch.nn.functional.normalize(torch.stack([torch.cat(part) for part in pooled]), dim=-1)
+    count = means.shape[1]
+    everyone = torch.ones(len(means), count, dtype=torch.bool, device=means.device)
+    whole = mean_cosine(means, everyone).cpu().numpy()
+    # One text is left out in turn, at every depth.
+    others = ~torch.eye(count, dtype=torch.bool, device=means.device)
+    parts = np.stack([mean_cosine(depth.expand(count, -1, -1), others).cpu().numpy() for depth in means])
+    spread = ((parts - parts.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
+    reach = student.ppf(0.975, count - 1) * np.sqrt((count - 1) / count * spread)
+    return {"text_cosine": whole, "text_cosine_low": whole - reach, "text_cosine_high": whole + reach}
 
 
 def check_linear(anatomy: Anatomy) -> None:

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 PANELS = dict(zip(CHANGES, ("attention: query, key, value and output", "perceptron"), strict=True))
 CURVES = {
+    "text_cosine": ("Mean cosine of two texts", "1 if all texts point in one direction: a collapse.", "depth"),
     "hidden_cosine": ("Mean cosine of hidden states", "1 if all tokens of a text point in one direction.", "depth"),
     "effective_rank": ("Effective rank of the tokens", "The number of directions that a text uses; 1 is one.", "depth"),
     "entropy": ("Attention entropy", "1 if every token gets the same weight, 0 if one gets it all.", "layer"),
     "beta": ("Effective inverse temperature β", "From the weights alone. A larger β: sharper attention.", "layer"),
+    "value_rank": ("Effective rank of V", "From the weights alone, median over the heads of a layer.", "layer"),
 }
 """The columns that are drawn over the steps: title, caption and what a row is called."""
-LAYER = (*CHANGES, "beta", "gap", "rate", "value_norm", "value_rank", "entropy", "hidden_cosine", "effective_rank")
+LAYER: tuple[str, ...] = (*CHANGES, "beta", "gap", "rate", "value_norm", "value_rank", "entropy", "hidden_cosine")
+LAYER += ("effective_rank", "text_cosine")
 """The columns of the table of layers."""
 
 
