@@ -253,7 +253,8 @@ class History:
         found += [f"{moved[0]}."] if warning else []
         found += moved[1:]
         if tokens := sentence(together(self._rows(0), self._rows(-1)), "The tokens of a text came together"):
-            found.append(f"{tokens}. This alone is no collapse: a task that reads one vector of a text causes it.")
+            alone = "" if warning else " This alone is no collapse: a task that reads one vector of a text causes it."
+            found.append(f"{tokens}.{alone}")
         for name, what in (("text_cosine", "mean cosine of two texts"), ("entropy", "attention entropy")):
             found += _largest_change(self._rows(0), self._rows(-1), name, what)
         return found + self._cost()
