@@ -70,10 +70,17 @@ def parts(encoder: Encoder, found: list[str], folder: Path) -> dict[str, Any]:
             model(**given).last_hidden_state.square().mean().backward()
             optimizer.step()
 
+    turns = itertools.count(EVERY, EVERY)
+
+    def take() -> None:
+        history.step(next(turns))
+
     train()
-    history.measure()
+    take()
     history.report()
-    rounds = [(seconds(train) / STEPS, seconds(history.measure), seconds(history.report)) for _ in range(REPEATS)]
+    rounds = [(seconds(train) / STEPS, seconds(take), seconds(history.report)) for _ in range(REPEATS)]
+    if history.failures or len(history.steps) != REPEATS + 2:
+        raise SystemExit(f"records are missing: {history}, {history.failures} failures")
     shares = [(taken + page) / (EVERY * step) for step, taken, page in rounds]
     steps, taken, pages = (list(column) for column in zip(*rounds, strict=True))
     return {

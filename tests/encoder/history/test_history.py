@@ -238,6 +238,17 @@ def test_a_killed_training_keeps_its_records(history):
     assert ms.History.load(history.folder).steps == [0, 2]
 
 
+def test_a_second_record_of_a_step_replaces_the_first(small, history):
+    history.step(2)
+    merge(small)
+    again = history.measure()
+    assert history.steps == [0, 2]
+    last = history.table[history.table["step"] == 2]
+    assert last["text_cosine"].tolist() == pytest.approx(again["text_cosine"].tolist(), rel=1e-12)
+    assert ms.History.load(history.folder).table.equals(history.table)
+    assert history.report().exists()
+
+
 def test_errors_are_counted_and_do_not_end_the_training(small, history, caplog):
     with torch.no_grad():
         small.encoder.layer[0].attention.self.query.weight[0, 0] = float("nan")

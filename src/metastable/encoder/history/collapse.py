@@ -9,6 +9,10 @@ to collapse: such a depth has no warning.
 The tokens of one text may come together without harm. Training a classifier of MiniLM on 20 Newsgroups halved their
 effective rank in the last layer within 40 steps, while its loss fell as it should: a text needs one vector there. So
 tokens that come together are told (`together`), and only texts that come together are warned of (`collapses`).
+
+Texts may come together for a while too. A classifier on Reuters R8, where one topic has half of the texts, had a mean
+cosine of 0.82 in the last layer after 20 steps, of 0.38 after 60 and of 0.19 after 100; it began with 0.21. Records
+every 20 steps warn of this healthy training. A warning that is gone in later records was such a phase.
 """
 
 from __future__ import annotations

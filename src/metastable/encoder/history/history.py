@@ -30,8 +30,8 @@ from metastable.errors import BadInput
 LOGGER = logging.getLogger(__name__)
 SCHEMA = "metastable.history/1"
 EVERY = 500
-"""Steps between two records by default. For MiniLM, batches of 32 texts of 64 tokens and two cores a record takes
-about as long as two steps; see benchmarks/callback.py."""
+"""Steps between two records by default: on a CPU a record of a small encoder takes about as long as a step, see
+benchmarks/callback.py. Heads are decomposed on the CPU, so on a GPU a record takes as long as many steps."""
 COLLAPSE = "Texts begin to collapse"
 BUDGET = 0.02
 """Records that take a larger share of the time of the training are too frequent."""
@@ -193,7 +193,7 @@ class History:
             lines.append(*filter(None, (self._header, record)))
         self._header = None
         # Through JSON, so that a history in memory and one from the file are the same.
-        self._records.append(json.loads(files.to_json(record, indent=None)))
+        self._records = _with(self._records, json.loads(files.to_json(record, indent=None)))
         self.__dict__.pop("table", None)
 
     def _continue(self, start: int) -> None:
@@ -344,8 +344,14 @@ def _read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             header = row
             records = [record for record in records if 0 < row["start"] >= record["step"]]
         elif header and {"step", "rows", "warning", "seconds", "training_seconds"} <= row.keys():
-            records.append(row)
+            records = _with(records, row)
     return header, records
+
+
+def _with(records: list[dict[str, Any]], record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The records by step, with one more, which takes the place of an older one of the same step."""
+    others = [other for other in records if other["step"] != record["step"]]
+    return sorted([*others, record], key=lambda one: one["step"])
 
 
 def _moved(last: pd.DataFrame) -> list[str]:
