@@ -264,6 +264,12 @@ def test_examples_run(name, example):
 
 
 @pytest.mark.slow
+def test_the_example_of_a_fine_tuning_writes_its_page(tmp_path, example):
+    assert "collapses" in example("fine_tuning.py")
+    assert (tmp_path / "fine-tuning" / "report.html").exists()
+
+
+@pytest.mark.slow
 def test_the_example_of_a_live_monitor_tells_shuffled_words_from_clean_texts(tmp_path, example):
     assert example("demo_texts.py")
     lines = (tmp_path / "demo-texts" / "clean.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
@@ -274,5 +280,6 @@ def test_the_example_of_a_live_monitor_tells_shuffled_words_from_clean_texts(tmp
 
 
 def test_every_example_is_run():
-    tested = {"demo_texts.py", "live_monitor.py", "distance_and_terms.py", "own_head.py", "rates.py", "real_head.py"}
+    tested = {"demo_texts.py", "live_monitor.py", "fine_tuning.py", "distance_and_terms.py"}
+    tested |= {"own_head.py", "rates.py", "real_head.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested

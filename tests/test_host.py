@@ -118,6 +118,7 @@ def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit
         "exit_layer": lambda: ms.exit_layer(model, texts[:60], ["a", "b"] * 30, tokenizer=tokenizer).save(
             own_path(".exit")
         ),
+        "History": lambda: ms.History(model, texts[:4], tokenizer=tokenizer, out=own_path(".history")).report(),
         "Baseline.fit": lambda: ms.Baseline.fit(model, texts, tokenizer=tokenizer).save(own_path(".baseline")),
         "Monitor": examine,
     }
@@ -127,7 +128,7 @@ NAMES = [
     *("attend dense", "attend flash", "attend tree", "attend_with_bound", "velocity", "value_flow"),
     *("zero_temperature_flow", "clouds", "simulate", "simulate hardmax", "mean_field", "theory", "wasserstein"),
     *("certificate", "phases", "figures", "report", "save and load", "claims", "audit", "audit report", "compare"),
-    *("length", "compress", "merge_tokens", "exit_layer", "Baseline.fit", "Monitor"),
+    *("length", "compress", "merge_tokens", "exit_layer", "History", "Baseline.fit", "Monitor"),
 ]
 
 

@@ -18,6 +18,8 @@ from .encoder.compress.result import Compression as Compression
 from .encoder.compress.study import compress as compress
 from .encoder.exit.result import Exit as Exit
 from .encoder.exit.study import exit_layer as exit_layer
+from .encoder.history.history import History as History
+from .encoder.history.history import callback as callback
 from .encoder.length.result import Length as Length
 from .encoder.length.study import length as length
 from .errors import BadInput as BadInput

@@ -110,6 +110,8 @@ def reference(B, a, V):
     order = np.argsort(-values.real)
     values, right = values[order], right[:, order]
     m = 2 if abs(values[0].imag) > 1e-9 else 1
+    shares = np.linalg.svd(V, compute_uv=False) ** 2
+    shares = shares[shares > 1e-20] / shares.sum()
     left = np.linalg.inv(right)[:m]
     found = {
         "beta": d * size,
@@ -122,6 +124,7 @@ def reference(B, a, V):
         "complex": m == 2,
         "nonnormality": np.linalg.norm((right[:, :m] @ left).real, 2),
         "value_norm": np.linalg.norm(V, 2),
+        "value_rank": math.exp(-(shares * np.log(shares)).sum()),
         "offset": np.linalg.norm(a) * math.sqrt(d) / (d * size),
         "rate": 0.0,
         "layers_to_concentrate": math.inf,
@@ -244,7 +247,7 @@ def test_a_slanted_projector_has_the_norm_of_the_formula():
 
 def test_heads_without_values_or_without_scores():
     row = planted(np.zeros((K, K)))
-    assert (row["leading"], row["gap"], row["second"], row["value_norm"]) == (0, 0, 0, 0)
+    assert (row["leading"], row["gap"], row["second"], row["value_norm"], row["value_rank"]) == (0, 0, 0, 0, 0)
     assert (row["negative"], row["prediction"], row["check_gap"]) == (True, "nowhere of its own", "fails")
     model, U = tiny(), frame()
     plant(model, 0, 0, 0 * U.T, U.T, U.T, U)

@@ -38,6 +38,10 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "value_frequency": ("|Im| of the dominant eigenvalue of V, radians per layer; 0 if it is real", "0 in most heads"),
     "value_gap": ("gap of the dominant group of V, per layer; 0 if every eigenvalue is dominant", "0.01 to 0.5"),
     "value_norm": ("‖V‖₂, the longest step per layer relative to the token", "0.5 to 4"),
+    "value_rank": (
+        "effective rank of V by its squared singular values: 1 to the width of a head",
+        "0.8 to 0.95 of the width of a head",
+    ),
     "terminal": ("what V alone does to late clusters: narrows, spreads, circles or neither", "narrows or circles"),
     "offset": ("|a|/‖B‖ on unit tokens: how far the scores are from linear; 0 without biases", "below 0.1"),
     "gain_spread": ("std γ/|mean γ| of the normalisation before the layer; 0 if γ is constant", "below 0.3"),

@@ -146,13 +146,17 @@ def unusual(heads: pd.DataFrame, linear: Sequence[str] = LINEAR) -> pd.DataFrame
 class SmallSpectrum(Spectrum):
     """The `Spectrum` of M = L·R from one decomposition A = X diag(λ) X⁻¹ of A = RL, k×k.
 
-    The columns of X are unit vectors. same_norm : a small matrix with the norm of M
+    The columns of X are unit vectors. same_norm : a small matrix with the singular values of M that can be nonzero
+    effective_rank : exp of the entropy of the squared singular values of M, as shares of their sum; 0 for M = 0
     """
 
     def __init__(self, left: Tensor, right: Tensor, name: str, same_norm: Tensor) -> None:
         super().__init__(left, right, name)
         # The largest eigenvalue of the Gram matrix is as exact as the largest singular value, in half the time.
-        self.norm = math.sqrt(max(float(torch.linalg.eigvalsh(same_norm.T @ same_norm)[-1]), 0.0))
+        squares = torch.linalg.eigvalsh(same_norm.T @ same_norm).clamp_min(0.0)
+        self.norm = math.sqrt(float(squares[-1]))
+        shares = squares / squares.sum().clamp_min(1e-300)
+        self.effective_rank = float(torch.exp(-torch.special.xlogy(shares, shares).sum())) if self.norm > 0 else 0.0
 
     @cached_property
     def _decomposition(self) -> tuple[np.ndarray, Tensor, np.ndarray | None]:
@@ -237,7 +241,7 @@ def _triangular(tall: Tensor) -> Tensor:
     return torch.linalg.qr(tall, mode="r").R if int(failed) else factor.T
 
 
-def _row(folded: FoldedHead, theory: Theory) -> dict[str, Any]:
+def _row(folded: FoldedHead, theory: SmallTheory) -> dict[str, Any]:
     m, v, beta = theory.attention, theory.terminal, folded.beta
     negative = theory.singular and m.leading <= m.tolerance
     statuses = {CHECKS[check.name]: check.status for check in theory.verdict.checks}
@@ -262,6 +266,7 @@ def _row(folded: FoldedHead, theory: Theory) -> dict[str, Any]:
         "value_frequency": v.frequency,
         "value_gap": _gap(v),
         "value_norm": v.norm,
+        "value_rank": v.effective_rank,
         "terminal": _terminal(v),
         "offset": offset,
         "gain_spread": folded.gain_spread,

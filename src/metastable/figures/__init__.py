@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from metastable.figures.curves import depth_curves, ledger_curves, lengths, loop_curves
 from metastable.figures.distance import distance, distance_curves, distances
 from metastable.figures.heads import comparison, heat_map
+from metastable.figures.history import movement_map, step_curves
 from metastable.figures.ladder import ladder_map
 from metastable.figures.length import depth_by_length, forecast_points, length_curves, waterfall, way_points, word_map
 from metastable.figures.look import caption
@@ -46,10 +47,12 @@ __all__ = [
     "length_curves",
     "lengths",
     "loop_curves",
+    "movement_map",
     "observables",
     "phase_diagram",
     "spectrum",
     "sphere",
+    "step_curves",
     "waterfall",
     "way_points",
     "word_map",

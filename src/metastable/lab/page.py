@@ -38,6 +38,7 @@ LABELS = {
     "value_frequency": "rotation per layer by V",
     "value_gap": "spectral gap of V",
     "value_norm": "norm of V",
+    "value_rank": "effective rank of V",
     "terminal": "terminal phase of V",
     "offset": "score offset |a|/‖B‖",
     "gain_spread": "spread of the normalisation gain",
