@@ -24,8 +24,12 @@ COLUMNS = {
     "spearman": "rank correlation",
 }
 """The numbers of an option, and what they are called on the page."""
-TASK = {"task": "score on your pairs", "task_difference": "difference to full"}
-"""The numbers that follow if there are scored pairs."""
+TASK_COLUMNS = {
+    **{name: what for name, what in COLUMNS.items() if name not in ("cosine_p10", "spearman")},
+    "task": "score on your pairs",
+    "task_difference": "difference to full",
+}
+"""The same if there are scored pairs: a screen has room for six columns, and the file options.csv has all of them."""
 TILES = ("speed", "cosine", "nn_overlap", "megabytes")
 """The numbers that are shown large if there is one option only, and thus no picture."""
 
@@ -40,7 +44,8 @@ def render(found: Compression) -> str:
     options = found.options
     baseline = options["baseline"].astype(bool)
     pairs = found.full_task is not None
-    columns = COLUMNS | (TASK if pairs else {})
+    columns = TASK_COLUMNS if pairs else COLUMNS
+    large = [name for name in columns if name in TILES or name not in COLUMNS]
     rows = _rows(options, found.chosen, list(columns))
     single = len(options) == 1
     groups = [
@@ -57,7 +62,7 @@ def render(found: Compression) -> str:
         kept=_kept(options[~baseline]),
         int8=bool(options["int8"].any()),
         compared=bool(baseline.any()),
-        only=[(columns[name], *_cell(options.iloc[0], name)) for name in (*TILES, *(TASK if pairs else ()))],
+        only=[(columns[name], *_cell(options.iloc[0], name)) for name in large],
         front=None if single else figure_block("front", fidelity_front(options, found.front(), found.chosen)),
         columns=list(columns.values()),
         tables=[
