@@ -68,7 +68,10 @@ def embedded(encoder: Encoder, texts: Sequence[str], pooling: str) -> np.ndarray
 
 
 def cosines(encoder: Encoder, pooling: str, rows: Scored) -> np.ndarray[Any, Any]:
-    first, second = (unit(embedded(encoder, [row[i] for row in rows], pooling)) for i in (1, 2))
+    """The cosine of each pair. A text that is in several pairs is embedded once."""
+    texts = {text: number for number, text in enumerate(dict.fromkeys(text for row in rows for text in row[1:]))}
+    found = unit(embedded(encoder, list(texts), pooling))
+    first, second = (found[[texts[row[i]] for row in rows]] for i in (1, 2))
     return np.asarray((first * second).sum(axis=1))
 
 

@@ -74,7 +74,7 @@ def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit
     """Every public function that computes something, by name. `own_path` is another path for each call."""
     cloud = ms.uniform(300, d=3, seed=0)
     circle = ms.Head.from_interaction([[1.34, 0.2], [0.2, 0.76]], [[1.04, -0.29], [-0.29, 0.66]])
-    pairs = [(text, f"{text} w1", number % 7) for number, text in enumerate(texts[:60])]
+    pairs = [(text, f"{text} w1", number % 7) for number, text in enumerate(texts[:200])]
 
     def own_path(ending: str):
         return tmp_path / f"{os.getpid()}-{threading.get_ident()}-{time.monotonic_ns()}{ending}"

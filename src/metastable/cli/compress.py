@@ -33,7 +33,7 @@ def compress(
         Path | None,
         typer.Option(
             help="Pairs of texts with a score of their similarity: .jsonl with the fields sentence1, sentence2 and "
-            "score. Layers are then chosen by Spearman's correlation with these scores."
+            "score, at least 200. Layers are then chosen by Spearman's correlation with these scores."
         ),
     ] = None,
     layers: Annotated[int, typer.Option(help="Remove this many layers.")] = 0,

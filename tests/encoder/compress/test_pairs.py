@@ -67,7 +67,7 @@ def plain(tokenizer, many_texts):
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
-    write(path, drawn(80))
+    write(path, drawn(200))
     return path
 
 
@@ -90,12 +90,12 @@ def test_one_half_of_the_pairs_chooses_the_layer(layer, plain, tokenizer, many_t
     Those of the other half ask for another layer, which must not count.
     """
     given = []
-    for half, gone in zip(halves(drawn(80), tokenizer), (layer, (layer + 1) % 3), strict=True):
+    for half, gone in zip(halves(drawn(200), tokenizer), (layer, (layer + 1) % 3), strict=True):
         smaller = plain.builder.removed(Recipe(layers=1), Removal((gone,))).even.model
         known = cosines(smaller, tokenizer, half)
         given += [(first, second, score) for (first, second, _), score in zip(half, known, strict=True)]
     # The halves depend on the order of the pairs, and not on their scores.
-    order = {pair[:2]: number for number, pair in enumerate(drawn(80))}
+    order = {pair[:2]: number for number, pair in enumerate(drawn(200))}
     given.sort(key=lambda pair: order[pair[:2]])
     found = asked(tokenizer, given, texts=many_texts, layers=1)
     assert found.removals[0].layers == (layer,)
@@ -104,14 +104,14 @@ def test_one_half_of_the_pairs_chooses_the_layer(layer, plain, tokenizer, many_t
 
 
 def test_heads_keep_their_rule(tokenizer, many_texts):
-    ours, theirs = (asked(tokenizer, some, texts=many_texts, heads=0.25) for some in (drawn(80), None))
+    ours, theirs = (asked(tokenizer, some, texts=many_texts, heads=0.25) for some in (drawn(200), None))
     assert ours.removals == theirs.removals
 
 
 @pytest.fixture(scope="module")
 def with_pairs(tokenizer, many_texts):
     """One layer is removed by pairs that have random scores; the same texts are in several of them."""
-    pairs = drawn(120)
+    pairs = drawn(240)
     pairs += [(pairs[i][0], pairs[i + 1][1], 0.3 + i / 100) for i in range(0, 30, 3)]
     return asked(tokenizer, pairs, texts=many_texts, layers=1), pairs
 
@@ -217,7 +217,7 @@ def test_a_journal_of_other_pairs_is_not_used(tokenizer, many_texts, tmp_path, m
     made = []
     original = study.Builder.make
     monkeypatch.setattr(study.Builder, "make", lambda self, recipe: made.append(recipe) or original(self, recipe))
-    pairs = drawn(80)
+    pairs = drawn(200)
     changed = [(*pairs[0][:2], 0.123), *pairs[1:]]
     first = asked(tokenizer, pairs, texts=many_texts, resume=tmp_path)
     again = asked(tokenizer, iter(pairs), texts=many_texts, resume=tmp_path)
@@ -240,7 +240,7 @@ def test_the_command_and_its_files(tokenizer, many_texts, file, tmp_path):
     row, full = shown["options"][0], shown["full_task"][0]
     said = next(words for words in shown["sentences"] if f"{full:.3f}" in words)
     assert f"{row['task']:.3f}" in said
-    assert "40 test pairs" in said
+    assert "100 test pairs" in said
     for path in (out / "report.html", out / "model" / "README.md"):
         text = path.read_text(encoding="utf-8")
         assert f"{full:.3f}" in text
@@ -257,18 +257,18 @@ def bad(**fields):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("no json", "line 81.*not JSON"),
-        ("[1, 2]", "line 81.*sentence1"),
-        ('{"sentence1": "w1", "sentence2": "w2"}', "line 81.*score"),
-        (bad(score="4.2"), "line 81.*str"),
-        (bad(score=True), "line 81.*bool"),
-        (bad(score=float("nan")), "line 81.*nan"),
-        (bad(score=float("inf")), "line 81.*inf"),
-        ('{"sentence1": "w1", "sentence2": "w2", "score": 1' + "0" * 400 + "}", "line 81.*finite"),
-        (bad(sentence2=7), "line 81.*int"),
-        (bad(sentence1=" "), "line 81.*blank"),
-        (bad(sentence1="a\0b"), "line 81.*NUL"),
-        (bad(sentence1="[SEP]"), "line 81.*special tokens"),
+        ("no json", "line 201.*not JSON"),
+        ("[1, 2]", "line 201.*sentence1"),
+        ('{"sentence1": "w1", "sentence2": "w2"}', "line 201.*score"),
+        (bad(score="4.2"), "line 201.*str"),
+        (bad(score=True), "line 201.*bool"),
+        (bad(score=float("nan")), "line 201.*nan"),
+        (bad(score=float("inf")), "line 201.*inf"),
+        ('{"sentence1": "w1", "sentence2": "w2", "score": 1' + "0" * 400 + "}", "line 201.*finite"),
+        (bad(sentence2=7), "line 201.*int"),
+        (bad(sentence1=" "), "line 201.*blank"),
+        (bad(sentence1="a\0b"), "line 201.*NUL"),
+        (bad(sentence1="[SEP]"), "line 201.*special tokens"),
     ],
 )
 def test_a_bad_line_is_refused_by_its_number(line, words, file, tokenizer, many_texts, tmp_path):
@@ -282,14 +282,14 @@ def test_a_bad_line_is_refused_by_its_number(line, words, file, tokenizer, many_
 @pytest.mark.parametrize(
     ("pairs", "words"),
     [
-        (drawn(59), "59 scored pairs"),
-        ([(a, b, 3) for a, b, _ in drawn(80)], "every pair is 3"),
-        ([(a, b, 1 + (i == 7)) for i, (a, b, _) in enumerate(drawn(80))], "different scores"),
-        ([(f"w{i % 9} w{i // 9}", f"w{(i + 1) % 9}", i) for i in range(80)], "share"),
-        ([("w1", "w2")] * 80, "pair 0 is not"),
+        (drawn(199), "199 scored pairs"),
+        ([(a, b, 3) for a, b, _ in drawn(200)], "every pair is 3"),
+        ([(a, b, 1 + (i == 7)) for i, (a, b, _) in enumerate(drawn(200))], "different scores"),
+        ([(f"w{i % 9} w{i // 9}", f"w{(i + 1) % 9}", i) for i in range(200)], "share"),
+        ([("w1", "w2")] * 200, "pair 0 is not"),
         ("w1 w2 0.5", "jsonl"),
         ("nowhere.jsonl", "nowhere"),
-        (["w1w"] * 80, "pair 0 is not"),
+        (["w1w"] * 200, "pair 0 is not"),
         (3, "int"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -305,11 +305,11 @@ def test_pairs_are_read_before_the_model():
 
 
 def test_many_pairs_are_cut(tokenizer, many_texts, monkeypatch):
-    monkeypatch.setattr(scored, "MOST", 33)
-    found = asked(tokenizer, drawn(100), texts=many_texts, neurons=0.25)
-    assert (found.counts["select_pairs"], found.counts["test_pairs"]) == (33, 33)
+    monkeypatch.setattr(scored, "MOST", 80)
+    found = asked(tokenizer, drawn(200), texts=many_texts, neurons=0.25)
+    assert (found.counts["select_pairs"], found.counts["test_pairs"]) == (80, 80)
 
 
 def test_numbers_of_numpy_are_numbers(tokenizer):
-    given = [(a, b, np.float32(score)) for a, b, score in drawn(60)]
+    given = [(a, b, np.float32(score)) for a, b, score in drawn(200)]
     assert [pair.score for pair in scored.read_pairs(given)] == [float(score) for *_, score in given]

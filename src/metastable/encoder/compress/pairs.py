@@ -32,9 +32,9 @@ from metastable.errors import BadInput
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-LEAST = 60
-"""Pairs that are needed at least. A half then has about 30, and the interval of a correlation of 0.8 already reaches
-from 0.6 to 0.9."""
+LEAST = 200
+"""Pairs that are needed at least. On STS-B, a layer that 60 pairs chose was worse on average than one that was chosen
+without labels, and one that 200 pairs chose was better; see the last table of docs/compression.md."""
 LEAST_GROUPS = 40
 """Groups that are needed at least: resamples draw groups, and fewer than 20 in a half vary too little."""
 MOST = 1000
@@ -58,7 +58,7 @@ def read_pairs(pairs: str | Path | Iterable[Any]) -> list[Pair]:
     rows = _file_rows(pairs) if isinstance(pairs, (str, Path)) else _rows(pairs)
     found = [_pair(row, name) for row, name in rows]
     if len(found) < LEAST:
-        raise BadInput(f"there are {len(found)} scored pairs; give at least {LEAST}, better some hundreds")
+        raise BadInput(f"there are {len(found)} scored pairs; give at least {LEAST}, better a thousand")
     if len({pair.score for pair in found}) == 1:
         raise BadInput(f"the score of every pair is {found[0].score:g}; give pairs with different scores")
     return found

@@ -106,7 +106,7 @@ def compress(
         only. The choice reads the lower ends of the intervals on *select*; the numbers of the result are those of
         *test*, and `met` tells whether they meet the condition
     pairs : a similarity task: a file .jsonl with the fields sentence1, sentence2 and score, or (text, text, number); at
-        least 60. Then layers are chosen by the score on one half of the pairs, which is Spearman's correlation of the
+        least 200. Then layers are chosen by the score on one half of the pairs, which is Spearman's correlation of the
         cosines of the embeddings and the given numbers. The result has the score of each recipe on the other half, and
         a target may name task and task_difference. A target on speed and size only chooses by task_difference
     length : texts are cut to this many tokens
