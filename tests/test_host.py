@@ -74,6 +74,7 @@ def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit
     """Every public function that computes something, by name. `own_path` is another path for each call."""
     cloud = ms.uniform(300, d=3, seed=0)
     circle = ms.Head.from_interaction([[1.34, 0.2], [0.2, 0.76]], [[1.04, -0.29], [-0.29, 0.66]])
+    pairs = [(text, f"{text} w1", number % 7) for number, text in enumerate(texts[:200])]
 
     def own_path(ending: str):
         return tmp_path / f"{os.getpid()}-{threading.get_ident()}-{time.monotonic_ns()}{ending}"
@@ -111,9 +112,9 @@ def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit
         "audit report": lambda: audit.report(own_path(".html")),
         "compare": lambda: ms.compare(audit, ms.audit(other)),
         "length": lambda: ms.length(model, long_texts, texts[:8], tokenizer=tokenizer).save(own_path(".length")),
-        "compress": lambda: ms.compress(model, texts, tokenizer=tokenizer, layers=1, merge=0.25, length=16).save_model(
-            own_path(".compressed")
-        ),
+        "compress": lambda: ms.compress(
+            model, texts, tokenizer=tokenizer, layers=1, merge=0.25, length=16, pairs=pairs
+        ).save_model(own_path(".compressed")),
         "merge_tokens": merge,
         "exit_layer": lambda: ms.exit_layer(model, texts[:60], ["a", "b"] * 30, tokenizer=tokenizer).save(
             own_path(".exit")

@@ -25,7 +25,15 @@ def compress(
         str | None,
         typer.Option(
             help="Choose an option: the fastest that meets 'cosine >= 0.97', or the most faithful that meets 'speed >= "
-            "1.5'. Columns: cosine, cosine_p10, nn_overlap, spearman, speed, megabytes; and, or."
+            "1.5'. Columns: cosine, cosine_p10, nn_overlap, spearman, speed, megabytes; with --pairs also task and "
+            "task_difference, as in 'task_difference >= -0.01'; and, or."
+        ),
+    ] = None,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Pairs of texts with a score of their similarity: .jsonl with the fields sentence1, sentence2 and "
+            "score, at least 200. Layers are then chosen by Spearman's correlation with these scores."
         ),
     ] = None,
     layers: Annotated[int, typer.Option(help="Remove this many layers.")] = 0,
@@ -35,7 +43,7 @@ def compress(
     int8: Annotated[bool, typer.Option("--int8", help="Quantise the linear maps of the layers.")] = False,
     length: Annotated[int, typer.Option(help="Cut texts to this many tokens.")] = 128,
     pooling: Annotated[str | None, typer.Option(help="mean or cls; by default that of the model's files.")] = None,
-    seed: Annotated[int, typer.Option(help="Deals the texts into parts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Deals the texts into parts, and the pairs into halves.")] = 0,
     batch_size: BatchSize = 32,
     tokenizer: Tokenizer = None,
     allow_pickle: AllowPickle = False,
@@ -65,8 +73,8 @@ def compress(
         }
         with Texts(what="options") as bar:
             found = study.compress(
-                model, texts, layers=layers, int8=int8, target=target, length=length, pooling=pooling, seed=seed,
-                batch_size=batch_size, allow_pickle=allow_pickle, tokenizer=tokenizer, resume=out, **shares,
+                model, texts, layers=layers, int8=int8, target=target, pairs=pairs, length=length, pooling=pooling,
+                seed=seed, batch_size=batch_size, allow_pickle=allow_pickle, tokenizer=tokenizer, resume=out, **shares,
                 progress=bar,
             )  # fmt: skip
         written = {name: str(path) for name, path in found.save(out).items()}

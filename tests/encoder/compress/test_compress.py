@@ -89,7 +89,7 @@ def test_targets_choose_by_the_numbers_of_the_second_part(whole):
     found = whole.choose(f"speed >= {slow}")
     assert found.chosen == int(ours.loc[ours["speed"] >= slow, "select_cosine"].idxmax())
     assert whole.choose("cosine >= 2").chosen is None
-    assert str(condition("nn-overlap >= 0.8")) == "nn_overlap >= 0.8"
+    assert str(condition("nn-overlap >= 0.8", pairs=False)) == "nn_overlap >= 0.8"
     for wrong in ("layers > 1", "cosine >=", "1 > 0", "cosin > 0.9"):
         with pytest.raises(ms.BadInput):
             whole.choose(wrong)

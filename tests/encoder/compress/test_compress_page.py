@@ -11,6 +11,7 @@ from plotly.offline import get_plotlyjs
 
 import metastable as ms
 from metastable.encoder.compress import report as page
+from metastable.encoder.compress.result import TASK
 from metastable.figures import compress as drawn
 from metastable.figures.look import caption
 from tests.encoder.audits import EVIL
@@ -37,6 +38,33 @@ def study(tokenizer, many_texts):
 def single(tokenizer, many_texts):
     """Amounts were given: one option, which is the chosen one."""
     return ms.compress(tiny("bert"), many_texts, tokenizer=tokenizer, length=24, heads=0.25)
+
+
+@pytest.fixture(scope="module")
+def scored(study):
+    """The same study with the columns of scored pairs."""
+    options = study.options.copy()
+    for name in TASK:
+        middle = options["cosine"] - (0.1 if name == "task" else 0.95)
+        options[name], options[f"{name}_low"], options[f"{name}_high"] = middle, middle - 0.012, middle + 0.011
+        options[f"select_{name}"] = middle - 0.02
+    counts = study.counts | {"select_pairs": 751, "test_pairs": 749}
+    return replace(study, options=options, counts=counts, full_task=(0.8203, 0.8051, 0.8349), target="speed > 0")
+
+
+def test_scores_on_pairs_are_in_the_table_and_in_the_words(scored, study):
+    html = page.render(scored)
+    baseline = scored.options["baseline"].astype(bool)
+    for text, (_, row) in zip(map(plain, rows(html, "options")), scored.options[~baseline].iterrows(), strict=True):
+        assert f"{row['task']:.3f} {row['task_low']:.3f}–{row['task_high']:.3f}" in text
+        assert f"{abs(row['task_difference']):.3f}" in text
+    said, shown = " ".join(scored.sentences()), Reader(html).text
+    chosen = scored.options.iloc[scored.chosen]
+    for number in ("749", "0.820", f"{chosen['task']:.3f}"):
+        assert number in said
+        assert number in shown["found"]
+    assert "751" in shown["pairs"]
+    assert "pairs" not in Reader(page.render(study)).text
 
 
 def with_baselines(study, cosines):
@@ -224,11 +252,11 @@ SPILLED = """() => [...document.querySelectorAll('main *:not(svg *)')].filter(e 
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("which", ["study", "single"])
+@pytest.mark.parametrize("which", ["study", "scored", "single"])
 def test_the_page_fits_every_screen(which, browser, request, tmp_path):
     result = request.getfixturevalue(which)
     path = result.report(tmp_path / "report.html")
-    tab = Tab(browser, path, 1366, 768, ["#figure-front"] if which == "study" else [], "")
+    tab = Tab(browser, path, 1366, 768, [] if which == "single" else ["#figure-front"], "")
     for part in tab.page.locator("summary").all()[1:]:
         part.click()
     for width in (1366, 1024, 800, 770, 700, 390):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -109,6 +109,7 @@ class Builder:
     """Makes smaller encoders from one full encoder.
 
     fit : texts for importance and healing; select : texts for every choice between candidates
+    task : the score of an encoder on a task of the user, the higher the better; None if there is none
     greedy : layers in the order in which they go, as far as it is known
     """
 
@@ -116,6 +117,7 @@ class Builder:
     fit: Sequence[Batch]
     select: Sequence[Batch]
     pooling: str
+    task: Callable[[Encoder], float] | None = None
     greedy: list[int] = field(default_factory=list)
 
     @cached_property
@@ -209,11 +211,13 @@ class Builder:
         return sorted(self.greedy[:count])
 
     def _next_layer(self, candidates: Sequence[int]) -> int:
+        """The layer that is missed least: by the task if there is one, else by the cosine to the full encoder."""
         recipe = Recipe(layers=len(self.greedy) + 1, healed=False)
 
         def loss(layer: int, healed: bool) -> float:
             removal = Removal(tuple(sorted([*self.greedy, layer])))
-            return self.loss(self.removed(replace(recipe, healed=healed), removal).even)
+            smaller = self.removed(replace(recipe, healed=healed), removal).even
+            return self.loss(smaller) if self.task is None else -self.task(smaller)
 
         near = sorted(candidates, key=lambda layer: loss(layer, False))[:HEALED]
         return min(near, key=lambda layer: loss(layer, True))

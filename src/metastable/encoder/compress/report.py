@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from metastable.encoder.compress.surgery import UNCUT
-from metastable.encoder.compress.words import GOOD
+from metastable.encoder.compress.words import GOOD, signed
 from metastable.figures.compress import fidelity_front
 from metastable.report.page import figure_block, render_page, short_name, target_of, write_page
 
@@ -24,6 +24,12 @@ COLUMNS = {
     "spearman": "rank correlation",
 }
 """The numbers of an option, and what they are called on the page."""
+TASK_COLUMNS = {
+    **{name: what for name, what in COLUMNS.items() if name not in ("cosine_p10", "spearman")},
+    "task": "score on your pairs",
+    "task_difference": "difference to full",
+}
+"""The same if there are scored pairs: a screen has room for six columns, and the file options.csv has all of them."""
 TILES = ("speed", "cosine", "nn_overlap", "megabytes")
 """The numbers that are shown large if there is one option only, and thus no picture."""
 
@@ -37,7 +43,10 @@ def render(found: Compression) -> str:
     """The report as HTML."""
     options = found.options
     baseline = options["baseline"].astype(bool)
-    rows = _rows(options, found.chosen)
+    pairs = found.full_task is not None
+    columns = TASK_COLUMNS if pairs else COLUMNS
+    large = [name for name in columns if name in TILES or name not in COLUMNS]
+    rows = _rows(options, found.chosen, list(columns))
     single = len(options) == 1
     groups = [
         ("The option" if single else "All options", "options", ~baseline),
@@ -53,9 +62,9 @@ def render(found: Compression) -> str:
         kept=_kept(options[~baseline]),
         int8=bool(options["int8"].any()),
         compared=bool(baseline.any()),
-        only=[(COLUMNS[name], *_cell(options.iloc[0], name)) for name in TILES],
+        only=[(columns[name], *_cell(options.iloc[0], name)) for name in large],
         front=None if single else figure_block("front", fidelity_front(options, found.front(), found.chosen)),
-        columns=list(COLUMNS.values()),
+        columns=list(columns.values()),
         tables=[
             (title, name, [row for row, one in zip(rows, shown, strict=True) if one])
             for title, name, shown in groups
@@ -75,14 +84,14 @@ def _kept(ours: pd.DataFrame) -> str:
     return f"In this study, options with a mean cosine of at least {GOOD:g} keep {share} of the 10 nearest texts."
 
 
-def _rows(options: pd.DataFrame, chosen: int | None) -> list[dict[str, Any]]:
+def _rows(options: pd.DataFrame, chosen: int | None, columns: list[str]) -> list[dict[str, Any]]:
     """The table: name, rule, whether it is the chosen option, and pairs of a number and its interval."""
     return [
         {
             "name": row["recipe"],
             "rule": row["method"],
             "chosen": place == chosen,
-            "cells": [_cell(row, name) for name in COLUMNS],
+            "cells": [_cell(row, name) for name in columns],
         }
         for place, (_, row) in enumerate(options.iterrows())
     ]
@@ -91,5 +100,7 @@ def _rows(options: pd.DataFrame, chosen: int | None) -> list[dict[str, Any]]:
 def _cell(row: pd.Series, name: str) -> tuple[str, str]:
     if name == "megabytes":
         return f"{row[name]:.1f}", ""
+    if name == "task_difference":
+        return signed(row[name]), f"{signed(row[f'{name}_low'])} to {signed(row[f'{name}_high'])}"
     digits, sign = (2, "×") if name == "speed" else (3, "")
     return f"{row[name]:.{digits}f}{sign}", f"{row[f'{name}_low']:.{digits}f}–{row[f'{name}_high']:.{digits}f}"

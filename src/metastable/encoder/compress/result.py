@@ -15,6 +15,7 @@ from metastable.encoder.compress.fidelity import METRICS
 from metastable.encoder.compress.recipe import Recipe
 from metastable.encoder.compress.saving import SETTINGS, save_model
 from metastable.encoder.compress.surgery import UNCUT, Removal, plain_form
+from metastable.encoder.exit.scores import Interval
 from metastable.encoder.expression import Expression, parse
 from metastable.errors import BadInput, suggestion
 
@@ -36,12 +37,19 @@ COLUMNS = (
 )
 """The columns of `options`. `speed` is the time of the full encoder over that of the option, `select_NAME` the lower
 end of the interval on *select*."""
-TARGETS = (*METRICS, "speed", "megabytes")
+TASK = ("task", "task_difference")
+"""The score on the pairs of the user, and its difference to that of the full encoder."""
+TASK_COLUMNS = (*_ends(*TASK), *(f"select_{name}" for name in TASK))
+"""The columns of `options` that follow if there are scored pairs."""
+TARGETS = (*METRICS, "speed", "megabytes", *TASK)
 """The columns that a target may name."""
 
 
-def condition(target: str) -> Expression:
-    """A target as an expression; BadInput if it names anything but `TARGETS`. Hyphens in names are underscores."""
+def condition(target: str, pairs: bool) -> Expression:
+    """A target as an expression; BadInput if it names anything but `TARGETS`. Hyphens in names are underscores.
+
+    pairs : whether there are scored pairs, which the columns `TASK` need
+    """
     plain = target
     for name in TARGETS:
         plain = plain.replace(name.replace("_", "-"), name)
@@ -49,6 +57,8 @@ def condition(target: str) -> Expression:
     for name in found.columns:
         if name not in TARGETS:
             raise BadInput(f"target {target!r}: there is no column {name!r}; {suggestion(name, TARGETS)}")
+        if name in TASK and not pairs:
+            raise BadInput(f"target {target!r}: the column {name!r} needs scored pairs; give them (--pairs FILE.jsonl)")
     if not found.columns:
         raise BadInput(f"target {target!r} names no column; name one of {', '.join(TARGETS)}")
     return found
@@ -59,10 +69,12 @@ class Compression:
     """What can be removed from one encoder, and at what loss. Made by `compress`, or read by `Compression.load`.
 
     options : a row a recipe, see `COLUMNS`: fidelity on *test* with intervals of 95 %, speed against the full encoder
-        (median and range of pairs), size in memory. The columns select_… are those that choices were made by
+        (median and range of pairs), size in memory. With scored pairs, `TASK_COLUMNS` follow. The columns select_… are
+        those that choices were made by
     removals : what goes, one entry a row
     chosen : the number of the chosen row; None without a target, or if no row meets it
     depth, heads, neurons : of the full encoder: layers, heads of a layer, neurons of a layer
+    full_task : the score of the full encoder on the test pairs with its interval; None without pairs
     """
 
     name: str
@@ -80,6 +92,7 @@ class Compression:
     options: pd.DataFrame
     removals: list[Removal]
     chosen: int | None = None
+    full_task: Interval | None = None
     builder: Builder | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -92,12 +105,15 @@ class Compression:
         The lower ends of the intervals on *select* stand for the metrics: a choice by the means would mostly take
         options that are lucky there.
         """
-        wanted = condition(target)
-        table = self.options.assign(**{name: self.options[f"select_{name}"] for name in METRICS})
+        pairs = self.full_task is not None
+        wanted = condition(target, pairs)
+        measured = (*METRICS, *TASK) if pairs else METRICS
+        table = self.options.assign(**{name: self.options[f"select_{name}"] for name in measured})
         rows = wanted.rows(table[~table["baseline"].astype(bool)])
         if not len(rows):
             return replace(self, target=target, chosen=None)
-        by = "speed" if any(name in METRICS for name in wanted.columns) else "cosine"
+        best = "task_difference" if pairs else "cosine"
+        by = "speed" if any(name in measured for name in wanted.columns) else best
         return replace(self, target=target, chosen=int(rows[by].idxmax()))
 
     @property
@@ -105,7 +121,8 @@ class Compression:
         """Whether the chosen option meets the target with its numbers on *test*; False if there is no such option."""
         if self.chosen is None or self.target is None:
             return False
-        return bool(len(condition(self.target).rows(self.options.iloc[[self.chosen]])))
+        wanted = condition(self.target, self.full_task is not None)
+        return bool(len(wanted.rows(self.options.iloc[[self.chosen]])))
 
     def front(self) -> pd.DataFrame:
         """The options that no other option beats in both speed and cosine, from slow to fast, baselines left out."""
@@ -144,10 +161,12 @@ class Compression:
 
     @classmethod
     def _from_dict(cls, saved: dict[str, Any]) -> Compression:
-        plain = {each.name: saved[each.name] for each in fields(cls) if each.name != "builder"}
+        plain = {each.name: saved[each.name] for each in fields(cls) if each.name not in ("full_task", "builder")}
         plain["options"] = frame(saved["options"])
         plain["removals"] = [Removal.from_dict(removal) for removal in saved["removals"]]
-        return cls(**plain)
+        # Files of earlier versions know no pairs.
+        score = saved.get("full_task")
+        return cls(**plain, full_task=None if score is None else tuple(score))
 
     def save(self, folder: str | Path) -> dict[str, Path]:
         """Write the folder model if an option is chosen, report.html, options.csv and, last, compress.json.

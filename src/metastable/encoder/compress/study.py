@@ -3,6 +3,7 @@
 The texts are dealt into three parts. *fit* tells which parts matter, heals, and is the pool that neighbours are
 searched in; *select* makes every choice between candidates (λ of a refit, the next layer to go, the recipe for a
 target, the options that sentences name); *test* is read for the numbers only. Texts of one document stay in one part.
+Scored pairs of the user, if there are any, are dealt into a *select* and a *test* half of their own; see `pairs`.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ from metastable.arrays import real, whole
 from metastable.encoder.compress import surgery
 from metastable.encoder.compress.build import Builder, Made, megabytes
 from metastable.encoder.compress.fidelity import METRICS, fidelity
+from metastable.encoder.compress.pairs import Task, deal, read_pairs
 from metastable.encoder.compress.recipe import Recipe, plan
-from metastable.encoder.compress.result import COLUMNS, Compression, condition
+from metastable.encoder.compress.result import COLUMNS, TASK, TASK_COLUMNS, Compression, condition
 from metastable.encoder.compress.saving import modules_after
 from metastable.encoder.compress.surgery import Removal
 from metastable.encoder.compress.words import REPEATS
+from metastable.encoder.exit.scores import Interval
 from metastable.encoder.identity import configuration
+from metastable.encoder.length.intervals import named
 from metastable.encoder.load import Encoder, load
 from metastable.encoder.pooling import embed, pooling_of
 from metastable.encoder.texts import Batch, TextCounts, batches, read_lines, strings, tokenized
@@ -74,6 +78,7 @@ def compress(
     merge: float = 0.0,
     int8: bool = False,
     target: str | None = None,
+    pairs: str | Path | Iterable[tuple[str, str, float]] | None = None,
     length: int = 128,
     pooling: str | None = None,
     batch_size: int = 32,
@@ -100,9 +105,13 @@ def compress(
         that meets a condition on fidelity is chosen, or the most faithful one that meets a condition on speed and size
         only. The choice reads the lower ends of the intervals on *select*; the numbers of the result are those of
         *test*, and `met` tells whether they meet the condition
+    pairs : a similarity task: a file .jsonl with the fields sentence1, sentence2 and score, or (text, text, number); at
+        least 200. Then layers are chosen by the score on one half of the pairs, which is Spearman's correlation of the
+        cosines of the embeddings and the given numbers. The result has the score of each recipe on the other half, and
+        a target may name task and task_difference. A target on speed and size only chooses by task_difference
     length : texts are cut to this many tokens
     pooling : "mean" or "cls"; by default that of the model's files
-    seed : deals the texts into parts
+    seed : deals the texts into parts, and the pairs into halves
     resume : a folder for a journal; a study that was stopped goes on from there. The folder is locked meanwhile
     progress : called with the numbers of finished and of all recipes
 
@@ -112,6 +121,9 @@ def compress(
         `options` (a row a recipe), `chosen`, `report(path)`, `save(folder)`, `save_model(folder)`.
     """
     _check(layers, heads, neurons, merge, length, batch_size, seed)
+    scored = None if pairs is None else read_pairs(pairs)
+    if target is not None:
+        condition(target, scored is not None)
     encoder = load(model, allow_pickle, tokenizer).private()
     encoder.reads_text()
     if encoder.device.type != "cpu":
@@ -124,18 +136,19 @@ def compress(
     removable = surgery.removable_layers(encoder.anatomy, encoder.model.config)
     if layers > len(removable):
         raise BadInput(f"layers is {layers}; {len(removable)} of {depth} layers of {encoder.name!r} can be removed")
-    if target is not None:
-        condition(target)
     how, length = pooling_of(encoder, pooling), min(length, encoder.limit)
     if encoder.folder is not None:
         modules_after(encoder.folder)  # refuses damaged files before the work
     parts = _parts(encoder, texts, length, batch_size, seed)
-    builder = Builder(encoder, parts.fit, parts.select, how)
+    task = None if scored is None else deal(encoder, scored, length, batch_size, seed)
+    chosen_by = None if task is None else lambda smaller: task.select.correlation(smaller, how)
+    builder = Builder(encoder, parts.fit, parts.select, how, chosen_by)
     recipes = [wanted] if wanted != Recipe() else plan(depth, bool(removable), tied)
     made_with = {name: metadata.version(name) for name in ("metastable", "torch", "transformers")}
     about = (encoder.fingerprint, configuration(encoder), made_with)
-    identity = files.sha256(*about, parts.counts, length, how, batch_size, seed, _texts_hash(parts))
-    bench = _Bench(builder, parts, how)
+    given = [] if task is None else [task.select.identity(), task.test.identity()]
+    identity = files.sha256(*about, parts.counts, length, how, batch_size, seed, _texts_hash(parts), *given)
+    bench = _Bench(builder, parts, how, task, seed)
     rows: list[dict[str, Any]] = []
     with _journal(resume, identity) as journal:
         known = {} if journal is None else {entry.number: json.loads(entry.payload) for entry in journal.records()}
@@ -168,12 +181,13 @@ def compress(
         heads=encoder.anatomy.layers[0].heads,
         neurons=encoder.anatomy.blocks[0].outer.in_features,
         full_megabytes=megabytes(encoder.model),
-        counts=parts.counts,
+        counts=parts.counts | bench.pair_counts,
         made=made_with,
         target=target,
-        options=options[list(COLUMNS)],
+        options=options[[*COLUMNS, *(TASK_COLUMNS if task is not None else ())]],
         removals=removals,
         chosen=0 if wanted != Recipe() else None,
+        full_task=bench.full_task,
         builder=builder,
     )
     return found if target is None else found.choose(target)
@@ -274,22 +288,37 @@ def _different(encoder: Encoder, texts: str | Path | Iterable[str], length: int)
 class _Bench:
     """Measures smaller encoders against the full one."""
 
-    def __init__(self, builder: Builder, parts: Parts, pooling: str) -> None:
+    def __init__(self, builder: Builder, parts: Parts, pooling: str, task: Task | None, seed: int) -> None:
         self.full, self.builder, self.parts, self.pooling = builder.full, builder, parts, pooling
         names = ("fit", "select", "test")
         self.embeddings = {name: embed(self.full, getattr(parts, name), pooling) for name in names}
         if not all(np.isfinite(rows).all() and rows.any(axis=1).all() for rows in self.embeddings.values()):
             raise BadInput("the encoder returns an embedding that is zero or not finite, which has no direction")
+        self.halves = {} if task is None else {"select": task.select, "test": task.test}
+        self.cosines = {name: half.cosines(self.full, pooling) for name, half in self.halves.items()}
+        self.seed = seed
         self.timed: list[Batch] = []
         for batch in parts.test:
             if sum(len(each.mask) for each in self.timed) < TIMED:
                 self.timed.append(batch)
+
+    @property
+    def pair_counts(self) -> dict[str, int]:
+        return {f"{name}_pairs": len(half.scores) for name, half in self.halves.items()}
+
+    @property
+    def full_task(self) -> Interval | None:
+        """The score of the full encoder on the test pairs."""
+        if not self.halves:
+            return None
+        return self.halves["test"].compared(self.cosines["test"], self.cosines["test"], self.seed)[0]
 
     def row(self, made: Made) -> dict[str, Any]:
         """All numbers of one recipe."""
         recipe, full = made.recipe, self.embeddings
         with made.running() as smaller:
             own = {name: embed(smaller, getattr(self.parts, name), self.pooling) for name in full}
+            scores = self._scores(smaller)
             speed, slowest, fastest = self._speed(smaller)
         pool = full["fit"], own["fit"]
         selected, tested = (fidelity(full[name], own[name], pool) for name in ("select", "test"))
@@ -301,8 +330,20 @@ class _Bench:
             **{"speed": speed, "speed_low": slowest, "speed_high": fastest},
             "megabytes": megabytes(made.fast.model),
             **{f"select_{name}": selected[f"{name}_low"] for name in METRICS},
+            **scores,
             "removal": made.removal.to_dict(),
         }
+
+    def _scores(self, smaller: Encoder) -> dict[str, float]:
+        """The columns of the task; none without pairs."""
+        found: dict[str, dict[str, float]] = {}
+        for name, half in self.halves.items():
+            own = half.cosines(smaller, self.pooling)
+            _, score, difference = half.compared(self.cosines[name], own, self.seed)
+            found[name] = {**named("task", score), **named("task_difference", difference)}
+        if not found:
+            return {}
+        return {**found["test"], **{f"select_{name}": found["select"][f"{name}_low"] for name in TASK}}
 
     def _method(self, recipe: Recipe) -> str:
         """Of shared layers only the last calls can go."""

@@ -20,6 +20,11 @@ GOOD = 0.95
 """The mean cosine that the sentence about the fastest option asks for."""
 
 
+def signed(number: float) -> str:
+    """A difference: three digits after a sign that is as wide as +."""
+    return f"{number:+.3f}".replace("-", "−")
+
+
 def interval(row: Any, name: str, digits: int = 3) -> str:
     return f"{row[name]:.{digits}f} ({row[f'{name}_low']:.{digits}f} to {row[f'{name}_high']:.{digits}f})"
 
@@ -28,8 +33,11 @@ def sentences(found: Compression) -> list[str]:
     """The headline first. Options are chosen by the numbers on *select*, and all numbers are those of *test*."""
     ours = found.options[~found.options["baseline"].astype(bool)]
     alone = len(found.options) == 1
-    said = _chosen(found) if alone or found.target is not None else _fastest(ours)
-    said += [] if alone else [*_peer(ours), *_rules(found)]
+    if alone or found.target is not None:
+        said, row = _chosen(found)
+    else:
+        said, row = _fastest(ours)
+    said += [*_task(found, row), *([] if alone else [*_peer(ours), *_rules(found)])]
     counts = found.counts
     used = (
         f"{counts['fit']} texts to choose parts, to refit and as the pool for neighbours, {counts['select']} to select"
@@ -59,32 +67,51 @@ def _details(row: Any) -> str:
     )
 
 
-def _chosen(found: Compression) -> list[str]:
+def _task(found: Compression, row: Any) -> list[str]:
+    """The scores on the pairs of the user: of the full encoder, of one option, and without one layer."""
+    if found.full_task is None:
+        return []
+    counts, options = found.counts, found.options
+    one_layer = options[~options["baseline"].astype(bool) & (options["recipe"] == "1 layer removed")]
+    # A headline without an option, or about another one, is followed by the option that pairs have chosen the parts of.
+    rows = [*([] if row is None else [row]), *(other for _, other in one_layer.iterrows())]
+    parts = {
+        other["recipe"]: f"with {other['recipe']} {other['task']:.3f} (difference {signed(other['task_difference'])}, "
+        f"{signed(other['task_difference_low'])} to {signed(other['task_difference_high'])})"
+        for other in rows
+    }
+    full = f"On your {counts['test_pairs']} test pairs the full encoder reaches {found.full_task[0]:.3f}"
+    said = ["; ".join([full, *parts.values()]) + "."]
+    if (options["method"] == "greedy").any():
+        said.append(f"Layers were chosen by the score on your other {counts['select_pairs']} pairs.")
+    return said
+
+
+def _chosen(found: Compression) -> tuple[list[str], Any]:
+    """Sentences about the chosen option, and its row."""
     if found.chosen is None:
-        return [f"No option meets the target {found.target} on the texts that choices are made by."]
+        return [f"No option meets the target {found.target} on the texts that choices are made by."], None
     row = found.options.iloc[found.chosen]
     said = [f"{_capital(row['recipe'])}: {_gain(row)}.", _details(row)]
     if found.target is None:
-        return said
+        return said, row
     if found.met:
-        return [*said, f"It was chosen for the target {found.target}, and meets it on the test texts too."]
-    return [*said, f"It was chosen for the target {found.target}, but does not meet it on the test texts."]
+        return [*said, f"It was chosen for the target {found.target}, and meets it on the test texts too."], row
+    return [*said, f"It was chosen for the target {found.target}, but does not meet it on the test texts."], row
 
 
-def _fastest(ours: pd.DataFrame) -> list[str]:
+def _fastest(ours: pd.DataFrame) -> tuple[list[str], Any]:
+    """Sentences about the fastest faithful option, and its row."""
     good = ours[(ours["select_cosine"] >= GOOD) & (ours["speed_low"] > 1)]
     if not len(good):
         best = ours.loc[ours["select_cosine"].idxmax()]
-        return [
-            f"No option is surely faster than the full encoder and keeps a mean cosine of {GOOD:g}. The most faithful "
-            f"one is {best['recipe']}: {_gain(best)}.",
-            _details(best),
-        ]
+        none = f"No option is surely faster than the full encoder and keeps a mean cosine of {GOOD:g}."
+        return [f"{none} The most faithful one is {best['recipe']}: {_gain(best)}.", _details(best)], best
     row = good.loc[good["speed"].idxmax()]
     which = f"The fastest option with a mean cosine of {GOOD:g} or more"
     if row["cosine"] < GOOD:
         which = f"The fastest option that was chosen for a mean cosine of {GOOD:g}"
-    return [f"{which} is {row['recipe']}: {_gain(row)}.", _details(row)]
+    return [f"{which} is {row['recipe']}: {_gain(row)}.", _details(row)], row
 
 
 def _peer(ours: pd.DataFrame) -> list[str]:
@@ -112,20 +139,20 @@ def _rules(found: Compression) -> list[str]:
         compared = rows[rows["baseline"].astype(bool)]
         own = rows[rows["recipe"].isin(compared["recipe"]) & ~rows["baseline"].astype(bool)]
         if len(own):
-            said.append(_compared(own.iloc[0], compared))
+            # Pairs choose layers, not heads and neurons.
+            by_task = kind == "layers" and found.full_task is not None
+            said.append(_compared(own.iloc[0], compared, "task" if by_task else "cosine"))
     return said
 
 
-def _compared(mine: pd.Series, others: pd.DataFrame) -> str:
-    listed = ", ".join(
-        f"{row['method'].replace(', not', ' but not')} {row['cosine']:.3f}" for _, row in others.iterrows()
-    )
-    words = f"{_capital(mine['recipe'])}: mean cosine {mine['cosine']:.3f} by the rule {mine['method']}; by others: "
-    words += f"{listed}."
-    best = others.loc[others["cosine"].idxmax()]
-    if best["cosine_low"] > mine["cosine_high"]:
+def _compared(mine: pd.Series, others: pd.DataFrame, by: str) -> str:
+    listed = ", ".join(f"{row['method'].replace(', not', ' but not')} {row[by]:.3f}" for _, row in others.iterrows())
+    what = "score on your pairs" if by == "task" else "mean cosine"
+    words = f"{_capital(mine['recipe'])}: {what} {mine[by]:.3f} by the rule {mine['method']}; by others: {listed}."
+    best = others.loc[others[by].idxmax()]
+    if best[f"{by}_low"] > mine[f"{by}_high"]:
         return f"{words} Here the choice by {best['method']} is better."
-    alike = others[(others["cosine_high"] >= mine["cosine_low"]) & (others["cosine_low"] <= mine["cosine_high"])]
+    alike = others[(others[f"{by}_high"] >= mine[f"{by}_low"]) & (others[f"{by}_low"] <= mine[f"{by}_high"])]
     if len(alike):
         return (
             f"{words} Within the error, {' and '.join(alike['method'])} {'does' if len(alike) == 1 else 'do'} as well."
@@ -154,6 +181,15 @@ def card(found: Compression, row: pd.Series) -> list[str]:
         f"| {what} | {row[name]:.3f} | {row[f'{name}_low']:.3f} to {row[f'{name}_high']:.3f} |"
         for name, what in names.items()
     ]
+    if found.full_task is not None:
+        many = f"{found.counts['test_pairs']} scored pairs"
+        change = [signed(row[f"task_difference{end}"]) for end in ("", "_low", "_high")]
+        lines += [
+            f"| correlation with the scores of {many} | {row['task']:.3f} | {row['task_low']:.3f} to "
+            f"{row['task_high']:.3f} |",
+            f"| its difference to the full encoder ({found.full_task[0]:.3f}) | {change[0]} | {change[1]} to "
+            f"{change[2]} |",
+        ]
     reach = f"{row['speed_low']:.2f} to {row['speed_high']:.2f} (range)"
     lines += [
         f"| speed against the full encoder | {row['speed']:.2f}× | {reach} |",

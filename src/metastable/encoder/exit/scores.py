@@ -104,22 +104,22 @@ class Bootstrap:
         self._extra = draws[:, -2:].astype(np.float64)
 
     def compare(
-        self, score: Score, truth: Floats, predictions: Sequence[Floats], full: int
+        self, score: Score, truth: Floats, predictions: Sequence[Floats], full: int, wider: float = WIDER
     ) -> list[tuple[Interval, Interval]]:
         """The score of each prediction, and its difference to that of the prediction with the number `full`.
 
-        Intervals of differences are widened, see `WIDER`.
+        wider : the factor of intervals of differences; 1 if nothing was fitted to the texts
         """
         if score is accuracy:
             right = [(truth == own).astype(np.float64) for own in predictions]
             scores = [self.mean(own, (0.0, 1.0)) for own in right]
-            changes = [widened(self.mean(own - right[full], (-1.0, 1.0))) for own in right]
+            changes = [widened(self.mean(own - right[full], (-1.0, 1.0)), wider) for own in right]
         else:
             points = np.array([value(score, truth, own) for own in predictions])
             values = self._values(lambda weights: np.stack([score(truth, own, weights) for own in predictions], axis=1))
             scores = [_ends(point, own) for point, own in zip(points, values.T, strict=True)]
             points, values = points - points[full], values - values[:, [full]]
-            changes = [widened(_ends(point, own)) for point, own in zip(points, values.T, strict=True)]
+            changes = [widened(_ends(point, own), wider) for point, own in zip(points, values.T, strict=True)]
         changes[full] = (0.0, 0.0, 0.0)
         return list(zip(scores, changes, strict=True))
 
@@ -138,10 +138,10 @@ class Bootstrap:
         return np.concatenate([statistic(some) for some in weights])
 
 
-def widened(ends: Interval) -> Interval:
+def widened(ends: Interval, wider: float = WIDER) -> Interval:
     """The interval of a difference, see `WIDER`."""
     point, low, high = ends
-    return point, point + WIDER * (low - point), point + WIDER * (high - point)
+    return point, point + wider * (low - point), point + wider * (high - point)
 
 
 def _ends(point: float, values: Floats) -> Interval:
