@@ -70,7 +70,7 @@ def _turns(mean: Floats, more: Callable[[int, int], bool]) -> tuple[int, bool | 
     """Where the first rise or fall begins, whether it is a rise (None if there is neither), and the turns after it."""
     low = high = start = 0
     rising: bool | None = None
-    turns = []
+    turns: list[int] = []
     for depth in range(1, len(mean)):
         if rising is not True and mean[depth] < mean[low]:
             low = depth
