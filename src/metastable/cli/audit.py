@@ -133,4 +133,7 @@ def _lines(audit: Audit) -> list[str]:
         lines += [f"  {sentence}" for sentence in verdict.unusual["sentence"].head(MOST_SHOWN)]
     if audit.loop is not None:
         lines.append(audit.loop.sentence())
+    if audit.ledger is not None:
+        lines += ["forecasts, each made before its outcome was measured:"]
+        lines += [f"  {sentence}" for sentence in audit.ledger.sentences()]
     return lines
