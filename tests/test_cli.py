@@ -258,7 +258,9 @@ def example(tmp_path, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize("name", ["distance_and_terms.py", "own_head.py", "rates.py", "real_head.py"])
+@pytest.mark.parametrize(
+    "name", ["distance_and_terms.py", "own_head.py", "rates.py", pytest.param("real_head.py", marks=pytest.mark.slow)]
+)
 def test_examples_run(name, example):
     assert example(name)
 

@@ -113,7 +113,7 @@ def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit
         "compare": lambda: ms.compare(audit, ms.audit(other)),
         "length": lambda: ms.length(model, long_texts, texts[:8], tokenizer=tokenizer).save(own_path(".length")),
         "compress": lambda: ms.compress(
-            model, texts, tokenizer=tokenizer, layers=1, merge=0.25, length=16, pairs=pairs
+            model, texts[:90], tokenizer=tokenizer, layers=1, merge=0.25, length=16, pairs=pairs
         ).save_model(own_path(".compressed")),
         "merge_tokens": merge,
         "exit_layer": lambda: ms.exit_layer(model, texts[:60], ["a", "b"] * 30, tokenizer=tokenizer).save(

@@ -12,6 +12,9 @@ from metastable.monitor.alarm import BETTORS, Alarm
 from tests.benchmarks.modules import module
 from tests.monitor.test_alarm import K, delays, e_values, streams
 
+# Code of the benchmark programs only; what the product uses of it is tested with the monitor.
+pytestmark = pytest.mark.slow
+
 alarms = module("alarms")
 ChangeAlarm, WindowedKS, WindowedMMD, _mmd = alarms.ChangeAlarm, alarms.WindowedKS, alarms.WindowedMMD, alarms._mmd
 

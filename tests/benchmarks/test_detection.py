@@ -16,6 +16,9 @@ from metastable.monitor.length_adjustment import Adjustment
 from metastable.monitor.scoring import ColumnTable, Member, Scale, Setting
 from tests.benchmarks.modules import ROOT, module
 
+# Code of the benchmark programs only; what the product uses of it is tested with the monitor.
+pytestmark = pytest.mark.slow
+
 RECORD = ROOT / "benchmarks" / "results" / "detection.json"
 TEXTS = [
     "The committee has not decided whether the new rules will apply to older buildings.",

@@ -17,6 +17,9 @@ from tests.monitor.detectors.test_pooled import TEXTS as POOLED
 from tests.monitor.detectors.test_pooled import found as columns_of
 from tests.monitor.detectors.test_pooled import gaussian
 
+# Code of the benchmark programs only; what the product uses of it is tested with the monitor.
+pytestmark = pytest.mark.slow
+
 PooledKNN = module("detectors").PooledKNN
 UNFITTED = ("concentration", "attention-entropy", "token-count")
 FITTED = ("layer-mean-mahalanobis", "pooled-knn", "unigram-rarity")

@@ -173,7 +173,9 @@ from metastable.claims import running
 folder, before = Path(sys.argv[1]), dict(os.environ)
 
 def watch(shares):
-    (folder / "environment").write_text("the same" if dict(os.environ) == before else "another")
+    # Renamed when it is whole: the parent kills this process at any moment.
+    (folder / "writing").write_text("the same" if dict(os.environ) == before else "another")
+    (folder / "writing").rename(folder / "environment")
 
 running.run(["two-tokens", "metastability"], False, None, folder, 2, watch)
 """
@@ -187,7 +189,11 @@ def test_kill_loses_nothing_that_was_finished(tmp_path):
     script = [sys.executable, "-c", KILLED, str(tmp_path)]
     child = subprocess.Popen(script, start_new_session=True, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not (found := list((tmp_path / "findings").glob("two-tokens-*.json"))) and time.monotonic() < deadline:
+    environment = tmp_path / "environment"
+    while time.monotonic() < deadline:
+        found = list((tmp_path / "findings").glob("two-tokens-*.json"))
+        if found and environment.is_file():
+            break
         time.sleep(0.1)
     kept = found[0]
     os.kill(child.pid, signal.SIGKILL)
@@ -196,7 +202,7 @@ def test_kill_loses_nothing_that_was_finished(tmp_path):
     again = running.run(["two-tokens"], False, None, tmp_path, 1, lambda shares: None)
     assert again.found["two-tokens"] == claims.check("two-tokens")
     assert kept.read_bytes() == before
-    assert (tmp_path / "environment").read_text() == "the same"
+    assert environment.read_text() == "the same"
     while _group(child.pid) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not _group(child.pid)

@@ -679,9 +679,10 @@ def repeated(path, texts, count):
 
 @pytest.mark.parametrize(
     ("early", "late", "allowed"),
-    [(128, 640, 20), pytest.param(1000, 10_000, 32, marks=pytest.mark.slow)],
+    [(128, 640, 20), (1000, 10_000, 32)],
     ids=["640", "10000"],
 )
+@pytest.mark.slow
 def test_memory_is_flat(early, late, allowed, watching, stream, tmp_path):
     """Most memory after `late` texts is at most `allowed` MiB above that after `early` ones."""
     repeated(tmp_path / "many.txt", stream, late)
