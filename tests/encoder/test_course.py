@@ -71,6 +71,10 @@ def test_every_course(curve, expected):
 def test_a_change_within_the_intervals_is_not_told():
     assert words([0.10, 0.20, 0.40], reach=0.2) == "stay about as alike as they are at the input"
     assert words([0.10, 0.30, 0.225], reach=0.05) == "become more alike"
+    # A wide interval at the top does not hide a fall that is seen from the depth before it.
+    assert words([0.10, 0.30, 0.32, 0.20], np.array([0.005, 0.005, 0.13, 0.005])).startswith(
+        "become more alike up to depth 1 and less alike after it"
+    )
 
 
 def turns_by_definition(mean, least):
@@ -91,7 +95,7 @@ def test_no_turn_is_left_out_and_none_is_invented(seed):
     """The number of legs equals that of the longest zigzag, whatever the curve."""
     mean = np.random.default_rng(seed).uniform(0, 0.1, size=3 + seed % 12).round(3)
     legs = turns_by_definition(mean, course.CHANGE)
-    start, rising, turns = course._turns(mean, lambda a, b: mean[a] - mean[b] >= course.CHANGE)
+    start, rising, turns = course._turns(mean, mean, lambda a, b: mean[a] - mean[b] >= course.CHANGE)
     assert legs == (0 if rising is None else len(turns) + 1)
     places = [start, *turns]
     steps = np.diff(mean[places]) * np.where(np.arange(len(turns)) % 2 == (0 if rising else 1), 1, -1)
@@ -116,7 +120,7 @@ def test_the_headline_is_one_sentence_about_hidden_states():
     found = course.headline(measured([0.10, 0.24, 0.22]))
     assert found == (
         "over 2 layers the tokens of a text become more alike: the mean cosine of their hidden states goes from 0.10 "
-        "to 0.22; nothing collapses"
+        "to 0.22; no text collapses to one point"
     )
     assert "with 0.50 at depth 1" in course.headline(measured([0.10, 0.50, 0.225]))
 

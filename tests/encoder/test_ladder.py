@@ -124,6 +124,27 @@ def test_a_layer_that_is_one_head_and_nothing_else_is_predicted_by_attention(tok
     assert found.breaks in RUNGS[:ONE_HEAD]
 
 
+def test_the_half_that_chooses_the_head_is_not_the_half_that_is_told(tokenizer):
+    encoder = made("bert", tokenizer)
+    found = ladder(encoder, TEXTS, batch_size=12)
+    (batch,) = batches(tokenizer, TEXTS, 32, 12)
+    for place, layer in enumerate(measured(encoder, batch)):
+        shares = layer["head_share"][:, ONE_HEAD - 1]
+        head = int(shares[:6].mean(axis=0).argmax())
+        rows = found.rungs[found.rungs["layer"] == place].set_index("rung")
+        assert rows.loc["special tokens", "head"] == head
+        assert rows.loc["special tokens", "share"] == pytest.approx(shares[6:, head].mean())
+        assert rows.loc["all heads", "share"] == pytest.approx(layer["share"][6:, ONE_HEAD].mean())
+
+
+def test_a_text_alone_in_its_batch_has_no_other_text_and_copies_do_not_count(tokenizer):
+    encoder = made("bert", tokenizer)
+    alone = ladder(encoder, TEXTS, batch_size=1).wide()
+    assert alone[OTHER].isna().all()
+    assert np.isfinite(alone["all heads"]).all()
+    assert ladder(encoder, [TEXTS[0]] * 12) is None
+
+
 def planted(of_next, share=0.1):
     rows = [
         {"layer": layer, "rung": rung, "head": 0.0, "share": share, "of_next": of_next.get(rung, 0.9), "cosine": 0.5}
@@ -145,7 +166,7 @@ def test_the_ladder_is_part_of_an_audit(tokenizer, tmp_path):
     texts = [" ".join(WORDS[i : i + 9]) for i in range(40)]
     audit = ms.audit(tiny("bert"), texts, tokenizer=tokenizer)
     assert len(audit.ladder.wide()) == 3
-    assert audit.ladder.texts == 12
+    assert audit.ladder.texts == 8
     assert audit.twin.ladder is not None
     assert ((audit.ladder.rungs["share_low"] <= audit.ladder.rungs["share"]) | audit.ladder.rungs["share"].isna()).all()
     audit.save(tmp_path)

@@ -12,7 +12,7 @@ from scipy.stats import t as student
 import metastable as ms
 from metastable.encoder.compress.surgery import without_layers
 from metastable.encoder.fold import fold
-from metastable.encoder.forecasts import STEP, all_heads, attention_alone, of_length, of_loop
+from metastable.encoder.forecasts import STEP, all_heads, attention_alone, joined, of_length, of_loop, of_removal
 from metastable.encoder.hooks import read
 from metastable.encoder.ledger import FEWEST, REMOVED, Ledger, ledger, scored
 from metastable.encoder.load import load
@@ -164,6 +164,20 @@ def test_removal_against_a_smaller_encoder_and_derivatives(case, tokenizer):
     assert curve(found, "removal", "forecast")[layer] == pytest.approx(np.mean(responses), rel=2 * STEP)
 
 
+def test_no_baseline_of_a_removal_sees_other_texts(tokenizer):
+    encoder = load(tiny("bert"), tokenizer=tokenizer).private()
+    found = {}
+    for size in (1, 5):
+        parts = []
+        for batch in batches(tokenizer, TEXTS[:5], 32, size):
+            with torch.inference_mode():
+                streams = [state.float() for state in encoder.model(**batch.inputs, output_hidden_states=True)[2]]
+                parts.append(of_removal(encoder.anatomy, streams, batch.mask, [0, 1]))
+        found[size] = joined(parts)
+    for name, table in found[1].baselines.items():
+        np.testing.assert_allclose(table, found[5].baselines[name], atol=1e-5, err_msg=name)
+
+
 def test_a_geometric_sequence_is_forecast_exactly():
     start, size = np.array([[0.3], [0.5], [0.2]]), np.array([[0.4], [-0.1], [0.3]])
     course = start + size * 0.7 ** np.arange(13)
@@ -239,6 +253,13 @@ def test_verdicts():
         assert math.isnan(undefined["skill"])
 
 
+def test_a_baseline_that_is_exact_but_for_one_text_has_no_exact_score():
+    found = scored(np.full(6, 0.001), {"no change": np.array([0, 0, 0, 0, 0, 1.0])})
+    assert found["baseline_error"] == pytest.approx(1 / 6)
+    assert found["verdict"] == "no skill"
+    assert found["skill_low"] < 0 < found["skill_high"]
+
+
 def test_the_interval_covers_the_skill():
     """The true skill is 0.2: the interval contains it in about 95 % of samples of 12 texts."""
     draw = np.random.default_rng(0)
@@ -283,6 +304,11 @@ def test_the_ledger_is_part_of_an_audit(tokenizer, tmp_path):
     assert ms.Audit.load(tmp_path).ledger is None
     assert ledger(made("bert", tokenizer), TEXTS[: FEWEST - 1]) is None
     assert ms.audit(tiny("bert")).ledger is None
+
+
+def test_copies_of_a_text_are_one_text(tokenizer):
+    encoder = load(tiny("bert"), tokenizer=tokenizer)
+    assert ledger(encoder, [TEXTS[0]] * 10) is None
 
 
 def test_special_tokens_belong_to_the_cloud_if_asked(tokenizer):

@@ -86,6 +86,8 @@ def audit(
         files.folder_for(out, "audit.json")
         if policy is not None:
             choice(policy, "--policy", POLICIES)
+            if texts is None:
+                raise BadInput("--policy judges checks that need texts; give --texts FILE too")
         if fail_on is not None:
             parse(fail_on)  # report a syntax error before the model is loaded
         if texts is not None and texts != "-" and not Path(texts).is_file():

@@ -32,7 +32,7 @@ from metastable.run import storage as store
 SCHEMA = "metastable.audit/2"
 TWIN_RUNGS = 8
 """The number of texts, the first ones, that the ladder of the random twin is measured on."""
-TWIN_TEXTS = 32
+TWIN_TEXTS = 24
 """The number of texts, the first ones, that the random twin is measured on."""
 LOOP_TEXTS = 64
 """The number of texts, the first ones, that a loop is measured on."""

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from metastable.encoder import course
-from metastable.encoder.texts import REFUSED, WARNED
+from metastable.encoder.texts import WARNED
 
 if TYPE_CHECKING:
     from metastable.encoder.audit import Audit
@@ -30,6 +30,8 @@ DOMINATED = 0.5
 """A value map is nearly of rank one if one eigenvalue, or a complex pair, holds this share of Σ|λ|²."""
 SURE = 0.03
 """The largest standard error of the effect of length that is shown."""
+MANY = 0.2
+"""The share of unknown tokens from which on the numbers describe another input than the texts."""
 BY_CHANCE = 0.05
 """A value of a head is unusual if fewer values so far away are expected by chance among all values."""
 
@@ -40,7 +42,8 @@ class Check:
 
     key : its name in usual.json and in `Audit.checks`; name : its name for people
     number : what is compared; shown : the number for people
-    status : "ok", "look" or "act"; usual : the range over audited encoders, in words; empty if it is not known
+    status : "ok", "look" or "act", by the fixed `rule`, in words
+    usual : the range over audited encoders, in words, for comparison only; empty if it is not known
     sentence : what the number means, and what to do if it is not ok
     """
 
@@ -50,6 +53,7 @@ class Check:
     shown: str
     status: str
     usual: str
+    rule: str
     sentence: str
 
 
@@ -75,6 +79,7 @@ def _made(
     name: str,
     number: float,
     status: str,
+    rule: str,
     sentence: str,
     shown: Callable[[float], str] = _percent,
     value: str | None = None,
@@ -83,15 +88,23 @@ def _made(
     words = "" if ends is None else f"usual: {shown(ends[0])} to {shown(ends[1])}"
     if ends is not None and shown(ends[0]) == shown(ends[1]):
         words = f"usual: {shown(ends[0])}"
-    return Check(key, name, float(number), shown(number) if value is None else value, status, words, sentence)
+    return Check(key, name, float(number), shown(number) if value is None else value, status, words, rule, sentence)
 
 
 def _two_digits(number: float) -> str:
     return f"{number:.2f}"
 
 
-def _above(number: float, look: float, act: float = math.inf) -> str:
-    return "act" if number >= act else "look" if number >= look else "ok"
+def _short(number: float) -> str:
+    return f"{number:.2g}"
+
+
+def _judged(
+    number: float, look: float, act: float = math.inf, shown: Callable[[float], str] = _percent
+) -> tuple[str, str]:
+    """The status of a number of which large values are bad, and the rule in words."""
+    rule = f"look from {shown(look)}" + (f", act from {shown(act)}" if math.isfinite(act) else "")
+    return "act" if number >= act else "look" if number >= look else "ok", rule
 
 
 def _on_text(audit: Audit, measured: Measurements) -> Iterator[Check]:
@@ -100,33 +113,35 @@ def _on_text(audit: Audit, measured: Measurements) -> Iterator[Check]:
     yield _bottleneck(audit, measured, depths)
     yield _outliers(measured, depths)
     special = float(np.nanmedian(audit.heads["special_share"]))
-    status = _above(special, 0.7)
+    status, rule = _judged(special, 0.7)
     words = "The median head puts this share of its attention on special tokens such as [CLS] and [SEP]."
     if status != "ok":
         words += " Most attention rests there; look at the heads that put nearly all of theirs there."
-    yield _made("special", "attention on special tokens", special, status, words)
+    yield _made("special", "attention on special tokens", special, status, rule, words)
     # A head of a shared layer is one head: it is idle if it is idle in every call.
     updates = audit.heads["update_length"].groupby(_places(audit)).max().to_numpy(dtype=float)
     idle = int((updates < IDLE).sum())
-    status = _above(idle / len(updates), 0.1, 0.5)
+    status, rule = _judged(idle / len(updates), 0.1, 0.5)
     words = f"{idle} of {len(updates)} heads move tokens by less than {_percent(IDLE)} of their length."
     if status != "ok":
         words += " Try to remove them: metastable compress measures what is lost."
-    yield _made("idle", "idle heads", idle / len(updates), status, words, value=f"{idle} of {len(updates)}")
+    yield _made("idle", "idle heads", idle / len(updates), status, rule, words, value=f"{idle} of {len(updates)}")
     ordinary = max(1, measured.counts.tokens - measured.counts.special)
     unknown = measured.counts.unknown / ordinary
     words = "Tokens of the texts that the tokenizer does not know."
     if unknown >= WARNED:
-        words += " They all look the same to the encoder. Give texts in its language, or its own tokenizer."
-    yield _made("unknown", "unknown tokens", unknown, _above(unknown, WARNED, REFUSED), words)
+        words += " They all look the same to the encoder, so no number of this audit describes it. Give texts in its "
+        words += "language, or its own tokenizer."
+    yield _made("unknown", "unknown tokens", unknown, *_judged(unknown, WARNED, MANY), words)
     slope, error = (float(part[-1]) for part in measured.depths["hidden_cosine"].slope())
     # Texts of about one length say nothing about other lengths.
     if math.isfinite(slope) and error < SURE:
         words = "Change of the mean cosine of the last hidden states when a text is twice as long."
-        status = _above(abs(slope) - 2 * error, 0.1)
+        status, _ = _judged(abs(slope) - 2 * error, 0.1)
         if status != "ok":
             words += " Similarities of short and long texts cannot be compared; see metastable length."
-        yield _made("length", "effect of length", slope, status, words, lambda number: f"{number:+.2f}")
+        rule = "look beyond ±0.10 by more than the error"
+        yield _made("length", "effect of length", slope, status, rule, words, lambda number: f"{number:+.2f}")
 
 
 def _places(audit: Audit) -> pd.Series:
@@ -138,13 +153,14 @@ def _collapse(measured: Measurements, depths: dict[str, np.ndarray]) -> Check:
     cosine = depths["hidden_cosine"]
     at = int(cosine.argmax())
     owned = course.owned(measured, "hidden")[at]
-    status = "look" if owned and cosine[at] >= 0.8 else _above(cosine[at], 0.8, course.COLLAPSED)
+    status, rule = _judged(cosine[at], 0.8, course.COLLAPSED, _two_digits)
+    status = "look" if owned and status == "act" else status
     words = f"The largest mean cosine between two hidden states of a text, at depth {at}; 1 means that all are equal."
     if status != "ok" and owned:
         words += " One feature makes it; see outlier features."
     elif status != "ok":
         words += " Tokens have little of their own left there. For tasks on tokens an earlier layer may be better."
-    return _made("collapse", "collapse", cosine[at], status, words, _two_digits)
+    return _made("collapse", "collapse", cosine[at], status, rule, words, _two_digits)
 
 
 def _bottleneck(audit: Audit, measured: Measurements, depths: dict[str, np.ndarray]) -> Check:
@@ -157,7 +173,8 @@ def _bottleneck(audit: Audit, measured: Measurements, depths: dict[str, np.ndarr
     words = f"The tokens of a text use {rank[at]:.3g} directions at depth {at}, of about {most:.3g} that are possible."
     if status != "ok":
         words += " Few directions are left; look at the layer before."
-    return _made("bottleneck", "directions in use", share, status, words)
+    rule = "look below 5 %, act below 2 directions; short texts have a larger share"
+    return _made("bottleneck", "directions in use", share, status, rule, words)
 
 
 def _outliers(measured: Measurements, depths: dict[str, np.ndarray]) -> Check:
@@ -172,7 +189,8 @@ def _outliers(measured: Measurements, depths: dict[str, np.ndarray]) -> Check:
         words += " One feature decides the cosine of the returned hidden states: standardise features first."
     elif owned.any():
         words += " Cosines of inner hidden states are decided by one feature; those of the returned ones are not."
-    return _made("outlier", "outlier features", share[at], status, words)
+    rule = "look if one feature decides a cosine, act if that of the last depth"
+    return _made("outlier", "outlier features", share[at], status, rule, words)
 
 
 def _of_weights(audit: Audit) -> Iterator[Check]:
@@ -180,20 +198,26 @@ def _of_weights(audit: Audit) -> Iterator[Check]:
     norms = own["value_norm"].to_numpy(dtype=float)
     longest = float(np.nanmax(norms))
     where = own.iloc[int(np.nanargmax(norms))]
-    status = _above(longest, 10)
+    status, rule = _judged(longest, 10, shown=_short)
     words = f"The longest step that a head can make, ‖V‖₂ in token lengths: layer {int(where['layer'])}, head "
     words += f"{int(where['head'])}."
     if status != "ok":
         words += " One head can outweigh the stream; look at its section."
-    yield _made("step", "longest step", longest, status, words, lambda number: f"{number:.2g}")
+    yield _made("step", "longest step", longest, status, rule, words, _short)
     spectra = [v for (layer, _), (_, v) in audit.weights.spectra.items() if layer == 0 or not audit.tied]
     narrow = sum(_dominated(values) for values in spectra)
-    status = _above(narrow / len(spectra), 0.25)
+    status, rule = _judged(narrow / len(spectra), 0.25)
     words = f"{narrow} of {len(spectra)} heads have a value map in which one eigenvalue outweighs all others."
     if status != "ok":
         words += " They pass on one direction only, which draws tokens together."
     yield _made(
-        "narrow", "value maps near rank one", narrow / len(spectra), status, words, value=f"{narrow} of {len(spectra)}"
+        "narrow",
+        "value maps near rank one",
+        narrow / len(spectra),
+        status,
+        rule,
+        words,
+        value=f"{narrow} of {len(spectra)}",
     )
     rare = audit.verdict.unusual
     rare = rare[rare["expected"] < BY_CHANCE]
@@ -201,8 +225,8 @@ def _of_weights(audit: Audit) -> Iterator[Check]:
     words = f"Heads with a value that is far from those of the other heads: {count} of {len(own)}."
     if count:
         words += " An unusual value is no error; it is the first place to look. They are listed below."
-    status = _above(count / len(own), 0.25)
-    yield _made("unusual", "unusual heads", count / len(own), status, words, value=f"{count} of {len(own)}")
+    status, rule = _judged(count / len(own), 0.25)
+    yield _made("unusual", "unusual heads", count / len(own), status, rule, words, value=f"{count} of {len(own)}")
 
 
 def _dominated(values: np.ndarray) -> bool:

@@ -125,7 +125,8 @@ class Comparison:
             return []
 
         def size(value: float) -> str:
-            return f"{100 * value:.2g} % on average, a {next(word for end, word in SIZES if value <= end)} change"
+            word = next(word for end, word in SIZES if value <= end)
+            return f"{100 * value:.2g} % on average, a {word} change of the weights"
 
         if len(change) == 1 or change.max() <= ALIKE * change.min():
             return [f"B and V changed about alike in all layers: by {size(float(change.mean()))}"]

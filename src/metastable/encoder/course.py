@@ -48,7 +48,7 @@ def course(mean: Floats, low: Floats, high: Floats) -> str:
         """Whether tokens are more alike at depth a than at depth b, beyond the error."""
         return bool(mean[a] - mean[b] >= CHANGE and low[a] > high[b])
 
-    start, rising, turns = _turns(mean, more)
+    start, rising, turns = _turns(low, high, more)
     if rising is None:
         return "stay about as alike as they are at the input"
     ways = ["more alike", "less alike"] if rising else ["less alike", "more alike"]
@@ -66,15 +66,18 @@ def course(mean: Floats, low: Floats, high: Floats) -> str:
     return f"{words}, and end {'more' if more(last, 0) else 'less'} alike than at the input"
 
 
-def _turns(mean: Floats, more: Callable[[int, int], bool]) -> tuple[int, bool | None, list[int]]:
-    """Where the first rise or fall begins, whether it is a rise (None if there is neither), and the turns after it."""
+def _turns(lows: Floats, highs: Floats, more: Callable[[int, int], bool]) -> tuple[int, bool | None, list[int]]:
+    """Where the first rise or fall begins, whether it is a rise (None if there is neither), and the turns after it.
+
+    The top so far is the depth whose interval has the highest lower end, because a fall is seen from there first.
+    """
     low = high = start = 0
     rising: bool | None = None
     turns: list[int] = []
-    for depth in range(1, len(mean)):
-        if rising is not True and mean[depth] < mean[low]:
+    for depth in range(1, len(lows)):
+        if rising is not True and highs[depth] < highs[low]:
             low = depth
-        if rising is not False and mean[depth] > mean[high]:
+        if rising is not False and lows[depth] > lows[high]:
             high = depth
         if rising is not True and more(depth, low):
             start, turns = (low, turns) if rising is None else (start, [*turns, low])
@@ -101,7 +104,7 @@ def _collapse(measured: Measurements) -> str:
     cosine, without = (measured.depths[name].mean() for name in ("hidden_cosine", "hidden_cosine_without"))
     near = np.flatnonzero(cosine >= COLLAPSED)
     if not len(near):
-        return "nothing collapses"
+        return "no text collapses to one point"
     if (without[near] < COLLAPSED - OWNED).all():
         return "one feature alone makes them look equal"
     where = f"at depth {near[0]}" if len(near) == 1 else f"at depths {', '.join(map(str, near))}"

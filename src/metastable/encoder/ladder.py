@@ -45,7 +45,7 @@ RUNGS = ("sphere", "best token", "temperature", "special tokens", "all heads", "
 OTHER = "other texts"
 ONE_HEAD = 4
 """The first rungs are of one head."""
-TEXTS, LONGEST = 24, 128
+TEXTS, LONGEST = 16, 64
 """Texts, the first ones, and the tokens that they are cut to."""
 FEWEST = 4
 """A half of the texts has at least half as many."""
@@ -112,8 +112,9 @@ class Ladder:
 def ladder(encoder: Encoder, texts: Sequence[str], batch_size: int = 16) -> Ladder | None:
     """The ladder on the first texts that have tokens; None if they are fewer than `FEWEST`."""
     encoder = encoder.private()
+    different = list(dict.fromkeys(texts))[:TEXTS]
     found: list[list[dict[str, np.ndarray]]] = []
-    for batch in batches(encoder.reads_text(), texts[:TEXTS], min(LONGEST, encoder.limit), batch_size):
+    for batch in batches(encoder.reads_text(), different, min(LONGEST, encoder.limit), batch_size):
         found.append(measured(encoder, batch))
     layers = [_joined([part[place] for part in found]) for place in range(len(encoder.anatomy.layers))] if found else []
     if not layers or len(layers[0]["share"]) < FEWEST:
@@ -221,7 +222,8 @@ def _of_heads(layer: AttentionLayer, z: Tensor, mask: Tensor, ordinary: Tensor) 
     warm = among.softmax(dim=-1) @ v
     every = scores.masked_fill(~mask[:, None, None, :], -torch.inf).softmax(dim=-1) @ v
     rolled = (q @ k.roll(1, dims=0).transpose(-1, -2)).masked_fill(~mask.roll(1, dims=0)[:, None, None, :], -torch.inf)
-    elsewhere = rolled.softmax(dim=-1) @ v.roll(1, dims=0)
+    # A text that is alone in its batch has no other text.
+    elsewhere = rolled.softmax(dim=-1) @ v.roll(1, dims=0) if len(z) > 1 else torch.full_like(every, torch.nan)
     return torch.stack([sphere, best, warm, every]), elsewhere, output - output.mean(dim=1, keepdim=True)
 
 

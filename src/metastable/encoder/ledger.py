@@ -44,7 +44,7 @@ from metastable.encoder.loop import looped_tokens
 from metastable.encoder.statistics import mean_cosine
 from metastable.encoder.texts import Batch, batches, beginnings
 
-TEXTS, LONGEST = 16, 128
+TEXTS, LONGEST = 16, 64
 """Texts, the first ones, and the tokens that they are cut to."""
 FEWEST = 5
 """An entry needs this many texts."""
@@ -136,6 +136,8 @@ def ledger(
     """
     encoder = encoder.private()
     tokenizer, limit = encoder.reads_text(), min(LONGEST, encoder.limit)
+    # Copies of a text would count as texts of their own, and make intervals too short.
+    texts = list(dict.fromkeys(texts))
     found = list(batches(tokenizer, texts[:TEXTS], limit, BATCH))
     if sum(len(batch.mask) for batch in found) < FEWEST:
         return None
@@ -200,9 +202,10 @@ def scored(errors: Floats, baselines: dict[str, Floats]) -> dict[str, Any]:
     best = means[1:].min(axis=0)
     row: dict[str, Any] = {"error": float(means[0, 0]), "baseline": names[int(means[1:, 0].argmin())]}
     row |= {"baseline_error": float(best[0]), "skill": np.nan, "skill_low": np.nan, "skill_high": np.nan}
-    if not best.min() > 0:
+    if not best[0] > 0:
         return {**row, "verdict": UNDEFINED}
-    ratio = np.log(np.maximum(means[0] / best, EXACT))
+    # A baseline that is exact without one text makes the ratio of the others infinite, and the interval endless.
+    ratio = np.log(np.maximum(means[0] / np.maximum(best, EXACT * best[0]), EXACT))
     spread = float(np.sqrt((m - 1) * np.var(ratio[1:])))
     reach = float(student.ppf(0.975, m - 1)) * spread
     ends = {name: float(1 - np.exp(ratio[0] + side)) for name, side in (("", 0.0), ("_low", reach), ("_high", -reach))}

@@ -258,7 +258,10 @@ def _settings(name: str, folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"config.json of {name!r} is not JSON ({_line(error)}); fetch it again") from error
     if not isinstance(settings, dict) or not isinstance(settings.get("model_type"), str):
-        raise BadInput(f"config.json of {name!r} names no model_type; it is not the configuration of an encoder")
+        raise BadInput(
+            f"config.json of {name!r} names no model_type; files of old versions of transformers have none: if it is a "
+            'BERT, add "model_type": "bert" to a copy'
+        )
     return settings
 
 
