@@ -221,7 +221,7 @@ def test_the_size_of_a_change_in_words(size, word):
             layer.attention.self.query.weight *= 1 + size
             layer.attention.self.value.weight *= 1 + size
     (pattern, *_) = compare(model, other).sentences()
-    assert pattern == f"B and V changed about alike in all layers: by {100 * size:.2g} % on average, a {word} change"
+    assert f"by {100 * size:.2g} % on average, a {word} change of the weights" in pattern
 
 
 def test_noise_is_as_long_as_the_change_and_behaviour_is_measured_against_it(tokenizer):
