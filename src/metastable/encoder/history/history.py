@@ -340,20 +340,18 @@ class History:
     def sentences(self) -> list[str]:
         """What changed, in words: which layers moved most and whether texts collapse, then the numbers."""
         last = self._records[-1]["step"]
-        now = [failure for failure in self._failed if failure["failed"] > last]
-        found = []
-        if now:
-            what = _failed(len(now), f"since step {now[0]['failed']}")
-            found.append(f"{what}, so nothing is known of the model after step {last}.")
+        earlier = [failure for failure in self._failed if failure["failed"] < last]
+        since = self._failed[len(earlier) :]
         if len(self._records) == 1:
-            found.append(f"There is one record, of step {last}, so nothing can be compared yet.")
+            found = [f"There is one record, of step {last}, so nothing can be compared yet."]
         else:
-            found += self._compared()
-        if len(self._failed) > len(now):
-            found.append(f"{_failed(len(self._failed) - len(now), f'up to step {last}')}.")
-        if self._failed:
-            first = self._failed[0]
-            found.append(f"The record of step {first['failed']} failed for this reason: {first['reason']}.")
+            found = self._compared()
+            found[0] = f"Up to step {last}: {found[0]}" if since else found[0]
+        if since:
+            unknown = f"{_failures(since)}, so nothing is known of the model after step {last}."
+            found = [unknown, _reason(since), *found]
+        if earlier:
+            found += [f"{_failures(earlier)}, but the record of step {last} did not.", _reason(earlier)]
         return found + self._cost()
 
     def _compared(self) -> list[str]:
@@ -526,8 +524,16 @@ def _read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[s
     return header, [records[step] for step in sorted(records)], [failed[step] for step in sorted(failed)]
 
 
-def _failed(count: int, when: str) -> str:
-    return f"One record failed {when}" if count == 1 else f"{count} records failed {when}"
+def _failures(failed: list[dict[str, Any]]) -> str:
+    """How many records failed, without a full stop."""
+    first = failed[0]["failed"]
+    return (
+        f"The record of step {first} failed" if len(failed) == 1 else f"{len(failed)} records failed since step {first}"
+    )
+
+
+def _reason(failed: list[dict[str, Any]]) -> str:
+    return f"The record of step {failed[0]['failed']} failed for this reason: {failed[0]['reason']}."
 
 
 def _listed(what: str, numbers: list[int]) -> str:
