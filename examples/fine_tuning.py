@@ -42,6 +42,7 @@ for _ in range(STEPS):
     optimizer.step()
     history.step()
 
+page = history.report()
 for sentence in history.sentences():
     print(sentence)
-print(f"the page is {history.report()}")
+print(f"the page is {page}")

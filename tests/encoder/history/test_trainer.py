@@ -38,7 +38,12 @@ def trainer(model, out, tokenizer, callbacks=(), steps=4, **more):
         output_dir=str(out), use_cpu=True, report_to=[], disable_tqdm=True, learning_rate=1e-3, seed=3, **settings
     )
     return transformers.Trainer(
-        model, arguments, train_dataset=Rows(), processing_class=tokenizer, callbacks=list(callbacks)
+        model,
+        arguments,
+        train_dataset=Rows(),
+        eval_dataset=Rows(4),
+        processing_class=tokenizer,
+        callbacks=list(callbacks),
     )
 
 
@@ -81,6 +86,24 @@ def test_the_end_of_a_training_is_recorded(texts, tokenizer, tmp_path):
     trainer(classifier(), tmp_path / "out", None, [callback], steps=2).train()
     assert callback.history.steps == [0, 2]
     assert (tmp_path / "own" / "report.html").exists()
+
+
+def test_weights_that_are_put_back_at_the_end_are_not_recorded(texts, tokenizer, tmp_path):
+    callback = ms.callback(texts[:6], every=2)
+    saving = dict.fromkeys(("save_strategy", "eval_strategy"), "steps") | dict.fromkeys(("save_steps", "eval_steps"), 1)
+    trainer(
+        classifier(),
+        tmp_path,
+        tokenizer,
+        [callback],
+        steps=3,
+        load_best_model_at_end=True,
+        save_total_limit=1,
+        **saving,
+    ).train()
+    assert callback.failures == 0
+    assert callback.history.steps == [0, 2]
+    assert (tmp_path / "metastable-history" / "report.html").exists()
 
 
 def test_a_model_that_cannot_be_recorded_is_trained_all_the_same(texts, tmp_path, caplog):

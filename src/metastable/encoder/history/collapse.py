@@ -6,17 +6,17 @@ of the cosine would not do: 0.1 is little at 0.2 and nearly everything at 0.85. 
 of the two records must not overlap either. Where texts were one direction already in the first record, nothing is left
 to collapse: such a depth has no warning.
 
-The tokens of one text may come together without harm. Training a classifier of MiniLM on 20 Newsgroups halved their
-effective rank in the last layer within 40 steps, while its loss fell as it should: a text needs one vector there. So
-tokens that come together are told (`together`), and only texts that come together are warned of (`collapses`).
+The tokens of one text may come together without harm: a classifier reads one vector of a text, so that its last layers
+need no others. So tokens that come together are told (`together`), and only texts that come together are warned of
+(`collapses`).
 
-Texts may come together for a while too. A classifier on Reuters R8, where one topic has half of the texts, had a mean
-cosine of 0.82 in the last layer after 20 steps, of 0.38 after 60 and of 0.19 after 100; it began with 0.21. Records
-every 20 steps warn of this healthy training. A warning that is gone in later records was such a phase.
+Texts may come together for a while too, above all at the start of a training. The warning can be a false alarm in a
+healthy training: check whether it lasts. A warning that is gone in later records was such a phase.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -26,6 +26,8 @@ LEFT = 0.5
 """A collapse begins where less than this share of the variety of the first record is left."""
 COLLAPSED = {"text_cosine": 0.1, "hidden_cosine": 0.1, "effective_rank": 1.0}
 """With less variety all is one direction already: a mean cosine above 0.9, an effective rank below 2."""
+ONE = 0.95
+"""Texts with a larger mean cosine have collapsed; below it they begin to."""
 WORDS = {
     "text_cosine": "mean cosine of two texts",
     "hidden_cosine": "mean cosine of hidden states",
@@ -63,6 +65,28 @@ def _losses(first: pd.DataFrame, now: pd.DataFrame, names: Sequence[str]) -> lis
             if clear and after < LEFT * before and before >= COLLAPSED[name]:
                 found.append(Loss(int(b["depth"]), name, float(a[name]), float(b[name]), float(after / before)))
     return sorted(found, key=lambda loss: loss.left)
+
+
+def unseen(first: pd.DataFrame, now: pd.DataFrame) -> dict[str, list[int]]:
+    """The depths at which `collapses` could not find a collapse, by the reason."""
+    found: dict[str, list[int]] = {}
+    for (_, row), (_, later) in zip(first.iterrows(), now.iterrows(), strict=True):
+        if not all(math.isfinite(number) for number in (row["text_cosine_high"], later["text_cosine_low"])):
+            why = "the mean cosine of two texts is not a number"
+        elif 1 - row["text_cosine"] < COLLAPSED["text_cosine"]:
+            why = f"the mean cosine of two texts is above {1 - COLLAPSED['text_cosine']:g} in the first record"
+        elif row["text_cosine_high"] >= 1:
+            why = "the texts are too few: the 95 % interval of their mean cosine reaches 1 in the first record"
+        else:
+            continue
+        found.setdefault(why, []).append(int(row["depth"]))
+    return found
+
+
+def warning(first: pd.DataFrame, now: pd.DataFrame) -> str | None:
+    """The collapse of texts in one sentence without a full stop; None if there is none."""
+    found = collapses(first, now)
+    return sentence(found, "Texts have collapsed" if found and found[0].after > ONE else "Texts begin to collapse")
 
 
 def sentence(found: list[Loss], subject: str) -> str | None:

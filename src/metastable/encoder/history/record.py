@@ -20,7 +20,7 @@ from metastable.encoder.hooks import Depth, read
 from metastable.encoder.load import Encoder
 from metastable.encoder.measure import Meter
 from metastable.encoder.statistics import averaged, mean_cosine
-from metastable.encoder.texts import batches, blank, read_texts, strings
+from metastable.encoder.texts import TextCounts, batches, blank, read_texts, strings, tokenized
 from metastable.encoder.weights import layer_table, weigh
 from metastable.errors import BadInput
 
@@ -32,7 +32,9 @@ SAMPLE = 2**14
 PARTS = ("attention", "perceptron")
 """The parts of a layer whose weights are followed."""
 FEWEST = 4
-"""The smallest number of texts: an interval of their cosine leaves each of them out in turn."""
+"""The smallest number of different texts: an interval of their cosine leaves each of them out in turn."""
+MATRICES, EMBEDDINGS, REST = "weight matrices of the layers", "embeddings", "biases, gains and other weights"
+"""All weights of an encoder. The pooler follows the encoder and is left out."""
 ON_TEXT = ("hidden_cosine", "effective_rank")
 """Statistics of the tokens of a text, each with the ends NAME_low and NAME_high of its 95 % interval over texts."""
 OF_HEADS = ("gap", "value_norm", "value_rank")
@@ -57,17 +59,28 @@ COLUMNS: dict[str, str] = {
 
 
 def fixed_texts(texts: str | Path | Iterable[str]) -> list[str]:
-    """The first `TEXTS` texts with a word. texts : a list, or a file with one text a line"""
+    """The first `TEXTS` different texts with a word. texts : a list, or a file with one text a line"""
     given = read_texts(texts) if isinstance(texts, (str, Path)) else strings(texts)
     found: list[str] = []
     for text in given:
-        if not blank(text):
+        if not blank(text) and text not in found:
             found.append(text)
         if len(found) == TEXTS:
             break
     if len(found) < FEWEST:
-        raise BadInput(f"there are {len(found)} texts with a word; give at least {FEWEST}, better {TEXTS}")
+        raise BadInput(f"there are {len(found)} different texts with a word; give at least {FEWEST}, better {TEXTS}")
     return found
+
+
+def distinct(encoder: Encoder, texts: list[str]) -> list[str]:
+    """The texts that the encoder can tell apart: those with a token, each sequence of tokens once."""
+    found: dict[tuple[int, ...], str] = {}
+    for row in tokenized(encoder.reads_text(), texts, min(encoder.limit, LONGEST), TextCounts()):
+        found.setdefault(tuple(row.inputs["input_ids"]), texts[row.number])
+    if len(found) < FEWEST:
+        what = f"of {len(texts)} texts, the tokenizer makes {len(found)} different sequences of tokens"
+        raise BadInput(f"{what}; give at least {FEWEST} different texts in the language of the encoder")
+    return list(found.values())
 
 
 def rows(encoder: Encoder, texts: list[str], first: np.ndarray) -> pd.DataFrame:
@@ -115,7 +128,8 @@ def _text_cosines(meter: Meter, texts: list[str]) -> dict[str, np.ndarray]:
     parts = np.stack([mean_cosine(depth.expand(count, -1, -1), others).cpu().numpy() for depth in means])
     spread = ((parts - parts.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
     reach = student.ppf(0.975, count - 1) * np.sqrt((count - 1) / count * spread)
-    return {"text_cosine": whole, "text_cosine_low": whole - reach, "text_cosine_high": whole + reach}
+    ends = {"low": np.maximum(whole - reach, -1.0), "high": np.minimum(whole + reach, 1.0)}
+    return {"text_cosine": whole, **{f"text_cosine_{end}": value for end, value in ends.items()}}
 
 
 def check_linear(anatomy: Anatomy) -> None:
@@ -125,6 +139,24 @@ def check_linear(anatomy: Anatomy) -> None:
             if not isinstance(linear, nn.Linear):
                 kind = type(linear).__name__
                 raise BadInput(f"layer {index} has a {kind} in the place of a linear map; adapters cannot be followed")
+
+
+def shapes(anatomy: Anatomy) -> list[list[int]]:
+    """The shapes of the weight matrices of all layers, in order."""
+    return [list(linear.weight.shape) for block in anatomy.blocks for linear in block.maps]
+
+
+def checksums(encoder: Encoder) -> dict[str, int]:
+    """The sum of the bits of all weights of each kind, as float32. `sample` would miss a change in a few places."""
+    kinds = {id(linear.weight): MATRICES for block in encoder.anatomy.blocks for linear in block.maps}
+    for module in encoder.model.modules():
+        if isinstance(module, nn.Embedding):
+            kinds[id(module.weight)] = EMBEDDINGS
+    found = dict.fromkeys((MATRICES, EMBEDDINGS, REST), 0)
+    for name, weight in encoder.model.named_parameters():
+        if not name.startswith("pooler."):
+            found[kinds.get(id(weight), REST)] += int(weight.detach().float().contiguous().view(torch.int32).sum())
+    return found
 
 
 def sample(anatomy: Anatomy) -> np.ndarray:

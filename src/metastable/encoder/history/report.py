@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from metastable import figures
 from metastable.encoder.history.collapse import LEFT
@@ -24,6 +25,8 @@ CURVES = {
     "value_rank": ("Effective rank of V", "From the weights alone, median over the heads of a layer.", "layer"),
 }
 """The columns that are drawn over the steps: title, caption and what a row is called."""
+DRAWN = 200
+"""At most this many records are drawn: a plot has not many more pixels, and a page of thousands is slow."""
 LAYER: tuple[str, ...] = (*CHANGES, "beta", "gap", "rate", "value_norm", "value_rank", "entropy", "hidden_cosine")
 LAYER += ("effective_rank", "text_cosine")
 """The columns of the table of layers."""
@@ -36,9 +39,9 @@ def write(history: History, path: str | Path) -> Path:
 
 def render(history: History) -> str:
     """The page as HTML."""
-    table, sentences = history.table, history.sentences()
-    steps = history.steps
-    warned = [int(warning.split(":")[0].removeprefix("step ")) for warning in history.warnings]
+    steps, warned = history.steps, [begun for begun, _ in history.phases]
+    places = _drawn(len(steps))
+    table = history.part(places)
     layers = table[table[CHANGES[0]].notna()]
     curves = [
         figure_block(column, figures.step_curves(table, column, title, caption, warned, place))
@@ -49,9 +52,10 @@ def render(history: History) -> str:
         name=short_name(history.name),
         family=history.family,
         steps=steps,
-        every=history.every,
-        sentences=sentences,
-        warnings=history.warnings,
+        apart=_apart(steps),
+        drawn=len(places),
+        sentences=history.sentences(),
+        warnings=[_lasted(*phase) for phase in history.phases],
         moved=figure_block("movement", figures.movement_map(layers, PANELS)),
         curves=curves,
         columns=["depth", *LAYER],
@@ -63,10 +67,27 @@ def render(history: History) -> str:
     )
 
 
+def _drawn(count: int) -> list[int]:
+    """The places of the records that are drawn: all, or `DRAWN` of them at even distances."""
+    if count <= DRAWN:
+        return list(range(count))
+    return [round(place * (count - 1) / (DRAWN - 1)) for place in range(DRAWN)]
+
+
+def _apart(steps: list[int]) -> str:
+    """How many steps lie between two records, in words."""
+    gaps = [later - earlier for earlier, later in pairwise(steps)]
+    least, most = min(gaps, default=0), max(gaps, default=0)
+    return f"one every {most} steps" if least == most else f"{least} to {most} steps apart"
+
+
+def _lasted(begun: int, gone: int | None) -> str:
+    return f"A collapse began at step {begun} and " + ("lasts." if gone is None else f"was gone at step {gone}.")
+
+
 def _rows(history: History) -> list[list[tuple[str, str]]]:
     """The last record, one row a depth: each value, and below it that of the first record."""
-    table: Any = history.table
-    first, last = (table[table["step"] == step].set_index("depth") for step in (history.steps[0], history.steps[-1]))
+    first, last = (history.part([place]).set_index("depth") for place in (0, -1))
     found = []
     for depth, row in last.iterrows():
         cells = [(str(depth), "")]

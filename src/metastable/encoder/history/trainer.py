@@ -51,20 +51,18 @@ class HistoryCallback(TrainerCallback):
             self.history.step(state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        self._write_page()
+        if self.history is not None:
+            with self._guard("the page of the history"):
+                self.history.write_page()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         if self.history is None:
             return
-        # The Trainer may have put the weights of an earlier step back by now.
-        if not args.load_best_model_at_end and self.history.steps[-1] < state.global_step:
-            with self._guard("the last record"):
-                self.history.measure()
-        self._write_page()
-
-    def _write_page(self) -> None:
-        if self.history is not None:
-            with self._guard("the page of the history"):
+        with self._guard("the page of the history"):
+            # The Trainer has put the weights of an earlier step back by now: they are not those of the last step.
+            if args.load_best_model_at_end:
+                self.history.write_page()
+            else:
                 self.history.report()
 
     def _board(self, args: Any) -> Any:
