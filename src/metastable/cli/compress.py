@@ -26,7 +26,8 @@ def compress(
         typer.Option(
             help="Choose an option: the fastest that meets 'cosine >= 0.97', or the most faithful that meets 'speed >= "
             "1.5'. Columns: cosine, cosine_p10, nn_overlap, spearman, speed, megabytes; with --pairs also task and "
-            "task_difference, as in 'task_difference >= -0.01'; and, or."
+            "task_difference, as in 'task_difference >= -0.01'; and, or. Not together with amounts (--layers to "
+            "--int8)."
         ),
     ] = None,
     pairs: Annotated[

@@ -7,6 +7,7 @@ import json
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from plotly.offline import get_plotlyjs
@@ -117,6 +118,15 @@ def test_a_choice_reads_select_and_the_words_tell_whether_test_agrees(whole):
     assert slow.sentences()[0].startswith("No option is surely faster")
 
 
+def test_a_percentile_needs_texts(whole, folder, texts, monkeypatch):
+    monkeypatch.setattr(study.Builder, "make", None)
+    for asked in (whole.choose, lambda target: ms.compress(folder, texts, length=24, target=target)):
+        with pytest.raises(ms.BadInput, match=f"{whole.counts['select']} texts .* too few"):
+            asked("speed > 0 and cosine_p10 >= 0.9")
+    many = dataclasses.replace(whole, counts=whole.counts | {"select": 36})
+    assert many.choose("cosine_p10 >= 0.9").chosen is None
+
+
 def test_numbers_of_select_are_lower_ends_on_other_texts(folder, texts):
     found = ms.compress(folder, texts, length=24, neurons=0.5)
     builder = found.builder
@@ -127,7 +137,7 @@ def test_numbers_of_select_are_lower_ends_on_other_texts(folder, texts):
     expected = fidelity(full[0], own[0], (full[1], own[1]))
     row = found.options.iloc[0]
     for name in ("cosine", "cosine_p10", "nn_overlap"):
-        assert row[f"select_{name}"] == pytest.approx(expected[f"{name}_low"], abs=1e-6)
+        assert row[f"select_{name}"] == pytest.approx(expected[f"{name}_low"], abs=1e-6, nan_ok=True)
     assert row["cosine"] != pytest.approx(expected["cosine"], abs=1e-9)
 
 
@@ -176,6 +186,16 @@ def test_results_survive_files(whole, tmp_path):
     again = ms.Compression.load(tmp_path / "out")
     assert again.sentences() == chosen.sentences()
     assert again.removals == chosen.removals
+    table = pd.read_csv(written["options"], keep_default_na=False, dtype=str)
+    assert set(table["cosine_p10_low"]) == {""}
+    named = [", ".join(map(str, removal.layers)) for removal in chosen.removals]
+    assert table["removed_layers"].tolist() == again.options["removed_layers"].tolist() == named
+    old = json.loads(written["compress"].read_text())
+    for row in old["options"]:
+        del row["removed_layers"]
+        row["cosine_p10_low"] = row["select_cosine_p10"] = -1.0
+    (tmp_path / "compress.json").write_text(json.dumps(old))
+    pd.testing.assert_frame_equal(ms.Compression.load(tmp_path).options, again.options)
     page = written["report"].read_text(encoding="utf-8").replace(get_plotlyjs(), "")
     assert not any(outside in page for outside in ('src="http', 'href="http', "@import"))
     assert chosen.sentences()[0] in html.unescape(page)
@@ -428,6 +448,7 @@ def test_the_command(folder, texts, tmp_path):
         (["--layers", "-1"], "layers"),
         (["--target", "cosine >= 0.9", "--layers", "1"], "one of them"),
         (["--target", "speeed > 1"], "speed"),
+        (["--target", "cosine >= 97%"], "write 0.97"),
         (["--pooling", "max"], "pooling"),
         (["--length", "2"], "length"),
         (["--texts", "nowhere.txt"], "nowhere.txt"),

@@ -11,6 +11,7 @@ from plotly.offline import get_plotlyjs
 
 import metastable as ms
 from metastable.encoder.compress import report as page
+from metastable.encoder.compress import words
 from metastable.encoder.compress.result import TASK
 from metastable.figures import compress as drawn
 from metastable.figures.look import caption
@@ -65,6 +66,56 @@ def test_scores_on_pairs_are_in_the_table_and_in_the_words(scored, study):
         assert number in shown["found"]
     assert "751" in shown["pairs"]
     assert "pairs" not in Reader(page.render(study)).text
+
+
+def test_a_difference_of_nothing_has_no_minus(scored):
+    options = scored.options.assign(task_difference=-0.0001, task_difference_low=-0.0002)
+    assert "−0.000" not in page.render(replace(scored, options=options))
+
+
+def test_warnings_stand_before_the_headline(scored):
+    doubtful = replace(
+        scored,
+        counts=scored.counts | {"tokens": 110, "special": 10, "unknown": 20},
+        full_select_task=(0.01, -0.1, 0.1),
+    )
+    html = page.render(doubtful)
+    warned = doubtful.sentences()[:2]
+    assert "20%" in warned[0]
+    assert "751 select pairs" in warned[1]
+    assert html.index('id="warnings"') < html.index('id="headline"')
+    assert all(said in Reader(html).text["warnings"] for said in warned)
+    assert Reader(html).text["headline"] == doubtful.sentences()[2]
+    card = words.card(doubtful, doubtful.options.iloc[0])
+    assert [line for line in card if line][1:3] == warned
+    assert 'id="warnings"' not in page.render(scored)
+
+
+def test_too_few_texts_for_an_end(study):
+    """The page and the card give the upper end only, and say why."""
+    options = study.options.assign(cosine_p10_low=np.nan, cosine_p10_high=0.9623)
+    few = replace(study, options=options)
+    html = page.render(few)
+    assert all("at most 0.962" in plain(row) for row in rows(html, "options"))
+    assert "nan" not in plain("".join(rows(html, "options")))
+    why = f"{study.counts['test']} texts are too few"
+    assert why in " ".join(Reader(html).text["sizes"].split())
+    (line,) = [line for line in words.card(few, options.iloc[0]) if "10th percentile" in line]
+    assert "at most 0.962" in line
+    assert why in line
+    assert why not in " ".join(Reader(page.render(study)).text["sizes"].split())
+
+
+def test_removed_layers_are_named(study):
+    """In the row of the table, in the card and in the sentences about an option."""
+    options = study.options.assign(removed_layers="2, 4").head(1).assign(recipe="2 layers removed, int8", layers=2)
+    two = replace(study, options=options, removals=study.removals[:1], chosen=0)
+    assert two.sentences()[0].startswith("Layers 2 and 4 removed, int8: ")
+    assert "layers 2, 4" in plain(rows(page.render(two), "options")[0])
+    assert any("layers 0 to 2: 2, 4." in line for line in words.card(two, options.iloc[0]))
+    row = study.options.iloc[0]
+    assert row["removed_layers"] == str(study.removals[0].layers[0])
+    assert f"layer {row['removed_layers']} " in plain(rows(page.render(study), "options")[0])
 
 
 def with_baselines(study, cosines):
@@ -134,8 +185,8 @@ def test_every_option_is_inside_the_axes_or_named_under_the_picture(study, cosin
         assert axis.range[1] > max(shown[f"{name}_high"].max(), 1.0)
     assert ("Below the picture" in caption(figure)) == bool(left_out)
     for _, row in study.options.loc[left_out].iterrows():
-        words = f"{row['recipe']} ({row['method']}) at {row['speed']:.2f}× and {row['cosine']:.3f}"
-        assert words in caption(figure)
+        named = f"{row['recipe']} ({row['method']}) at {row['speed']:.2f}× and {row['cosine']:.3f}"
+        assert named in caption(figure)
 
 
 def test_bars_show_the_range_of_speed_and_the_interval_of_the_cosine(study):
@@ -194,12 +245,12 @@ def test_the_first_screen_explains_its_words(study):
 def test_the_page_says_refitted_and_claims_nothing_of_the_theory(study):
     assert study.options["method"].str.contains("not (?:healed|refitted)").any()
     html = page.render(study).replace(get_plotlyjs(), "")
-    words = html.split("</style>", 1)[1]
-    assert "healed" not in words
-    assert "not refitted" in words
-    assert "theory helps" not in words
-    assert "Short texts" in words
-    assert f"10 nearest of {study.counts['fit']} other texts" in " ".join(words.split())
+    text = html.split("</style>", 1)[1]
+    assert "healed" not in text
+    assert "not refitted" in text
+    assert "theory helps" not in text
+    assert "Short texts" in text
+    assert f"10 nearest of {study.counts['fit']} other texts" in " ".join(text.split())
 
 
 def test_sizes_are_those_in_memory_and_the_note_says_what_is_smaller_on_disk(study):

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy.stats import spearmanr
+from scipy.stats import spearmanr, zscore
 from typer.testing import CliRunner
 
 import metastable as ms
@@ -85,22 +85,23 @@ def halves(pairs, tokenizer, seed=0):
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_one_half_of_the_pairs_chooses_the_layer(layer, plain, tokenizer, many_texts):
-    """Scores of the first half are cosines without this layer, so that no other choice can be better there.
+    """Scores of the first half are near cosines without this layer, so that no other choice is better there.
 
-    Those of the other half ask for another layer, which must not count.
+    Those of the other half ask for another layer, which must not count. Some of the full encoder's cosines are added,
+    because scores that have nothing to do with them choose nothing.
     """
     given = []
     for half, gone in zip(halves(drawn(200), tokenizer), (layer, (layer + 1) % 3), strict=True):
         smaller = plain.builder.removed(Recipe(layers=1), Removal((gone,))).even.model
-        known = cosines(smaller, tokenizer, half)
+        known = zscore(cosines(smaller, tokenizer, half)) + 0.6 * zscore(cosines(tiny("bert"), tokenizer, half))
         given += [(first, second, score) for (first, second, _), score in zip(half, known, strict=True)]
     # The halves depend on the order of the pairs, and not on their scores.
     order = {pair[:2]: number for number, pair in enumerate(drawn(200))}
     given.sort(key=lambda pair: order[pair[:2]])
     found = asked(tokenizer, given, texts=many_texts, layers=1)
     assert found.removals[0].layers == (layer,)
-    assert found.options["select_task"][0] > 0.99
-    assert found.options["task"][0] < 0.99
+    assert found.pairs_choose
+    assert found.options["select_task"][0] > found.options["task_high"][0]
 
 
 def test_heads_keep_their_rule(tokenizer, many_texts):
@@ -143,10 +144,15 @@ def resampled(values, scores, groups, draws, random):
 def test_intervals_are_those_of_a_slow_paired_bootstrap():
     """Both encoders see the same noise, so that the interval of the difference is much the smaller one."""
     random = np.random.default_rng(3)
-    groups = np.repeat(np.arange(150), 2)
-    truth = random.normal(size=300)
-    full = truth + random.normal(size=300) + np.repeat(random.normal(size=150), 2)
-    own = full + 0.4 * random.normal(size=300)
+    groups = np.repeat(np.arange(60), 5)
+
+    def effect():
+        """Mostly the same for all pairs of a group."""
+        return np.repeat(random.normal(size=60), 5) + 0.3 * random.normal(size=300)
+
+    truth = effect()
+    full = truth + effect()
+    own = full + 0.4 * effect()
     half = scored.Half([], np.zeros((300, 2), dtype=np.int64), truth, groups)
     ends = half.compared(full, own, 0)
     slow = resampled((full, own), truth, groups, 500, random)
@@ -157,6 +163,85 @@ def test_intervals_are_those_of_a_slow_paired_bootstrap():
     points = [spearmanr(values, truth).statistic for values in (full, own)]
     assert [end[0] for end in ends] == pytest.approx([*points, points[1] - points[0]])
     assert ends[2][2] - ends[2][1] < 0.7 * (ends[1][2] - ends[1][1])
+    # Single pairs would count the effect of a group five times, and √5 is 2.2.
+    alone = dataclasses.replace(half, groups=np.arange(300)).compared(full, own, 0)
+    for wide, narrow in zip(ends, alone, strict=True):
+        assert wide[2] - wide[1] > 1.5 * (narrow[2] - narrow[1])
+
+
+def dealt_task(pairs, tokenizer, seed=0):
+    return scored.deal(load(tiny("bert"), tokenizer=tokenizer), scored.read_pairs(pairs), LENGTH, 16, seed)
+
+
+def test_a_group_is_what_shares_a_text(with_pairs, tokenizer):
+    """Pairs that share a text have one number; each of the 220 others has its own."""
+    pairs = with_pairs[1]
+    task = dealt_task(pairs, tokenizer)
+    sizes = []
+    for half, some in zip((task.select, task.test), halves(pairs, tokenizer), strict=True):
+        owner = {}
+        for pair, group in zip(some, half.groups, strict=True):
+            assert all(owner.setdefault(text, group) == group for text in pair[:2])
+        sizes += np.bincount(half.groups).tolist()
+    assert sorted(sizes) == [1] * 220 + [3] * 10
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_text_in_many_pairs_counts_little(seed, tokenizer):
+    """One text is in 400 pairs: of 300 + 7 pairs its group has at most 1/40, and with 100 other pairs it is refused."""
+    pairs = drawn(700)
+    pairs[:400] = [("w1 w2", second, score) for _, second, score in pairs[:400]]
+    task = dealt_task(pairs, tokenizer, seed)
+    sizes = [np.bincount(half.groups) for half in (task.select, task.test)]
+    assert sum(map(sum, sizes)) == 307
+    assert max(map(max, sizes)) == 7
+    with pytest.raises(ms.BadInput, match="102 of 500"):
+        dealt_task(pairs[:500], tokenizer, seed)
+    sixes = [(f"w{i % 40} w7 w{i % 40}", second, score) for i, (_, second, score) in enumerate(drawn(240))]
+    for half in (few := dealt_task(sixes, tokenizer, seed)).select, few.test:
+        assert len(np.bincount(half.groups)) == 20
+        assert np.isfinite(half.compared(half.scores, half.scores, seed)).all()
+
+
+def test_pairs_without_a_meaning_choose_nothing(with_pairs, plain, tokenizer, many_texts):
+    """Random scores: the first sentence says so, and the layer is that of a choice without labels."""
+    found = with_pairs[0]
+    assert found.full_select_task[1] <= 0 <= found.full_select_task[2]
+    assert found.builder.task is None
+    assert not found.pairs_choose
+    assert found.removals == plain.removals
+    assert found.sentences()[0].startswith("Warning")
+    below = dataclasses.replace(found, full_select_task=(-0.5, -0.6, -0.4))
+    good = dataclasses.replace(found, full_select_task=(0.5, 0.4, 0.6))
+    assert "below 0" in below.sentences()[0]
+    assert not good.sentences()[0].startswith("Warning")
+    assert sum("Layers were chosen by" in words for words in good.sentences()) == 1
+    assert not any("Layers were chosen by" in words for words in found.sentences())
+    with pytest.raises(ms.BadInput, match="not surely above 0"):
+        asked(tokenizer, with_pairs[1], texts=many_texts, target="task_difference >= -0.01")
+
+
+def test_texts_of_the_test_pairs_are_not_fitted(tokenizer, many_texts):
+    """Texts of both halves are given as texts, some with more blanks."""
+    pairs = drawn(200)
+    texts = [f" {text} " for pair in pairs for text in pair[:2]]
+    found = asked(tokenizer, pairs, texts=texts, neurons=0.25)
+    task = dealt_task(pairs, tokenizer)
+    seen = {
+        tuple(row[mask].tolist())
+        for batch in (*found.builder.fit, *found.builder.select)
+        for row, mask in zip(batch.inputs["input_ids"], batch.mask, strict=True)
+    }
+    tested, chosen_by = (
+        {tuple(tokenizer(text, truncation=True, max_length=LENGTH)["input_ids"]) for pair in half for text in pair[:2]}
+        for half in reversed(halves(pairs, tokenizer))
+    )
+    assert task.test.tokens() == tested
+    assert not seen & tested
+    assert len(seen & chosen_by) > 100
+    mine = [text for pair in halves(pairs, tokenizer)[1] for text in pair[:2]]
+    with pytest.raises(ms.BadInput, match="except 30"):
+        asked(tokenizer, pairs, texts=[*mine, *many_texts[:30]], neurons=0.25)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -164,7 +249,7 @@ def test_pairs_that_share_a_text_stay_in_one_half(seed, with_pairs, tokenizer):
     """Also through another pair, and where texts differ in blanks, or beyond the cut, only."""
     pairs = list(with_pairs[1])
     long = " ".join(WORDS[:40])
-    pairs += [(f"{long} w{i}", f"  {pairs[60 + 2 * i][0]} ", 2.0 + i) for i in range(5)]
+    pairs += [(f"{long} w{i}", f"  {pairs[60 + 2 * i][0]} ", 2.0 + i) for i in range(3)]
     dealt = halves(pairs, tokenizer, seed)
     ids = [{tuple(tokenizer(t)["input_ids"][: LENGTH - 1]) for p in half for t in p[:2]} for half in dealt]
     assert not ids[0] & ids[1]
@@ -184,7 +269,7 @@ def test_columns_follow_only_with_pairs(plain, with_pairs, tmp_path):
         assert again.sentences() == result.sentences()
         assert list(again.options.columns) == list(result.options.columns)
     old = json.loads((tmp_path / "compress.json").read_text())
-    del old["full_task"]
+    del old["full_task"], old["full_select_task"]
     (tmp_path / "compress.json").write_text(json.dumps(old))
     assert ms.Compression.load(tmp_path).full_task is None
 
@@ -196,7 +281,8 @@ def planted(found, task, select, speed=(2.0, 3.0, 4.0)):
         rows[name] = values
     rows["select_task"], rows["select_task_difference"] = select, np.array(select) - 0.8
     rows["speed"] = speed
-    return dataclasses.replace(found, options=rows, removals=found.removals * 3, chosen=None)
+    surely = (0.8, 0.7, 0.9)
+    return dataclasses.replace(found, options=rows, removals=found.removals * 3, chosen=None, full_select_task=surely)
 
 
 def test_targets_read_the_lower_ends_on_the_first_half(with_pairs, plain):
@@ -207,6 +293,12 @@ def test_targets_read_the_lower_ends_on_the_first_half(with_pairs, plain):
     assert not found.choose("task >= 0.65").met
     assert found.choose("task >= 0.75").met
     assert found.choose("speed >= 2.5").chosen == 1
+    for target, where in (
+        ("task >= 0.75", "pairs"),
+        ("speed > 2", "texts"),
+        ("task > 0 and cosine > -1", "texts and pairs"),
+    ):
+        assert any(f"on the test {where} too" in words for words in found.choose(target).sentences())
     assert found.choose("task_difference >= 0.1").chosen is None
     with pytest.raises(ms.BadInput, match="--pairs"):
         plain.choose("task >= 0.5")
@@ -288,7 +380,7 @@ def test_a_bad_line_is_refused_by_its_number(line, words, file, tokenizer, many_
         ([(f"w{i % 9} w{i // 9}", f"w{(i + 1) % 9}", i) for i in range(200)], "share"),
         ([("w1", "w2")] * 200, "pair 0 is not"),
         ("w1 w2 0.5", "jsonl"),
-        ("nowhere.jsonl", "nowhere"),
+        ("nowhere.jsonl", "nowhere.*file of pairs"),
         (["w1w"] * 200, "pair 0 is not"),
         (3, "int"),
     ],
@@ -308,6 +400,7 @@ def test_many_pairs_are_cut(tokenizer, many_texts, monkeypatch):
     monkeypatch.setattr(scored, "MOST", 80)
     found = asked(tokenizer, drawn(200), texts=many_texts, neurons=0.25)
     assert (found.counts["select_pairs"], found.counts["test_pairs"]) == (80, 80)
+    assert any("Of your 200 pairs 160 were used" in words for words in found.sentences())
 
 
 def test_numbers_of_numpy_are_numbers(tokenizer):

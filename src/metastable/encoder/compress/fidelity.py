@@ -26,6 +26,8 @@ Floats = NDArray[np.float64]
 
 NEIGHBOURS = 10
 PERCENTILE = 0.1
+LEAST_PERCENTILE = 36
+"""Texts that the lower end of the interval of the percentile needs: 0.9³⁶ is the first power of 0.9 below 0.025."""
 RESAMPLES = 200
 METRICS = ("cosine", "cosine_p10", "nn_overlap", "spearman")
 
@@ -58,11 +60,12 @@ def _within(ends: tuple[float, float, float], least: float) -> tuple[float, floa
 def percentile(values: Floats) -> tuple[float, float, float]:
     """The percentile of cosines with an interval between two order statistics, which no distribution can upset.
 
-    With 35 texts or fewer even the smallest one may lie above the percentile, so that the lower end is −1.
+    With fewer than `LEAST_PERCENTILE` texts even the smallest cosine may lie above the percentile, so that the lower
+    end is NaN.
     """
     ordered, n = np.sort(values), len(values)
     low, high = (int(binom.ppf(level, n, PERCENTILE)) for level in (0.025, 0.975))
-    ends = ordered[low - 1] if low > 0 else -1.0, ordered[min(high, n - 1)]
+    ends = ordered[low - 1] if low > 0 else np.nan, ordered[min(high, n - 1)]
     return float(np.quantile(values, PERCENTILE)), float(ends[0]), float(ends[1])
 
 

@@ -4,7 +4,8 @@ With f(a_k) and f(b_k) the embeddings of the two texts of pair k, and s_k its sc
 Spearman's rank correlation of cos(f(a_k), f(b_k)) and s_k over the pairs.
 
 The *select* half makes choices, the *test* half is read for the numbers only. Pairs that share a text, directly or
-through other pairs, form a group. A group stays in one half, and a resample of the bootstrap draws whole groups.
+through other pairs, form a group. A group stays in one half, and a resample of the bootstrap draws whole groups. Only
+some pairs of a large group are used, so that each half has at least 20 groups; see `LEAST_GROUPS`.
 """
 
 from __future__ import annotations
@@ -33,12 +34,15 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LEAST = 200
-"""Pairs that are needed at least. On STS-B, a layer that 60 pairs chose was worse on average than one that was chosen
-without labels, and one that 200 pairs chose was better; see the last table of docs/compression.md."""
+"""Pairs that are needed at least. On STS-B and two encoders, one choice in twenty by 100 pairs lost 0.03 and 0.11 of
+the score of the best layer, and one choice in twenty by 200 pairs 0.01 and 0.03; see the last table of
+docs/compression.md."""
 LEAST_GROUPS = 40
-"""Groups that are needed at least: resamples draw groups, and fewer than 20 in a half vary too little."""
+"""Groups that are needed at least. No group has more than 1/40 of all pairs that are used, so that each half has at
+least 20 groups however they are dealt: resamples draw groups, and fewer vary too little."""
 MOST = 1000
-"""Pairs of a half, at most. The interval of a difference of two encoders is then about 0.01 wide."""
+"""Pairs of a half, at most. A correlation r of n pairs has a standard error of about (1 − r²)/√n (Fisher's z), which is
+0.011 for r = 0.8 and n = 1000."""
 FIELDS = ("sentence1", "sentence2", "score")
 WANTED = 'give one object a line with the fields "sentence1", "sentence2" and "score"'
 
@@ -67,6 +71,8 @@ def read_pairs(pairs: str | Path | Iterable[Any]) -> list[Pair]:
 def _file_rows(path: str | Path) -> Iterator[tuple[tuple[Any, ...], str]]:
     if Path(path).suffix.lower() != ".jsonl":
         raise BadInput(f"the pairs {str(path)!r} are no .jsonl file; {WANTED}")
+    if not Path(path).is_file():
+        raise BadInput(f"the pairs {str(path)!r} are no file; give a .jsonl file of pairs")
     for line in lines(path, jsonl=False):
         name = f"line {line.number} of {str(path)!r}"
         if line.text is None:
@@ -146,7 +152,12 @@ class Half:
     def identity(self) -> list[Any]:
         """Everything that a score depends on beside the encoder, for a hash."""
         tokens = [batch.inputs["input_ids"].tolist() for batch in self.batches]
-        return [tokens, self.places.tolist(), self.scores.tolist()]
+        return [tokens, self.places.tolist(), self.scores.tolist(), self.groups.tolist()]
+
+    def tokens(self) -> set[tuple[int, ...]]:
+        """The token ids of each text."""
+        rows = ((batch.inputs["input_ids"], batch.mask) for batch in self.batches)
+        return {tuple(row[there].tolist()) for ids, mask in rows for row, there in zip(ids, mask, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -175,17 +186,25 @@ def deal(encoder: Encoder, pairs: Sequence[Pair], length: int, batch_size: int, 
     many, part_of = connected_components(graph, directed=False)
     if many < LEAST_GROUPS:
         raise BadInput(
-            f"the pairs share so many texts that only {many} groups share none; choices and numbers need different "
-            f"texts, so give at least {LEAST_GROUPS} such groups"
+            f"the pairs share so many texts that the number of groups without a common text is {many}; choices and "
+            f"numbers need different texts, so give at least {LEAST_GROUPS} such groups"
         )
     groups: dict[int, list[int]] = {}
     for number, group in enumerate(part_of[edges[:, 0]].tolist()):
         groups.setdefault(group, []).append(number)
     dealt = list(groups.values())
-    random.Random(seed).shuffle(dealt)
+    largest = _largest([len(some) for some in dealt])
+    used = sum(min(len(some), largest) for some in dealt)
+    if used < LEAST:
+        raise BadInput(
+            f"the pairs share so many texts that only {used} of {len(pairs)} can be used; give at least {LEAST} pairs, "
+            "most of which share no text with others"
+        )
+    draw = random.Random(seed)
+    draw.shuffle(dealt)
     halves: tuple[list[int], list[int]] = ([], [])
     for some in dealt:
-        min(halves, key=len).extend(some)
+        min(halves, key=len).extend(some if len(some) <= largest else draw.sample(some, largest))
     words = {int(place): text for place, text in zip(ends, texts, strict=True)}
     select, test = (
         _half(encoder, edges[half[:MOST]], words, [pairs[i].score for i in half[:MOST]], part_of, length, batch_size)
@@ -194,13 +213,19 @@ def deal(encoder: Encoder, pairs: Sequence[Pair], length: int, batch_size: int, 
     return Task(select, test)
 
 
+def _largest(sizes: Sequence[int]) -> int:
+    """The number of pairs of a group that are used at most; see `LEAST_GROUPS`."""
+    tried = range(1, min(max(sizes), 2 * MOST // LEAST_GROUPS) + 1)
+    return max(size for size in tried if LEAST_GROUPS * size <= sum(min(each, size) for each in sizes))
+
+
 def _half(
     encoder: Encoder, edges: Ints, words: dict[int, str], scores: list[float], part_of: Ints, length: int, size: int
 ) -> Half:
-    if len(set(scores)) < 2 or len(scores) < LEAST // 3:
+    if len(set(scores)) < 2:
         raise BadInput(
-            f"one half of the pairs has {len(scores)} pairs with {len(set(scores))} different scores; give more pairs "
-            "that share no text and have different scores"
+            f"all pairs of one half have the score {scores[0]:g}; give more pairs that share no text and have "
+            "different scores"
         )
     used, places = np.unique(edges, return_inverse=True)
     found = list(batches(encoder.tokenizer, [words[int(text)] for text in used], length, size))

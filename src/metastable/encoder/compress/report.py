@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from metastable.encoder.compress.surgery import UNCUT
-from metastable.encoder.compress.words import GOOD, signed
+from metastable.encoder.compress.words import GOOD, ends, few_texts, findings, warnings
+from metastable.encoder.exit.result import signed
 from metastable.figures.compress import fidelity_front
 from metastable.report.page import figure_block, render_page, short_name, target_of, write_page
 
@@ -52,11 +53,13 @@ def render(found: Compression) -> str:
         ("The option" if single else "All options", "options", ~baseline),
         ("For comparison: other rules, and the same without refits", "baselines", baseline),
     ]
-    headline, *others = found.sentences()
+    headline, *others = findings(found)
     return render_page(
         "compress.html.j2",
         found=found,
         name=short_name(found.name),
+        warnings=warnings(found),
+        few_texts="cosine_p10" in columns and few_texts(found),
         headline=headline,
         sentences=list(dict.fromkeys(others)),
         kept=_kept(options[~baseline]),
@@ -90,6 +93,7 @@ def _rows(options: pd.DataFrame, chosen: int | None, columns: list[str]) -> list
         {
             "name": row["recipe"],
             "rule": row["method"],
+            "layers": row["removed_layers"],
             "chosen": place == chosen,
             "cells": [_cell(row, name) for name in columns],
         }
@@ -103,4 +107,4 @@ def _cell(row: pd.Series, name: str) -> tuple[str, str]:
     if name == "task_difference":
         return signed(row[name]), f"{signed(row[f'{name}_low'])} to {signed(row[f'{name}_high'])}"
     digits, sign = (2, "×") if name == "speed" else (3, "")
-    return f"{row[name]:.{digits}f}{sign}", f"{row[f'{name}_low']:.{digits}f}–{row[f'{name}_high']:.{digits}f}"
+    return f"{row[name]:.{digits}f}{sign}", ends(row, name, digits, "–")

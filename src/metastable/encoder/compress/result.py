@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from metastable import files
 from metastable.encoder.audit import frame, records
-from metastable.encoder.compress.fidelity import METRICS
+from metastable.encoder.compress.fidelity import LEAST_PERCENTILE, METRICS
 from metastable.encoder.compress.recipe import Recipe
 from metastable.encoder.compress.saving import SETTINGS, save_model
 from metastable.encoder.compress.surgery import UNCUT, Removal, plain_form
@@ -31,12 +34,14 @@ def _ends(*names: str) -> tuple[str, ...]:
 
 COLUMNS = (
     *("recipe", "method", "baseline", "layers", "heads", "neurons", "merge", "int8", "healed"),
+    "removed_layers",
     *_ends(*METRICS, "speed"),
     "megabytes",
     *(f"select_{name}" for name in METRICS),
 )
-"""The columns of `options`. `speed` is the time of the full encoder over that of the option, `select_NAME` the lower
-end of the interval on *select*."""
+"""The columns of `options`. `removed_layers` has the numbers of the layers that went, counted from 0, such as "2, 4".
+`speed` is the time of the full encoder over that of the option, `select_NAME` the lower end of the interval on
+*select*. A lower end that is not known is NaN."""
 TASK = ("task", "task_difference")
 """The score on the pairs of the user, and its difference to that of the full encoder."""
 TASK_COLUMNS = (*_ends(*TASK), *(f"select_{name}" for name in TASK))
@@ -51,6 +56,8 @@ def condition(target: str, pairs: bool) -> Expression:
     pairs : whether there are scored pairs, which the columns `TASK` need
     """
     plain = target
+    if share := re.search(r"(\d+\.?\d*|\.\d+)\s*%", target):
+        raise BadInput(f"target {target!r} has a percent sign; write {float(share[1]) / 100:g}")
     for name in TARGETS:
         plain = plain.replace(name.replace("_", "-"), name)
     found = parse(plain, "cosine >= 0.97 and speed >= 1.5")
@@ -64,6 +71,20 @@ def condition(target: str, pairs: bool) -> Expression:
     return found
 
 
+def check_percentile(wanted: Expression, select: int) -> None:
+    """BadInput for a condition on the 10th percentile if the number of texts to choose by is too small."""
+    if "cosine_p10" in wanted.columns and select < LEAST_PERCENTILE:
+        raise BadInput(
+            f"target {wanted.text!r}: {select} texts to choose by are too few for a lower end of 'cosine_p10', which "
+            f"needs {LEAST_PERCENTILE}; give more texts (about 250, at a smaller --length if they are long)"
+        )
+
+
+def removed_layers(removals: Iterable[Removal]) -> list[str]:
+    """The column of this name."""
+    return [", ".join(map(str, sorted(removal.layers))) for removal in removals]
+
+
 @dataclass(frozen=True)
 class Compression:
     """What can be removed from one encoder, and at what loss. Made by `compress`, or read by `Compression.load`.
@@ -75,6 +96,7 @@ class Compression:
     chosen : the number of the chosen row; None without a target, or if no row meets it
     depth, heads, neurons : of the full encoder: layers, heads of a layer, neurons of a layer
     full_task : the score of the full encoder on the test pairs with its interval; None without pairs
+    full_select_task : the same on the select pairs
     """
 
     name: str
@@ -93,11 +115,18 @@ class Compression:
     removals: list[Removal]
     chosen: int | None = None
     full_task: Interval | None = None
+    full_select_task: Interval | None = None
     builder: Builder | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        many = f"{len(self.options)} options, test on {self.counts['test']} texts"
+        many = f"{len(self.options)} option{'s' * (len(self.options) != 1)}, test on {self.counts['test']} texts"
         return f"Compression({self.name!r}, {self.family}, {many})"
+
+    @property
+    def pairs_choose(self) -> bool:
+        """Whether layers are chosen by scored pairs: they are not if the full encoder's own score may be 0."""
+        # Earlier versions chose by all pairs and wrote no score on the select pairs.
+        return self.full_task is not None and (self.full_select_task is None or self.full_select_task[1] > 0)
 
     def choose(self, target: str) -> Compression:
         """The same result with the row that a target chooses.
@@ -107,12 +136,13 @@ class Compression:
         """
         pairs = self.full_task is not None
         wanted = condition(target, pairs)
+        check_percentile(wanted, self.counts["select"])
         measured = (*METRICS, *TASK) if pairs else METRICS
         table = self.options.assign(**{name: self.options[f"select_{name}"] for name in measured})
         rows = wanted.rows(table[~table["baseline"].astype(bool)])
         if not len(rows):
             return replace(self, target=target, chosen=None)
-        best = "task_difference" if pairs else "cosine"
+        best = "task_difference" if self.pairs_choose else "cosine"
         by = "speed" if any(name in measured for name in wanted.columns) else best
         return replace(self, target=target, chosen=int(rows[by].idxmax()))
 
@@ -161,12 +191,17 @@ class Compression:
 
     @classmethod
     def _from_dict(cls, saved: dict[str, Any]) -> Compression:
-        plain = {each.name: saved[each.name] for each in fields(cls) if each.name not in ("full_task", "builder")}
-        plain["options"] = frame(saved["options"])
+        scores = ("full_task", "full_select_task")
+        plain = {each.name: saved[each.name] for each in fields(cls) if each.name not in (*scores, "builder")}
         plain["removals"] = [Removal.from_dict(removal) for removal in saved["removals"]]
-        # Files of earlier versions know no pairs.
-        score = saved.get("full_task")
-        return cls(**plain, full_task=None if score is None else tuple(score))
+        options = frame(saved["options"])
+        # Files of earlier versions have neither pairs nor removed layers, and −1 for an end that is not known.
+        if "removed_layers" not in options:
+            options.insert(COLUMNS.index("removed_layers"), "removed_layers", removed_layers(plain["removals"]))
+        ends = ["cosine_p10_low", "select_cosine_p10"]
+        plain["options"] = options.assign(**{name: options[name].replace(-1.0, np.nan) for name in ends})
+        known: dict[str, Any] = {name: tuple(saved[name]) for name in scores if saved.get(name) is not None}
+        return cls(**plain, **known)
 
     def save(self, folder: str | Path) -> dict[str, Path]:
         """Write the folder model if an option is chosen, report.html, options.csv and, last, compress.json.

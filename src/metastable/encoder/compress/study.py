@@ -3,7 +3,8 @@
 The texts are dealt into three parts. *fit* tells which parts matter, heals, and is the pool that neighbours are
 searched in; *select* makes every choice between candidates (λ of a refit, the next layer to go, the recipe for a
 target, the options that sentences name); *test* is read for the numbers only. Texts of one document stay in one part.
-Scored pairs of the user, if there are any, are dealt into a *select* and a *test* half of their own; see `pairs`.
+Scored pairs of the user, if there are any, are dealt into a *select* and a *test* half of their own; see `pairs`. Texts
+of the *test* half are in no part but *test*.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,15 @@ from metastable.encoder.compress.build import Builder, Made, megabytes
 from metastable.encoder.compress.fidelity import METRICS, fidelity
 from metastable.encoder.compress.pairs import Task, deal, read_pairs
 from metastable.encoder.compress.recipe import Recipe, plan
-from metastable.encoder.compress.result import COLUMNS, TASK, TASK_COLUMNS, Compression, condition
+from metastable.encoder.compress.result import (
+    COLUMNS,
+    TASK,
+    TASK_COLUMNS,
+    Compression,
+    check_percentile,
+    condition,
+    removed_layers,
+)
 from metastable.encoder.compress.saving import modules_after
 from metastable.encoder.compress.surgery import Removal
 from metastable.encoder.compress.words import REPEATS
@@ -54,6 +64,8 @@ HELD = 2**31
 """Healing keeps two numbers of 4 bytes for each token, feature and layer; *fit* and *select* are cut to this many
 bytes."""
 JOURNAL = "compress.journal"
+ROWS = 2
+"""The form of the rows in the journal. A journal with another form is begun anew."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +119,9 @@ def compress(
         *test*, and `met` tells whether they meet the condition
     pairs : a similarity task: a file .jsonl with the fields sentence1, sentence2 and score, or (text, text, number); at
         least 200. Then layers are chosen by the score on one half of the pairs, which is Spearman's correlation of the
-        cosines of the embeddings and the given numbers. The result has the score of each recipe on the other half, and
-        a target may name task and task_difference. A target on speed and size only chooses by task_difference
+        cosines of the embeddings and the given numbers, unless the full encoder's own score there may be 0. The result
+        has the score of each recipe on the other half, and a target may name task and task_difference. A target on
+        speed and size only chooses by task_difference
     length : texts are cut to this many tokens
     pooling : "mean" or "cls"; by default that of the model's files
     seed : deals the texts into parts, and the pairs into halves
@@ -122,8 +135,7 @@ def compress(
     """
     _check(layers, heads, neurons, merge, length, batch_size, seed)
     scored = None if pairs is None else read_pairs(pairs)
-    if target is not None:
-        condition(target, scored is not None)
+    wish = None if target is None else condition(target, scored is not None)
     encoder = load(model, allow_pickle, tokenizer).private()
     encoder.reads_text()
     if encoder.device.type != "cpu":
@@ -139,16 +151,25 @@ def compress(
     how, length = pooling_of(encoder, pooling), min(length, encoder.limit)
     if encoder.folder is not None:
         modules_after(encoder.folder)  # refuses damaged files before the work
-    parts = _parts(encoder, texts, length, batch_size, seed)
     task = None if scored is None else deal(encoder, scored, length, batch_size, seed)
-    chosen_by = None if task is None else lambda smaller: task.select.correlation(smaller, how)
-    builder = Builder(encoder, parts.fit, parts.select, how, chosen_by)
+    parts = _parts(encoder, texts, length, batch_size, seed, set() if task is None else task.test.tokens())
+    if wish is not None:
+        check_percentile(wish, parts.counts["select"])
+    builder = Builder(encoder, parts.fit, parts.select, how)
+    bench = _Bench(builder, parts, how, task, seed)
+    if task is not None and bench.full_scores["select"][1] > 0:
+        builder.task = lambda smaller: task.select.correlation(smaller, how)
+    elif wish is not None and set(TASK) & set(wish.columns):
+        value, low, high = bench.full_scores["select"]
+        raise BadInput(
+            f"target {target!r}: the full encoder's own score on the pairs is {value:.3f} ({low:.3f} to {high:.3f}), "
+            "which is not surely above 0; check the scores, which must be higher for texts that are more alike"
+        )
     recipes = [wanted] if wanted != Recipe() else plan(depth, bool(removable), tied)
     made_with = {name: metadata.version(name) for name in ("metastable", "torch", "transformers")}
     about = (encoder.fingerprint, configuration(encoder), made_with)
     given = [] if task is None else [task.select.identity(), task.test.identity()]
-    identity = files.sha256(*about, parts.counts, length, how, batch_size, seed, _texts_hash(parts), *given)
-    bench = _Bench(builder, parts, how, task, seed)
+    identity = files.sha256(*about, parts.counts, length, how, batch_size, seed, _texts_hash(parts), ROWS, *given)
     rows: list[dict[str, Any]] = []
     with _journal(resume, identity) as journal:
         known = {} if journal is None else {entry.number: json.loads(entry.payload) for entry in journal.records()}
@@ -171,6 +192,7 @@ def compress(
                 progress(done + 1, len(recipes))
     options = pd.DataFrame(rows)
     removals = [Removal.from_dict(removal) for removal in options.pop("removal")]
+    options["removed_layers"] = removed_layers(removals)
     found = Compression(
         name=encoder.name,
         family=encoder.anatomy.family,
@@ -181,13 +203,14 @@ def compress(
         heads=encoder.anatomy.layers[0].heads,
         neurons=encoder.anatomy.blocks[0].outer.in_features,
         full_megabytes=megabytes(encoder.model),
-        counts=parts.counts | bench.pair_counts,
+        counts=parts.counts | ({} if scored is None else {"pairs": len(scored), **bench.pair_counts}),
         made=made_with,
         target=target,
         options=options[[*COLUMNS, *(TASK_COLUMNS if task is not None else ())]],
         removals=removals,
         chosen=0 if wanted != Recipe() else None,
-        full_task=bench.full_task,
+        full_task=bench.full_scores.get("test"),
+        full_select_task=bench.full_scores.get("select"),
         builder=builder,
     )
     return found if target is None else found.choose(target)
@@ -236,15 +259,34 @@ def _texts_hash(parts: Parts) -> str:
     return files.sha256(ids)
 
 
-def _parts(encoder: Encoder, texts: str | Path | Iterable[str], length: int, batch_size: int, seed: int) -> Parts:
-    groups = _different(encoder, texts, length)
-    count = sum(map(len, groups))
+def _parts(
+    encoder: Encoder,
+    texts: str | Path | Iterable[str],
+    length: int,
+    batch_size: int,
+    seed: int,
+    tested: Set[tuple[int, ...]] = frozenset(),
+) -> Parts:
+    """The texts in three parts.
+
+    tested : the token ids of texts that numbers come from, so that no choice and no refit may see them
+    """
+    groups = _different(encoder, texts, length, tested)
+    count = sum(len(group.texts) for group in groups)
     if count < LEAST:
         raise BadInput(
             f"there are {count} different texts, as far as they are read; compression needs at least {LEAST}, better "
             "some hundreds"
         )
+    free = sum(len(group.texts) for group in groups if not group.tested)
+    if free < (least := round(sum(SHARES.values()) * LEAST)):
+        raise BadInput(
+            f"all texts except {free} are in the test half of the pairs, or in a document with such a text; give at "
+            f"least {least} other texts"
+        )
     random.Random(seed).shuffle(groups)
+    # Documents that can only be in one part come first, so that the others fill the other parts.
+    groups.sort(key=lambda group: not group.tested)
     most = dict(MOST)
     width = encoder.anatomy.layers[0].width
     fitting = HELD // (8 * width * len(encoder.anatomy.blocks) * length)
@@ -255,7 +297,7 @@ def _parts(encoder: Encoder, texts: str | Path | Iterable[str], length: int, bat
         # The part that is furthest below its share gets the next document.
         shares = {**SHARES, "test": 1 - sum(SHARES.values())}
         part = max(dealt, key=lambda name: shares[name] * count - len(dealt[name]))
-        dealt[part] += group
+        dealt["test" if group.tested else part] += group.texts
     found: dict[str, list[Batch]] = {}
     counts, total = {"texts": count}, TextCounts()
     for name, some in dealt.items():
@@ -268,20 +310,32 @@ def _parts(encoder: Encoder, texts: str | Path | Iterable[str], length: int, bat
     return Parts(**found, counts=counts)
 
 
-def _different(encoder: Encoder, texts: str | Path | Iterable[str], length: int) -> list[list[str]]:
+@dataclass
+class _Document:
+    """Different texts of one document. tested : whether one of them is among the texts that numbers come from"""
+
+    texts: list[str] = field(default_factory=list)
+    tested: bool = False
+
+
+def _different(
+    encoder: Encoder, texts: str | Path | Iterable[str], length: int, tested: Set[tuple[int, ...]]
+) -> list[_Document]:
     """The texts that differ in the tokens that are read, by document; a text without a document is one of its own."""
     if isinstance(texts, (str, Path)):
         pairs = [(line.text or "", line.document) for line in read_lines(texts)]
     else:
         pairs = [(text, None) for text in strings(texts)]
     seen: set[tuple[int, ...]] = set()
-    found: dict[Any, list[str]] = {}
+    found: dict[Any, _Document] = {}
     for row in tokenized(encoder.tokenizer, [text for text, _ in pairs], length, TextCounts()):
         ids = tuple(row.inputs["input_ids"])
         if ids not in seen:
             seen.add(ids)
             text, document = pairs[row.number]
-            found.setdefault(row.number if document is None else document, []).append(text)
+            own = found.setdefault(row.number if document is None else document, _Document())
+            own.texts.append(text)
+            own.tested |= ids in tested
     return list(found.values())
 
 
@@ -306,12 +360,13 @@ class _Bench:
     def pair_counts(self) -> dict[str, int]:
         return {f"{name}_pairs": len(half.scores) for name, half in self.halves.items()}
 
-    @property
-    def full_task(self) -> Interval | None:
-        """The score of the full encoder on the test pairs."""
-        if not self.halves:
-            return None
-        return self.halves["test"].compared(self.cosines["test"], self.cosines["test"], self.seed)[0]
+    @cached_property
+    def full_scores(self) -> dict[str, Interval]:
+        """The score of the full encoder on each half of the pairs; empty without pairs."""
+        return {
+            name: half.compared(self.cosines[name], self.cosines[name], self.seed)[0]
+            for name, half in self.halves.items()
+        }
 
     def row(self, made: Made) -> dict[str, Any]:
         """All numbers of one recipe."""
