@@ -287,12 +287,14 @@ def test_errors_are_counted_and_do_not_end_the_training(small, history, caplog):
     assert history.sentences()[0] in (history.folder / "report.html").read_text(encoding="utf-8")
     with pytest.raises(ms.BadInput):
         history.measure()
-    # A later record is compared again, and the failures are still told.
+    # A record that succeeds takes the place of its failure, and earlier failures are still told.
     with torch.no_grad():
         small.encoder.layer[0].attention.self.query.weight[0, 0] = 0.0
-    history.step(6)
+    history.measure()
+    assert history.steps == [0, 4]
     assert "failed" not in history.sentences()[0]
-    assert any("2 records failed since step 2" in sentence for sentence in history.sentences())
+    assert any("step 2 failed" in sentence for sentence in history.sentences())
+    assert history.failures == ms.History.load(history.folder).failures == 1
 
 
 def test_the_encoder_is_found_inside_a_module(texts, tokenizer, tmp_path):
