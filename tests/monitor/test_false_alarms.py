@@ -19,6 +19,9 @@ from tests.benchmarks.modules import module
 from tests.monitor.conftest import corpus
 from tests.monitor.tables import table_of
 
+# Statistics of thousands of texts with a real encoder. The promises on synthetic scores are tested in every run.
+pytestmark = pytest.mark.slow
+
 scorer_of = module("bench").scorer
 
 ALPHA = 0.01

@@ -262,6 +262,7 @@ def dealt(baseline, setting, held, calibrate=None):
     return np.array(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["light", "full"])
 def test_p_values_of_clean_texts_are_uniform(baseline, held, setting):
     p = dealt(baseline, setting, held)
@@ -269,6 +270,7 @@ def test_p_values_of_clean_texts_are_uniform(baseline, held, setting):
     assert kstest(p[:, 1], "uniform").statistic < KS
 
 
+@pytest.mark.slow
 def test_calibrating_on_the_texts_that_detectors_know_is_caught(baseline, held, clean_tables):
     """The negative control of the test above: the fitted texts are less strange to the detectors than new ones."""
     assert len(clean_tables["fit"]) == baseline.facts["parts"]["fit"]
@@ -278,6 +280,7 @@ def test_calibrating_on_the_texts_that_detectors_know_is_caught(baseline, held, 
     assert np.mean(p[:, 0] < 0.1) > 0.2
 
 
+@pytest.mark.slow
 def test_conditional_p_values_keep_their_promise(baseline, held):
     """In at most δ = 0.1 of all deals is the share of clean texts with p ≤ t above t, for any t of these."""
     deals, broken = 100, 0

@@ -83,7 +83,7 @@ def halves(pairs, tokenizer, seed=0):
     return [[by_score[score] for score in half.scores] for half in (task.select, task.test)]
 
 
-@pytest.mark.parametrize("layer", [0, 1, 2])
+@pytest.mark.parametrize("layer", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_one_half_of_the_pairs_chooses_the_layer(layer, plain, tokenizer, many_texts):
     """Scores of the first half are near cosines without this layer, so that no other choice is better there.
 
