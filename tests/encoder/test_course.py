@@ -120,7 +120,7 @@ def test_the_headline_is_one_sentence_about_hidden_states():
     found = course.headline(measured([0.10, 0.24, 0.22]))
     assert found == (
         "over 2 layers the tokens of a text become more alike: the mean cosine of their hidden states goes from 0.10 "
-        "to 0.22; no text collapses to one point"
+        "to 0.22; they do not collapse to one point"
     )
     assert "with 0.50 at depth 1" in course.headline(measured([0.10, 0.50, 0.225]))
 

@@ -104,7 +104,7 @@ def _collapse(measured: Measurements) -> str:
     cosine, without = (measured.depths[name].mean() for name in ("hidden_cosine", "hidden_cosine_without"))
     near = np.flatnonzero(cosine >= COLLAPSED)
     if not len(near):
-        return "no text collapses to one point"
+        return "they do not collapse to one point"
     if (without[near] < COLLAPSED - OWNED).all():
         return "one feature alone makes them look equal"
     where = f"at depth {near[0]}" if len(near) == 1 else f"at depths {', '.join(map(str, near))}"
