@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metastable.encoder.anatomy import Anatomy
-from metastable.encoder.hooks import Depth, Passage, Tokens, Watch
+from metastable.encoder.anatomy import Anatomy, AttentionLayer
+from metastable.encoder.hooks import Attended, Depth, Passage, Tokens, Watch
 from metastable.encoder.load import Encoder
 from metastable.encoder.measure import HeadLens
 from metastable.encoder.statistics import CLOUD, Sample, cloud
@@ -197,8 +197,20 @@ class HeadReading:
         before, self._before = self._before, (depth.index, depth.tokens)
         if before is None or before[0] != depth.index - 1:
             return None
-        mask, chosen = self._passage.mask, self._passage.chosen
-        return self._heads.lenses[before[0]].measure(before[1], depth.tokens, mask, mask & ~chosen, chosen)
+        mask, chosen, lens = self._passage.mask, self._passage.chosen, self._heads.lenses[before[0]]
+        attended = _attended(lens.layer, before[1].z, mask)
+        return lens.measure(before[1], attended, depth.tokens, mask, mask & ~chosen, chosen)
+
+
+def _attended(layer: AttentionLayer, z: Tensor, mask: Tensor) -> Attended:
+    """What the attention of a layer computes from the standardised tokens z, (texts, n, d)."""
+    x = z if layer.norm is None else torch.addcmul(layer.norm.offset.to(z), layer.norm.gain.to(z), z)
+    q, k, v = (rows(x) for rows in (layer.query, layer.key, layer.value))
+    scores = layer.scale * q @ k.transpose(-1, -2) if layer.scores is None else layer.scores(q, k)
+    scores = scores.masked_fill(~mask[:, None, None, :], torch.finfo(scores.dtype).min)
+    query, key, mean = (part.transpose(1, 2).flatten(2) for part in (q, k, scores.softmax(dim=-1) @ v))
+    update = torch.nn.functional.linear(mean, layer.output.transpose(0, 1).flatten(1), layer.output_bias)
+    return Attended(query, key, mean, update)
 
 
 class Concentration(Unfitted):

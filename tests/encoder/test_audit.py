@@ -201,7 +201,7 @@ def test_residuals_are_measured_where_the_stream_is_not_normalised():
 
 
 def test_comparison_of_an_encoder_with_itself_and_with_one_planted_change(minilm):
-    assert ms.compare(minilm, minilm).sentences() == ["no head moved beyond rounding"]
+    assert ms.compare(minilm, minilm).sentences()[0].startswith("no head moved beyond rounding")
     changed = transformers.AutoModel.from_pretrained(models.minilm())
     with torch.no_grad():
         changed.encoder.layer[2].attention.self.value.weight[5 * 32 : 6 * 32] *= 1.5

@@ -1,5 +1,6 @@
 """The checks of an audit: numbers from the tables, statuses of planted values, and the policy of the command."""
 
+import copy
 import dataclasses
 import json
 import math
@@ -16,6 +17,8 @@ import yaml
 import metastable as ms
 from metastable.cli.app import app
 from metastable.encoder import checks
+from metastable.encoder.load import load
+from metastable.encoder.measure import measure
 from tests.conftest import WORDS
 from tests.encoder.models import tiny
 from tests.encoder.test_judging import tally
@@ -61,6 +64,52 @@ def test_numbers_are_those_of_the_tables(audit):
     assert own["narrow"].number == np.mean(
         [n >= 0.5 * (np.abs(v) ** 2).sum() for n, v in zip(narrow, values, strict=True)]
     )
+
+
+def embedded(model, tokenizer, texts):
+    """The mean of the last hidden states of ordinary tokens, one text at a time, with plain transformers."""
+    rows = []
+    for text in texts:
+        inputs = tokenizer(text, return_tensors="pt", return_special_tokens_mask=True)
+        ordinary = inputs.pop("special_tokens_mask")[0] == 0
+        with torch.no_grad():
+            rows.append(model(**inputs).last_hidden_state[0][ordinary].double().mean(dim=0).numpy())
+    return np.array(rows)
+
+
+def test_texts_alike_against_plain_transformers(tokenizer):
+    model = tiny("bert")
+    texts = [" ".join(WORDS[i : i + 4 + i % 5]) for i in range(12)]
+    rows = embedded(model, tokenizer, texts)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    expected = np.mean([a @ b for i, a in enumerate(rows) for j, b in enumerate(rows) if i != j])
+    encoder = load(model, tokenizer=tokenizer)
+    for size in (1, 5, 32):
+        assert measure(encoder, texts, size).embeddings.mean() == pytest.approx(expected, abs=1e-6)
+    halves = [measure(encoder, part, 1).embeddings for part in (texts[:5], texts[5:])]
+    whole = measure(encoder, texts, 1).embeddings
+    assert halves[1].merge(halves[0]).to_dict() == halves[0].merge(halves[1]).to_dict() == whole.to_dict()
+
+
+def test_an_encoder_that_gives_all_texts_one_embedding(tokenizer):
+    model = copy.deepcopy(tiny("bert"))
+    last = model.encoder.layer[-1].output.LayerNorm
+    with torch.no_grad():
+        last.weight.mul_(1e-3)
+        last.bias.copy_(torch.linspace(-1, 1, len(last.bias)))
+    texts = [" ".join(WORDS[i : i + 6]) for i in range(8)]
+    check = found(ms.audit(model, texts, tokenizer=tokenizer, beside_random=False))["alike"]
+    assert (check.status, check.number) == ("act", pytest.approx(1, abs=1e-3))
+
+
+def test_files_without_embeddings_still_load(audit, tmp_path):
+    saved = audit.to_dict()
+    del saved["measured"]["embeddings"], saved["twin"]["measured"]["embeddings"]
+    (tmp_path / "audit.json").write_text(json.dumps(saved))
+    again = found(ms.Audit.load(tmp_path))
+    assert "alike" not in again
+    assert "alike" in found(audit)
+    assert set(found(audit)) - set(again) == {"alike"}
 
 
 @pytest.mark.parametrize(("cosine", "status"), [(0.5, "ok"), (0.85, "look"), (0.97, "act")])

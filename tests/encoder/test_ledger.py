@@ -89,7 +89,7 @@ def test_layers_of_attention_alone_are_forecast(tokenizer):
     found = ledger(encoder, TEXTS)
     for key in CLOUDS:
         assert entry(found, key)["skill"] > 0.999
-        assert entry(found, key)["verdict"] == "skill"
+        assert entry(found, key)["verdict"] == "better"
 
 
 def test_the_forecast_over_depth_is_made_without_the_later_perceptrons(tokenizer):
@@ -238,15 +238,15 @@ def test_scores_against_the_definition():
 
 def test_verdicts():
     ones = np.ones(6)
-    assert scored(0.5 * ones, {"b": ones})["verdict"] == "skill"
-    assert scored(2 * ones, {"b": ones})["verdict"] == "no skill"
-    assert scored(ones, {"b": ones})["verdict"] == "no skill"
+    assert scored(0.5 * ones, {"b": ones})["verdict"] == "better"
+    assert scored(2 * ones, {"b": ones})["verdict"] == "worse"
+    assert scored(ones, {"b": ones})["verdict"] == "no better"
     mixed = scored(np.array([0.1, 3, 0.1, 3, 0.1, 3]), {"b": 2 * ones})
     assert mixed["skill"] > 0
-    assert mixed["verdict"] == "no skill"
+    assert mixed["verdict"] == "no better"
     exact = scored(0 * ones, {"b": ones})
     assert exact["skill"] == pytest.approx(1)
-    assert exact["verdict"] == "skill"
+    assert exact["verdict"] == "better"
     undefined = scored(ones, {"b": 0 * ones})
     assert undefined["verdict"] == "undefined"
     assert math.isnan(undefined["skill"])
@@ -255,7 +255,7 @@ def test_verdicts():
 def test_a_baseline_that_is_exact_but_for_one_text_has_no_exact_score():
     found = scored(np.full(6, 0.001), {"no change": np.array([0, 0, 0, 0, 0, 1.0])})
     assert found["baseline_error"] == pytest.approx(1 / 6)
-    assert found["verdict"] == "no skill"
+    assert found["verdict"] == "no better"
     assert found["skill_low"] < 0 < found["skill_high"]
 
 
@@ -298,6 +298,10 @@ def test_the_ledger_is_part_of_an_audit(tokenizer, tmp_path):
     assert again.ledger.sentences() == audit.ledger.sentences()
     assert 'id="ledger-table"' in paths["report"].read_text(encoding="utf-8")
     saved = json.loads(paths["audit"].read_text(encoding="utf-8"))
+    for row in saved["ledger"]["entries"]:
+        row["verdict"] = "skill" if row["skill_low"] > 0 else "no skill"
+    paths["audit"].write_text(json.dumps(saved), encoding="utf-8")
+    assert list(ms.Audit.load(tmp_path).ledger.entries["verdict"]) == list(audit.ledger.entries["verdict"])
     del saved["ledger"]
     paths["audit"].write_text(json.dumps(saved), encoding="utf-8")
     assert ms.Audit.load(tmp_path).ledger is None

@@ -111,7 +111,7 @@ def test_a_head_whose_attention_leads_nowhere_has_no_eigenspace():
         layer.output[head] = -(layer.query.weight[head] * gain).T
         layer.key.weight[head] = layer.query.weight[head]
     meter = Meter(made)
-    _, _, heads, _ = meter.measure(batch)
+    _, _, heads, *_ = meter.measure(batch)
     empty = meter.empty()
     assert empty.dims[1, head] == 0
     assert not empty.applicable[1, head]

@@ -14,15 +14,14 @@ from metastable.errors import BadInput, choice
 
 if TYPE_CHECKING:
     from metastable.encoder.audit import Audit
+    from metastable.encoder.checks import Check
 
-MOST_SHOWN = 5
-"""Unusual values that are printed; the tables have all of them."""
 IN_JSON = ("schema", "name", "family", "fingerprint", "shape", "made", "checks", "verdict")
+"""The parts of an audit that --json prints; audit.json has all of them."""
 MARKS = {"ok": "ok  ", "look": "look", "act": "ACT "}
 """The status of a check for a terminal."""
 POLICIES = {"default": ("act",), "strict": ("look", "act")}
 """The statuses of checks that fail a policy."""
-"""The parts of an audit that --json prints; audit.json has all of them."""
 
 
 def _list_columns(wanted: bool) -> None:
@@ -123,19 +122,20 @@ def audit(
 
 
 def _lines(audit: Audit) -> list[str]:
-    """The audit for a terminal."""
+    """The headline, the checks and the theory in short, for a terminal; the report has the rest."""
     verdict = audit.verdict
     warnings = [note for note in audit.notes if note.startswith("Warning")]
-    lines = [repr(audit), *warnings, verdict.headline, *(f"  {sentence}" for sentence in verdict.sentences)]
-    lines += ["checks:", *(f"  {MARKS[c.status]} {c.name}: {c.shown}. {c.sentence}" for c in audit.checks())]
-    ladder = [] if audit.ladder is None else audit.ladder.sentences()
-    lines += ["theory and encoder:", *(f"  {sentence}" for sentence in (*ladder, *verdict.theory))]
-    if len(verdict.unusual):
-        lines.append(f"unusual for this model: {len(verdict.unusual)} values; the first are")
-        lines += [f"  {sentence}" for sentence in verdict.unusual["sentence"].head(MOST_SHOWN)]
-    if audit.loop is not None:
-        lines.append(audit.loop.sentence())
-    if audit.ledger is not None:
-        lines += ["forecasts, each made before its outcome was measured:"]
-        lines += [f"  {sentence}" for sentence in audit.ledger.sentences()]
-    return lines
+    lines = [repr(audit), *warnings, verdict.headline, "checks:", *map(_line, audit.checks())]
+    broken = [] if audit.ladder is None else audit.ladder.sentences()[:1]
+    lines += ["theory and encoder:", *(f"  {sentence}" for sentence in (*verdict.theory[:1], *broken))]
+    if audit.ledger is not None and len(audit.ledger.entries):
+        counts = audit.ledger.entries["verdict"].value_counts()
+        told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        lines.append(f"forecasts, beside the best simple baseline: {told}")
+    return lines if audit.loop is None else [*lines, audit.loop.sentence()]
+
+
+def _line(check: Check) -> str:
+    """A check; what it means and what to do only if it is not ok."""
+    words = "" if check.status == "ok" else f". {check.sentence}"
+    return f"  {MARKS[check.status]} {check.name}: {check.shown} ({check.rule}){words}"

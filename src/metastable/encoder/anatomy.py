@@ -65,7 +65,11 @@ class Norm:
     def standardise(self, h: Tensor) -> Tensor:
         """z, of length √d up to eps."""
         centred = h - h.mean(dim=-1, keepdim=True)
-        return centred * torch.rsqrt(centred.square().mean(dim=-1, keepdim=True) + self.eps)
+        return self.scaled(centred, centred.square().mean(dim=-1))
+
+    def scaled(self, centred: Tensor, variance: Tensor) -> Tensor:
+        """z from h − mean h, (…, d), and var h, (…)."""
+        return centred * torch.rsqrt(variance + self.eps).unsqueeze(-1)
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ class AttentionLayer:
 
 
 @dataclass(frozen=True)
-class Block:
+class LayerModules:
     """The modules of one whole layer, whose weights `compress` changes.
 
     module : the layer as the model calls it
@@ -155,6 +159,8 @@ class Block:
     output : the linear map of the attention output
     inner, outer : the linear maps into and out of the neurons of the perceptron
     gated : whether `inner` holds two numbers for each neuron, its input and, after all inputs, its gate
+    middle : the normalisation whose output the perceptron reads; None if it is not known
+    activation : the name of the perceptron's activation in the configuration of the model
     """
 
     module: nn.Module
@@ -163,6 +169,8 @@ class Block:
     inner: nn.Linear
     outer: nn.Linear
     gated: bool
+    middle: nn.LayerNorm | None = None
+    activation: str = ""
 
     @property
     def maps(self) -> tuple[nn.Linear, ...]:
@@ -174,6 +182,7 @@ class Block:
 class Anatomy:
     """An encoder's attention layers in the order of depth.
 
+    model : the encoder itself
     blocks : the modules of each layer; a shared layer stands here many times
     final : the normalisation whose *output* is the last hidden state (texts, n, d) of the encoder.
     final_call : which call of `final` in one forward pass writes the last hidden state, counted from 0.
@@ -185,9 +194,10 @@ class Anatomy:
     limit : the longest sequence the encoder takes, special tokens included.
     """
 
+    model: nn.Module
     family: str
     layers: tuple[AttentionLayer, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[LayerModules, ...]
     final: nn.LayerNorm
     steps: tuple[Step, ...]
     final_call: int = 0

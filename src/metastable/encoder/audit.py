@@ -34,6 +34,8 @@ TWIN_RUNGS = 8
 """The number of texts, the first ones, that the ladder of the random twin is measured on."""
 TWIN_TEXTS = 24
 """The number of texts, the first ones, that the random twin is measured on."""
+TWIN_BATCH = 8
+"""Texts of a batch of the twin: few texts have less padding."""
 LOOP_TEXTS = 64
 """The number of texts, the first ones, that a loop is measured on."""
 PLAIN = ("name", "family", "fingerprint", "shape", "tied", "made")
@@ -237,7 +239,7 @@ def audit(
     elif loops:
         raise BadInput("a loop needs texts; give texts (--texts FILE)")
     if random is not None:
-        on_text = None if measured is None else measure(random, kept[:TWIN_TEXTS], batch_size, special)
+        on_text = None if measured is None else measure(random, kept[:TWIN_TEXTS], min(batch_size, TWIN_BATCH), special)
         other = _audit(random, on_text, rungs=None if measured is None else ladder(random, kept[:TWIN_RUNGS]))
     looped = loop(encoder, kept[:LOOP_TEXTS], loops, layer, batch_size, special) if loops else None
     found = _audit(encoder, measured, other, beside, looped, None if measured is None else ladder(encoder, kept))

@@ -111,6 +111,8 @@ def _on_text(audit: Audit, measured: Measurements) -> Iterator[Check]:
     depths = {name: tally.mean() for name, tally in measured.depths.items()}
     yield _collapse(measured, depths)
     yield _bottleneck(audit, measured, depths)
+    if measured.embeddings is not None and measured.embeddings.count > 1:
+        yield _alike(measured.embeddings.mean())
     yield _outliers(measured, depths)
     special = float(np.nanmedian(audit.heads["special_share"]))
     status, rule = _judged(special, 0.7)
@@ -161,6 +163,18 @@ def _collapse(measured: Measurements, depths: dict[str, np.ndarray]) -> Check:
     elif status != "ok":
         words += " Tokens have little of their own left there. For tasks on tokens an earlier layer may be better."
     return _made("collapse", "collapse", cosine[at], status, rule, words, _two_digits)
+
+
+def _alike(cosine: float) -> Check:
+    status, rule = _judged(cosine, course.COLLAPSED, 0.98, _two_digits)
+    words = "The mean cosine between two texts, each the mean of its last hidden states; 1 means that all are equal."
+    if status != "ok":
+        words += (
+            " Similarities of texts differ little. Subtract the mean embedding of a corpus before texts are compared."
+        )
+    if status == "act":
+        words += " If that does not help, the embeddings have collapsed: take an earlier layer or checkpoint."
+    return _made("alike", "texts alike", cosine, status, rule, words, _two_digits)
 
 
 def _bottleneck(audit: Audit, measured: Measurements, depths: dict[str, np.ndarray]) -> Check:

@@ -10,6 +10,9 @@ Differences of products are products of stacked factors, B_b − B_a = [Q_b − 
 come from triangular factors of at most 2k rows, so no d×d matrix is formed. They are exactly 0 for equal weights, and
 of the order of rounding if only the basis inside a head was rotated (Q → RQ, K → RK), which changes no score.
 
+Other weights are compared by groups (see `GROUPS`): ‖W_b − W_a‖/‖W_a‖ over all weights of a group. Together with B, V
+and the score offset these are all weights of the encoder; poolers and task heads are not compared.
+
 Whether a change on text is large is told by a **noisy copy**: checkpoint a with random noise on every weight, as long
 as the change of this weight from a to b. If b differs from a as much as the noisy copy does, the change has no
 direction that matters to the heads; see `Comparison.against_noise`.
@@ -19,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +30,7 @@ import pandas as pd
 import torch
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import norm as normal
-from torch import Tensor
+from torch import Tensor, nn
 
 from metastable.encoder.anatomy import Anatomy
 from metastable.encoder.fold import FoldedHead, fold
@@ -47,11 +50,16 @@ ARITHMETIC = 1e-13
 SHOWN = 3
 """The number of heads that `sentences` names."""
 SIZES = ((0.01, "tiny"), (0.05, "small"), (0.2, "moderate"), (math.inf, "large"))
-"""Relative changes of B and V in words: up to 1 % is tiny, up to 5 % small, up to 20 % moderate."""
+"""Relative changes in words: up to 1 % is tiny, up to 5 % small, up to 20 % moderate."""
 ALIKE = 1.3
 """Layers changed alike if the largest change of a layer is at most this many times the smallest one."""
 BY_CHANCE = 0.05
 """A statistic on text moved if fewer z-values as large are expected by chance among all comparisons."""
+
+EMBEDDINGS, PERCEPTRONS, NORMS, REST = "embeddings", "perceptrons", "normalisations", "other weights"
+GROUPS = (EMBEDDINGS, PERCEPTRONS, NORMS, REST)
+"""Weights besides those in B, V and the score offset, by group. The gains and offsets that a layer reads are also part
+of its B and V. Other weights are those in no other group, such as the biases of values and outputs."""
 
 COLUMNS: dict[str, str] = {
     "rank": "1 for the head that moved most; heads are ordered by their mean rank over all changes and the largest |z|",
@@ -80,10 +88,13 @@ class Comparison:
     heads : one row a head, ordered by rank, see `COLUMNS`
     against_noise : how many times as much the heads changed on text as those of the noisy copy, by the median over
         statistics of the root mean square over heads; None without a noisy copy
+    others : the relative change of the weights of each group of `GROUPS` that the encoder has, beyond rounding; NaN if
+        the shapes differ, so that there is nothing to compare
     """
 
     heads: pd.DataFrame
     against_noise: float | None = None
+    others: dict[str, float] = field(default_factory=dict)
 
     @property
     def layers(self) -> pd.DataFrame:
@@ -108,7 +119,9 @@ class Comparison:
             behaved = self.compared * 2 * normal.sf(table["largest_z"].astype(float)) < BY_CHANCE
         moved = table[table["moved"] | behaved]
         if moved.empty:
-            return ["no head moved beyond rounding"]
+            still = "no head moved beyond rounding in B, V or the score offset"
+            quiet = [f"on text, no head behaves differently beyond chance in {self.compared} comparisons"]
+            return [still, *self._others(), *(quiet if self.compared else [])]
         changed = int(table["prediction_changed"].sum())
         words = f"{int(table['moved'].sum())} of {len(table)} heads moved beyond rounding in B, V or the score offset; "
         words += f"the prediction of the theory changed for {changed}"
@@ -116,7 +129,7 @@ class Comparison:
             chance = f"more than chance explains in {self.compared} comparisons"
             words += f"; on text, {int(behaved.sum())} of {len(table)} heads behave differently, {chance}"
         heads = [self._sentence(row) for _, row in moved.head(SHOWN).iterrows()]
-        return [*self._pattern(), *self._noise(), words, *heads]
+        return [*self._pattern(), *self._others(), *self._noise(), words, *heads]
 
     def _pattern(self) -> list[str]:
         """Which layers changed most and least, with the size of the change in words; nothing if none changed."""
@@ -125,8 +138,7 @@ class Comparison:
             return []
 
         def size(value: float) -> str:
-            word = next(word for end, word in SIZES if value <= end)
-            return f"{100 * value:.2g} % on average, a {word} change of the weights"
+            return f"{_size(value)} on average, a {_word(value)} change"
 
         if len(change) == 1 or change.max() <= ALIKE * change.min():
             return [f"B and V changed about alike in all layers: by {size(float(change.mean()))}"]
@@ -136,6 +148,20 @@ class Comparison:
         if change[least].max() == 0:
             rest = f"not at all in {_listed(least)}"
         return [f"B and V changed most in {_listed(most)}, by {size(float(change[most].mean()))}, and {rest}"]
+
+    def _others(self) -> list[str]:
+        """What became of the weights outside of B, V and the score offset, in one sentence."""
+        if not self.others:
+            return []
+        changed = {name: change for name, change in self.others.items() if change > 0}
+        unknown = [name for name, change in self.others.items() if math.isnan(change)]
+        same = [name for name, change in self.others.items() if change == 0]
+        parts = [f"the {name} changed by {_size(change)}, a {_word(change)} change" for name, change in changed.items()]
+        parts += [f"the {_and(unknown)} have other shapes and cannot be compared"] if unknown else []
+        parts += [f"the {_and(same)} did not change beyond rounding"] if same else []
+        return [
+            "outside of B, V and the score offset, " + "; ".join([*parts, "poolers and task heads are not compared"])
+        ]
 
     def _noise(self) -> list[str]:
         if self.against_noise is None or not math.isfinite(self.against_noise):
@@ -159,6 +185,18 @@ class Comparison:
             first = str(scores.abs().idxmax())
             words += f"; on text {first.removeprefix('z_').replace('_', ' ')} moved most, z = {scores[first]:.3g}"
         return words
+
+
+def _size(change: float) -> str:
+    return f"{100 * change:.2g} %"
+
+
+def _word(change: float) -> str:
+    return next(word for end, word in SIZES if change <= end)
+
+
+def _and(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _listed(layers: list[int]) -> str:
@@ -189,7 +227,48 @@ def compare(a: Audit, b: Audit, noisy: Audit | None = None) -> Comparison:
         measures.append("largest_z")
     standing = table[measures].fillna(-1.0).rank(method="average", ascending=False).mean(axis=1)
     table = table.assign(rank=standing).sort_values(["rank", "layer", "head"], kind="stable").reset_index(drop=True)
-    return Comparison(table.assign(rank=np.arange(1, len(table) + 1)), _against_noise(a, b, noisy))
+    table = table.assign(rank=np.arange(1, len(table) + 1))
+    return Comparison(table, _against_noise(a, b, noisy), _other_changes(*anatomies))
+
+
+def _other_changes(a: Anatomy, b: Anatomy) -> dict[str, float]:
+    """See `Comparison.others`."""
+    before, after = _grouped(a), _grouped(b)
+    found = {}
+    for name in GROUPS:
+        own, other = before[name], after[name]
+        if not own and not other:
+            continue
+        if {key: weight.shape for key, weight in own.items()} != {key: weight.shape for key, weight in other.items()}:
+            found[name] = math.nan
+            continue
+        size, moved = (
+            math.sqrt(sum(float(part.double().square().sum()) for part in parts))
+            for parts in (own.values(), [other[key].double().cpu() - own[key].double().cpu() for key in own])
+        )
+        rounding = ROUNDING * max(torch.finfo(weight.dtype).eps for weight in (*own.values(), *other.values()))
+        change = _ratio(moved, size)
+        found[name] = change if change > rounding else 0.0
+    return found
+
+
+def _grouped(anatomy: Anatomy) -> dict[str, dict[str, Tensor]]:
+    """The weights of each group of `GROUPS`, by name."""
+    kinds: dict[int, str] = {}
+    for module in anatomy.model.modules():
+        kind = EMBEDDINGS if isinstance(module, nn.Embedding) else NORMS if isinstance(module, nn.LayerNorm) else None
+        if kind is not None:
+            kinds |= {id(weight): kind for weight in module.parameters(recurse=False)}
+    for block in anatomy.blocks:
+        kinds |= {id(weight): PERCEPTRONS for linear in (block.inner, block.outer) for weight in linear.parameters()}
+        kinds |= {id(linear.weight): "" for linear in (*block.linears, block.output)}
+        if len(block.linears) > 1 and block.linears[0].bias is not None:
+            kinds[id(block.linears[0].bias)] = ""
+    found: dict[str, dict[str, Tensor]] = {name: {} for name in (*GROUPS, "")}
+    for name, weight in anatomy.model.named_parameters():
+        if not name.startswith("pooler."):
+            found[kinds.get(id(weight), REST)][name] = weight.detach()
+    return found
 
 
 def noisy_copy(a: Encoder, b: Encoder, seed: int = 0) -> Encoder:

@@ -141,6 +141,63 @@ class ExactSums:
         return found
 
 
+class ExactCosine:
+    """The mean cosine between two different rows of those added, in memory that does not grow with their number.
+
+    The mean of ⟨e_i, e_j⟩ over pairs i ≠ j of m unit vectors is (|Σe|² − Σ|e|²)/(m(m − 1)). The e are rounded to
+    multiples of 2⁻³⁰, so that both sums are exact integers. Rows with NaN or infinite entries are not counted.
+
+    Examples
+    --------
+    >>> found = ExactCosine(2)
+    >>> found.add([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    >>> round(found.mean(), 6)
+    0.333333
+    """
+
+    def __init__(self, width: int) -> None:
+        self.count = self._squares = 0
+        self._sum: Exact = np.zeros(width, dtype=object)
+
+    def add(self, unit: Any) -> None:
+        """unit : (rows, width), unit vectors"""
+        rows = np.asarray(unit, dtype=np.float64)
+        rows = rows[np.isfinite(rows).all(axis=1)]
+        whole = np.rint(rows * UNIT).astype(np.int64)
+        self.count += len(whole)
+        self._sum = self._sum + whole.sum(axis=0).astype(object)
+        # A square is at most 2⁶⁰ in all: that of one row fits into 64 bits, that of many does not.
+        self._squares += sum(int(square) for square in (whole**2).sum(axis=1))
+
+    def merge(self, other: ExactCosine) -> ExactCosine:
+        """The rows of both; exact in any order."""
+        if len(self._sum) != len(other._sum):
+            raise BadInput(f"rows of {len(self._sum)} and {len(other._sum)} features cannot be merged; they must agree")
+        both = ExactCosine(len(self._sum))
+        both.count, both._squares = self.count + other.count, self._squares + other._squares
+        both._sum = self._sum + other._sum
+        return both
+
+    def mean(self) -> float:
+        """The mean cosine over pairs of different rows; NaN below two rows."""
+        pairs = self.count * (self.count - 1)
+        total = sum(int(part) ** 2 for part in self._sum) - self._squares
+        return total / pairs / UNIT**2 if pairs else float("nan")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Exact integers, for JSON."""
+        return {"bits": BITS, "count": self.count, "squares": self._squares, "sum": [int(part) for part in self._sum]}
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> ExactCosine:
+        if saved.get("bits") != BITS:
+            raise BadInput(f"the sums were saved in units of 2^-{saved.get('bits')}, expected 2^-{BITS}; measure again")
+        found = cls(len(saved["sum"]))
+        found.count, found._squares = int(saved["count"]), int(saved["squares"])
+        found._sum = np.array([int(part) for part in saved["sum"]], dtype=object)
+        return found
+
+
 def _sums(v: Floats, x: Floats) -> Exact:
     """The six sums over the first axis."""
     counted = np.isfinite(v)

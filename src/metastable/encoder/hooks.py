@@ -17,7 +17,8 @@ import inspect
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -25,7 +26,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from metastable.encoder.anatomy import Anatomy, Norm
+from metastable.encoder.anatomy import Anatomy, LayerModules, Norm
 from metastable.encoder.load import Encoder
 from metastable.encoder.texts import Batch
 
@@ -52,13 +53,53 @@ class Tokens:
         # Some models write NaN into padding. `where` also makes the copy that the model cannot overwrite.
         h = torch.where(mask.unsqueeze(-1), h.detach().float(), 0.0)
         centred = h - h.mean(dim=-1, keepdim=True)
-        z = h if norm is None else norm.standardise(h)
+        stream = torch.linalg.vector_norm(centred, dim=-1)
+        z = h if norm is None else norm.scaled(centred, stream.square() / h.shape[-1])
         # Erased features are no part of a token, but z keeps them: heads read all of z.
-        visible = z if norm is None else z * norm.seen
+        visible = z if norm is None or bool(norm.seen.all()) else z * norm.seen
         length = torch.where(mask, torch.linalg.vector_norm(visible, dim=-1).clamp_min(1e-30), 1.0)
-        unit = visible / length.unsqueeze(-1)
+        unit = visible * length.reciprocal().unsqueeze(-1)
         hidden = h if norm is None or pre_norm else torch.addcmul(norm.offset.to(z), norm.gain.to(z), z)
-        return cls(z, unit, length, torch.linalg.vector_norm(centred, dim=-1), hidden)
+        return cls(z, unit, length, stream, hidden)
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What the attention of one layer computed in a forward pass; padding holds any value.
+
+    query, key : (texts, n, heads·k), W_q x + b_q and W_k x + b_k, the heads side by side
+    mean : (texts, n, heads·r), Σ_j a_ij v_j of each head
+    update : (texts, n, d), what the heads together add to the stream
+    """
+
+    query: Tensor
+    key: Tensor
+    mean: Tensor
+    update: Tensor
+
+    @classmethod
+    def of(cls, block: LayerModules, seen: Mapping[nn.Module, tuple[Tensor, Tensor]]) -> Attended:
+        """seen : what `caught` found for `linears` and `output` of the block"""
+        outputs = [seen[linear][1] for linear in block.linears]
+        query, key, _ = outputs if len(outputs) > 1 else outputs[0].chunk(3, dim=-1)
+        return cls(query, key, *seen[block.output])
+
+
+@contextmanager
+def caught(modules: Iterable[nn.Module]) -> Iterator[dict[nn.Module, tuple[Tensor, Tensor]]]:
+    """Input and output of modules of a private encoder: of their first call in this context, or since a `clear()`."""
+    seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+
+    def catch(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        # DeBERTa applies the maps of queries and keys to positions too, after it has applied them to tokens.
+        seen.setdefault(module, (arguments[0], output))
+
+    handles = [module.register_forward_hook(catch) for module in dict.fromkeys(modules)]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,8 @@ import torch
 from torch import Tensor
 
 from metastable.encoder.anatomy import AttentionLayer
-from metastable.encoder.compress.healing import caught
 from metastable.encoder.fold import fold
-from metastable.encoder.hooks import Depth, Tokens, lenses, read
+from metastable.encoder.hooks import Depth, Tokens, caught, read
 from metastable.encoder.length.intervals import mean_interval, named
 from metastable.encoder.load import Encoder
 from metastable.encoder.texts import Batch, batches
@@ -149,22 +148,37 @@ def measured(encoder: Encoder, batch: Batch) -> list[dict[str, np.ndarray]]:
     share, of_next, cosine : (texts, rungs and other texts); NaN for the rungs of one head, which are in head_share,
     head_of_next and head_cosine, (texts, ONE_HEAD, heads)
     """
-    depths: list[Tokens] = []
-    read(encoder, batch, "exclude", range(len(encoder.anatomy.layers) + 1), lambda depth: _keep(depth, depths))
-    return [_statistics(encoder, place, depths, batch) for place in range(len(encoder.anatomy.layers))]
+    anatomy = encoder.anatomy
+    before: list[Tokens] = []
+    found: list[dict[str, np.ndarray]] = []
+
+    def visit(depth: Depth) -> None:
+        if before:
+            place, mask = len(found), depth.passage.mask.unsqueeze(-1)
+            block = anatomy.blocks[place]
+            # Some models write NaN into padding.
+            inside = [
+                torch.where(mask, part, 0.0)
+                for part in (seen[block.output][1], seen[block.inner][0], seen[block.outer][1])
+            ]
+            found.append(_statistics(anatomy.layers[place], before[0], depth, inside))
+        before[:] = [depth.tokens]
+        seen.clear()
+
+    with caught(part for block in anatomy.blocks for part in (block.output, block.inner, block.outer)) as seen:
+        read(encoder, batch, "exclude", range(len(anatomy.layers) + 1), visit)
+    return found
 
 
-def _keep(depth: Depth, depths: list[Tokens]) -> None:
-    depths.append(depth.tokens)
+def _statistics(layer: AttentionLayer, tokens: Tokens, depth: Depth, inside: Sequence[Tensor]) -> dict[str, np.ndarray]:
+    """See `measured`, for one layer.
 
-
-def _statistics(encoder: Encoder, place: int, depths: Sequence[Tokens], batch: Batch) -> dict[str, np.ndarray]:
-    """See `measured`, for the layer at one place."""
-    layer, tokens, ordinary = encoder.anatomy.layers[place], depths[place], batch.chosen("exclude")
-    block, size = encoder.anatomy.blocks[place], layer.width**0.5
-    with torch.inference_mode(), caught(block) as seen:
-        stream = encoder.anatomy.steps[place](tokens.hidden, batch.mask)
-    means, elsewhere, output = _of_heads(layer, tokens.z, batch.mask, ordinary)
+    tokens, depth : before the layer and after it
+    inside : the output of attention, the input and the output of the perceptron
+    """
+    updated, entered, pushed = inside
+    mask, ordinary, size = depth.passage.mask, depth.passage.chosen, layer.width**0.5
+    means, elsewhere, output = _of_heads(layer, tokens.z, mask, ordinary)
     unit, rho = tokens.unit, _spread(tokens.hidden)
 
     def moved(mean: Tensor) -> Tensor:
@@ -172,29 +186,16 @@ def _statistics(encoder: Encoder, place: int, depths: Sequence[Tokens], batch: B
         return torch.nn.functional.normalize(size * unit + delta / rho, dim=-1)
 
     whole = moved(means[-1])
-    attended = seen[block.inner][0] if not layer.pre_norm else tokens.hidden + seen[block.output][1]
-    pushed = seen[block.outer][1]
+    attended = tokens.hidden + updated if layer.pre_norm else entered
     after = size * whole + (pushed - pushed.mean(dim=-1, keepdim=True)) / _spread(attended)
-    ends = [whole, torch.nn.functional.normalize(after, dim=-1), _next(encoder, place, stream), moved(elsewhere)]
+    ends = [whole, torch.nn.functional.normalize(after, dim=-1), depth.tokens.unit, moved(elsewhere)]
     rest = torch.stack(ends) - unit
-    update = depths[place + 1].unit - unit
+    update = rest[2]
     found = {
         **_one_head(means, output, unit, rho.transpose(1, 2), (update, rest[0]), ordinary),
         **_all_heads(update, rest, ordinary),
     }
     return {name: tensor.double().cpu().numpy() for name, tensor in found.items()}
-
-
-def _next(encoder: Encoder, place: int, stream: Tensor) -> Tensor:
-    """x̂ at the next depth from the stream after the layer."""
-    anatomy = encoder.anatomy
-    site = anatomy.sites[place + 1]
-    with torch.inference_mode():
-        if place + 1 == len(anatomy.layers):
-            x = anatomy.last_hidden(stream)
-        else:
-            x = site.module(stream) if site.pre_norm else stream
-    return lenses(anatomy)[place + 1](x.float())
 
 
 def _spread(stream: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ entry. With the mean errors over texts,
 
 1 for an exact forecast, 0 if a simple baseline is as good, below 0 if it is better. The best baseline is the one with
 the smallest mean error on the texts of the score, which favours the baselines. The interval of 95 % is Student's, by a
-jackknife over texts of log(error/error of the best baseline). A forecast has skill if the interval is above 0.
+jackknife over texts of log(error/error of the best baseline). A forecast is *better* than the best baseline if the
+interval is above 0, *worse* if it is below 0, else *no better*.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 from scipy.stats import t as student
 from torch import Tensor
 
+from metastable.decimals import decimals
 from metastable.encoder.compress.healing import Layers
 from metastable.encoder.exact_sums import Floats
 from metastable.encoder.forecasts import (
@@ -61,7 +63,8 @@ SEEN_STEPS = 4
 """At most this many steps of a loop are seen before the forecast, and at most half of all steps."""
 EXACT = 1e-9
 """The smallest ratio of errors; its logarithm is finite."""
-SKILL, NO_SKILL, UNDEFINED = "skill", "no skill", "undefined"
+BETTER, NO_BETTER, WORSE, UNDEFINED = "better", "no better", "worse", "undefined"
+"""Verdicts: how a forecast does beside the best simple baseline."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ class Ledger:
 
     entries : a row for each forecast: key, what, method, forecast and measured (means over texts and places), error,
         baseline, baseline_error, skill with its interval skill_low and skill_high, verdict and the number of texts. The
-        skill is NaN and the verdict "undefined" if the baseline has no error.
+        skill is NaN and the verdict "undefined" if the baseline has no error; the other verdicts are better, no better
+        and worse, than the best baseline.
     curves : for each entry with places (depths, layers or steps) and each series the mean over texts: key, place,
         series, value. The series are "seen" (before the forecast), "measured", "forecast" and "best baseline".
     left_out : sentences about forecasts that do not apply to this encoder or these texts
@@ -95,8 +99,10 @@ class Ledger:
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Ledger:
         entries = pd.DataFrame(saved["entries"], columns=ENTRY)
-        known = {name: entries[name].astype(float) for name in NUMBERS}
-        return cls(entries.assign(**known), pd.DataFrame(saved["curves"], columns=CURVE), tuple(saved["left_out"]))
+        entries = entries.assign(**{name: entries[name].astype(float) for name in NUMBERS})
+        # Files from before there were three verdicts have the interval, which decides.
+        entries["verdict"] = [verdict(row.skill_low, row.skill_high) for row in entries.itertuples()]
+        return cls(entries, pd.DataFrame(saved["curves"], columns=CURVE), tuple(saved["left_out"]))
 
 
 NUMBERS = ["forecast", "measured", "error", "baseline_error", "skill", "skill_low", "skill_high"]
@@ -115,16 +121,11 @@ def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
 def _sentence(row: Any) -> str:
     if row.verdict == UNDEFINED:
         return f"{row.baseline} is exact for {row.what}, so that no forecast can be better"
-    score = f"skill {signed(row.skill)} ({signed(row.skill_low)} to {signed(row.skill_high)})"
-    if row.verdict != SKILL and row.skill_high >= 0:
+    skill, low, high = (decimals(number, 2) for number in (row.skill, row.skill_low, row.skill_high))
+    score = f"skill {skill} ({low} to {high})"
+    if row.verdict == NO_BETTER:
         return f"{row.method} does not forecast {row.what} better than {row.baseline} does: {score}"
-    how = "better" if row.verdict == SKILL else "worse"
-    return f"{row.method} forecasts {row.what} {how} than {row.baseline} does: {score}"
-
-
-def signed(skill: float) -> str:
-    """A skill with two digits and a true minus sign."""
-    return f"{skill:.2f}".replace("-", "−") if round(skill, 2) else "0.00"
+    return f"{row.method} forecasts {row.what} {row.verdict} than {row.baseline} does: {score}"
 
 
 def ledger(
@@ -210,7 +211,14 @@ def scored(errors: Floats, baselines: dict[str, Floats]) -> dict[str, Any]:
     reach = float(student.ppf(0.975, m - 1)) * spread
     ends = {name: float(1 - np.exp(ratio[0] + side)) for name, side in (("", 0.0), ("_low", reach), ("_high", -reach))}
     row |= {f"skill{name}": value for name, value in ends.items()}
-    return {**row, "verdict": SKILL if row["skill_low"] > 0 else NO_SKILL}
+    return {**row, "verdict": verdict(row["skill_low"], row["skill_high"])}
+
+
+def verdict(low: float, high: float) -> str:
+    """The verdict from the interval of the skill; "undefined" without one."""
+    if np.isnan(low) or np.isnan(high):
+        return UNDEFINED
+    return BETTER if low > 0 else WORSE if high < 0 else NO_BETTER
 
 
 def _over_depth(encoder: Encoder, found: Sequence[Batch], special: str, book: _Book) -> Floats:

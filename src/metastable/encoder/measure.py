@@ -3,9 +3,10 @@
 The n of a text is the number of tokens that the model sees, special tokens included. The cloud of a text is its
 ordinary tokens (all tokens with special="include"). Tokens may attend to special tokens, but never to padding.
 
-Everything that a head needs of a token is linear in z: q = Qz + q₀, k = Kz, v = Vz + v₀ (see `fold`), the part of z
-along the head's updates, W_oᵀCz, and the coordinates in its eigenspace E. So one matrix product serves all heads.
-Scores are computed up to a constant for each query, which does not enter any statistic.
+Queries, keys and mean values are those that the model itself computed in the same pass. What else a head needs of a
+token is linear in z (see `fold`): the part of z along the head's updates, W_oᵀCz, and the coordinates in its eigenspace
+E. One matrix product serves all heads. Scores are scale·⟨q, Kz⟩, up to a constant for each query, which does not enter
+any statistic.
 """
 
 from __future__ import annotations
@@ -20,10 +21,18 @@ import torch
 from torch import Tensor
 
 from metastable.encoder.anatomy import Anatomy, AttentionLayer
-from metastable.encoder.exact_sums import ExactSums, Floats
+from metastable.encoder.exact_sums import ExactCosine, ExactSums, Floats
 from metastable.encoder.fold import FoldedHead, fold
-from metastable.encoder.hooks import Depth, Tokens, read
-from metastable.encoder.statistics import CLOUD, averaged, cloud, largest_feature, mean_cosine, two_atom_distance
+from metastable.encoder.hooks import Attended, Depth, Tokens, caught, read
+from metastable.encoder.statistics import (
+    CLOUD,
+    averaged,
+    cloud,
+    embeddings,
+    largest_feature,
+    mean_cosine,
+    two_atom_distance,
+)
 from metastable.encoder.texts import SPECIAL, Batch, TextCounts, batches
 from metastable.encoder.weights import SmallTheory, on_one_core
 from metastable.errors import BadInput, choice
@@ -43,8 +52,8 @@ HEADS = (
 LAYER = ("update_length", "residual")
 """Statistics of a layer on a text."""
 
-CHUNK = 2**21
-"""The largest number of scores in one array: 8 MB of float32, which still profits from the cache of a processor."""
+CHUNK = 2**19
+"""The largest number of scores in one array: 2 MB of float32, which stay in the cache of a processor."""
 
 LOWEST = -1e30
 """Added to a score, it hides a key."""
@@ -75,6 +84,8 @@ class Measurements:
     lengths : how many texts had n tokens, by n
     largest : by cloud (see `CLOUDS`) and depth, in how many texts a feature had the most energy, by its number
     special : "exclude" or "include", whether special tokens belong to the cloud
+    embeddings : the mean cosine between two texts, each the mean of its last hidden states, see
+        `statistics.embeddings`. A copy of a text counts as another text. None in files that were written without it.
     """
 
     depths: dict[str, ExactSums]
@@ -88,6 +99,7 @@ class Measurements:
     lengths: Counter[int] = field(default_factory=Counter)
     counts: TextCounts = field(default_factory=TextCounts)
     largest: dict[str, list[Counter[int]]] = field(default_factory=dict)
+    embeddings: ExactCosine | None = None
 
     def __post_init__(self) -> None:
         if not self.largest:
@@ -130,15 +142,19 @@ class Measurements:
             name: [own + more for own, more in zip(every, other.largest[name], strict=True)]
             for name, every in self.largest.items()
         }
-        return Measurements(**{**vars(self), **merged, "lengths": lengths, "counts": counts, "largest": largest})
+        rest: dict[str, Any] = {"lengths": lengths, "counts": counts, "largest": largest, "embeddings": None}
+        if self.embeddings is not None and other.embeddings is not None:
+            rest["embeddings"] = self.embeddings.merge(other.embeddings)
+        return Measurements(**{**vars(self), **merged, **rest})
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, exactly, for JSON."""
         arrays = {name: getattr(self, name).tolist() for name in ("betas", "applicable", "dims")}
         shares = [[None if np.isnan(s) else s for s in row] for row in self.random_share.tolist()]
         tallies = {g: {k: v.to_dict() for k, v in getattr(self, g).items()} for g in ("depths", "layers", "heads")}
-        rest = {"random_share": shares, "special": self.special, "counts": vars(self.counts).copy()}
+        rest: dict[str, Any] = {"random_share": shares, "special": self.special, "counts": vars(self.counts).copy()}
         largest = {name: [_ordered(depth) for depth in every] for name, every in self.largest.items()}
+        rest["embeddings"] = None if self.embeddings is None else self.embeddings.to_dict()
         return {**tallies, **arrays, **rest, "lengths": _ordered(self.lengths), "largest": largest}
 
     @classmethod
@@ -154,6 +170,7 @@ class Measurements:
             lengths=_counter(saved["lengths"]),
             counts=TextCounts(**saved["counts"]),
             largest={name: [_counter(depth) for depth in every] for name, every in saved["largest"].items()},
+            embeddings=ExactCosine.from_dict(saved["embeddings"]) if saved.get("embeddings") else None,
         )
 
 
@@ -203,17 +220,21 @@ class Meter:
             dims=np.stack([lens.prediction.dims for lens in self.lenses]),
             random_share=np.stack([lens.random_share for lens in self.lenses]),
             special=self.special,
+            embeddings=ExactCosine(self.lenses[0].layer.width),
         )
 
-    def measure(self, batch: Batch) -> tuple[dict[str, Floats], dict[str, Floats], dict[str, Floats], Largest]:
+    def measure(self, batch: Batch) -> tuple[dict[str, Floats], dict[str, Floats], dict[str, Floats], Largest, Floats]:
         """Each text's statistics: of depths (texts, L + 1), of layers (texts, L), of heads (texts, L, heads).
 
-        Also the largest feature of each text, by cloud and depth.
+        Also the largest feature of each text, by cloud and depth, and its embedding, (texts, d).
         """
         betas = [*self.betas, self.betas[-1]]
-        clouds, layers, heads = [], [], []
+        clouds: list[dict[str, Tensor]] = []
+        layers: list[dict[str, Tensor]] = []
+        heads: list[dict[str, Tensor]] = []
         largest: Largest = {name: [] for name in CLOUDS}
         before: list[Tokens] = []
+        embedded: list[Tensor] = []
 
         def visit(depth: Depth) -> None:
             tokens, mask, chosen = depth.tokens, depth.passage.mask, depth.passage.chosen
@@ -227,13 +248,20 @@ class Meter:
             clouds.append(found)
             if before:
                 special = batch.special.to(mask.device)
-                of_layer, of_heads = self.lenses[depth.index - 1].measure(before[0], tokens, mask, special, chosen)
+                place = depth.index - 1
+                attended = Attended.of(blocks[place], seen)
+                of_layer, of_heads = self.lenses[place].measure(before[0], attended, tokens, mask, special, chosen)
                 layers.append(of_layer)
                 heads.append(of_heads)
             before[:] = [tokens]
+            seen.clear()
+            if depth.index == len(self.lenses):
+                embedded.append(embeddings(tokens.hidden, chosen))
 
-        read(self.encoder, batch, self.special, range(len(betas)), visit)
-        return _stacked(clouds), _stacked(layers), _stacked(heads), largest
+        blocks = self.encoder.anatomy.blocks
+        with caught(part for block in blocks for part in (*block.linears, block.output)) as seen:
+            read(self.encoder, batch, self.special, range(len(betas)), visit)
+        return _stacked(clouds), _stacked(layers), _stacked(heads), largest, embedded[0].cpu().numpy()
 
     def tally(
         self, texts: Iterable[str], batch_size: int = 32, progress: Callable[[int], None] | None = None
@@ -242,7 +270,9 @@ class Meter:
         measured = self.empty()
         counts = measured.counts
         for batch in batches(self.encoder.reads_text(), texts, self.limit, batch_size, counts):
-            lengths, (depths, layers, heads, largest) = batch.lengths.numpy(), self.measure(batch)
+            lengths, (depths, layers, heads, largest, embedded) = batch.lengths.numpy(), self.measure(batch)
+            if measured.embeddings is not None:
+                measured.embeddings.add(embedded)
             for tallies, values in ((measured.depths, depths), (measured.layers, layers), (measured.heads, heads)):
                 for name, tally in tallies.items():
                     tally.add(values[name], lengths)
@@ -338,27 +368,18 @@ class HeadLens:
         self.layer = layer
         self.beta = float(np.median([head.beta for head in folded]))
         self._speeds = self.prediction.rates * folded[0].residual
-        names = ("query", "query_offset", "key", "key_offset", "value", "value_offset", "output")
-        query, query_offset, key, key_offset, value, value_offset, output = (
-            torch.stack([getattr(head, name) for head in folded]) for name in names
+        key, key_offset, output = (
+            torch.stack([getattr(head, name) for head in folded]) for name in ("key", "key_offset", "output")
         )
         centred = output - output.mean(dim=1, keepdim=True)
-        # The score scale is put into the queries.
-        blocks = [layer.scale * query, key, value, centred.transpose(1, 2)]
-        offsets = [layer.scale * query_offset, torch.zeros_like(key_offset), value_offset]
-        self._shapes = [block.shape[:2] for block in blocks]
         predicted = torch.cat([self.prediction.basis, self.prediction.co_vectors], dim=1).T
-        rows = torch.cat([*(block.reshape(-1, layer.width) for block in blocks), predicted])
-        offset = torch.cat([part.reshape(-1) for part in offsets])
+        rows = torch.cat([centred.transpose(1, 2).reshape(-1, layer.width), predicted])
 
         self._like = like = layer.output.new_zeros((), dtype=torch.float32)
         self._rows = rows.to(like)
-        self._offset = torch.nn.functional.pad(offset, (0, len(rows) - len(offset))).to(like)
         self._key_gram = (key @ key.transpose(1, 2)).to(like)
         self._output_gram = (centred.transpose(1, 2) @ centred).to(like)
-        self._output = output.transpose(0, 1).reshape(layer.width, -1).to(like)
-        self._output_bias = layer.output_bias.to(like)
-        self._key_offset = key_offset.to(like)
+        self._key_offset = key_offset.flatten().to(like)
         self._atoms = self.prediction.atoms.to(like)
         self._owner = self.prediction.owner.to(like.device)
 
@@ -369,9 +390,11 @@ class HeadLens:
         return np.where(self.prediction.dims > 0, self.prediction.dims / room, np.nan)
 
     def measure(
-        self, tokens: Tokens, after: Tokens, mask: Tensor, special: Tensor, chosen: Tensor
+        self, tokens: Tokens, attended: Attended, after: Tokens, mask: Tensor, special: Tensor, chosen: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Statistics of the layer (texts,) and of its heads (texts, heads), averaged over the chosen tokens i.
+
+        tokens, attended, after : the tokens before the layer, what its attention computed, and the next depth
 
         Of the layer: update_length = |P_z C u_i|/|C r_i| is the time that the layer spends. u is the whole attention
         update with its bias, r is the stream that it is added to, and C subtracts the mean over features. residual = ρ
@@ -392,14 +415,13 @@ class HeadLens:
         """
         texts, n, _ = tokens.z.shape
         heads = self.layer.heads
-        flat = torch.nn.functional.linear(tokens.z, self._rows, self._offset)
-        sizes = [h * w for h, w in self._shapes]
-        *parts, inside, side = flat.split([*sizes, self.prediction.basis.shape[1], self._atoms.shape[1]], dim=-1)
-        q, k, v, along = (
-            p.unflatten(-1, s).transpose(1, 2).contiguous() for p, s in zip(parts, self._shapes, strict=True)
-        )
-        attention = self._attention(q, k, v, tokens.length, mask, special)
-        mean_value = attention.pop("mean_value")
+        flat = torch.nn.functional.linear(tokens.z, self._rows)
+        sizes = (attended.mean.shape[-1], self.prediction.basis.shape[1], self._atoms.shape[1])
+        along, inside, side = flat.split(sizes, dim=-1)
+        # K z: padding has none.
+        key = torch.where(mask.unsqueeze(-1), attended.key - self._key_offset, 0.0)
+        query, key = (self._by_head(part) for part in (self.layer.scale * attended.query, key))
+        attention = self._attention(query, key, tokens.length, mask, special)
         found = {name: averaged(value, chosen) for name, value in attention.items()}
 
         squares = (inside / tokens.length.unsqueeze(-1)).square().transpose(1, 2)
@@ -409,8 +431,8 @@ class HeadLens:
 
         stream = self._residual(tokens)
         length = torch.where(chosen, stream, 1.0)
-        found["update_length"] = averaged(self._own_update(mean_value, along, tokens, length), chosen)
-        whole = averaged(self._whole_update(mean_value, tokens, length), chosen)
+        found["update_length"] = averaged(self._own_update(attended.mean, along, tokens, length), chosen)
+        whole = averaged(self._whole_update(attended.update, tokens, length), chosen)
         residual = (averaged(stream.double().square(), chosen) / self.layer.width).sqrt()
 
         found |= self._distances(side / tokens.length.unsqueeze(-1), tokens, after, residual, chosen)
@@ -440,9 +462,11 @@ class HeadLens:
             "predicted_approach": before - predicted,
         }
 
-    def _attention(
-        self, q: Tensor, k: Tensor, v: Tensor, length: Tensor, mask: Tensor, special: Tensor
-    ) -> dict[str, Tensor]:
+    def _by_head(self, rows: Tensor) -> Tensor:
+        """(texts, n, heads·w) → (texts, heads, n, w)."""
+        return rows.unflatten(-1, (self.layer.heads, -1)).transpose(1, 2).contiguous()
+
+    def _attention(self, q: Tensor, k: Tensor, length: Tensor, mask: Tensor, special: Tensor) -> dict[str, Tensor]:
         """`_attention_of` all queries, in pieces of at most `CHUNK` scores where the layer allows it."""
         texts, heads, n, _ = q.shape
         step = max(1, CHUNK // (heads * n * n))
@@ -451,26 +475,20 @@ class HeadLens:
         for t in range(0, texts, step):
             T = slice(t, t + step)
             across = [
-                self._attention_of(q[T, :, r : r + rows], k[T], v[T], length[T], mask[T], special[T])
+                self._attention_of(q[T, :, r : r + rows], k[T], length[T], mask[T], special[T])
                 for r in range(0, n, rows)
             ]
             pieces.append(_joined(across, dim=2))
         return _joined(pieces, dim=0)
 
-    def _attention_of(
-        self, q: Tensor, k: Tensor, v: Tensor, length: Tensor, mask: Tensor, special: Tensor
-    ) -> dict[str, Tensor]:
-        """What needs all pairs of tokens, for some queries.
-
-        Statistics of attention are (texts, heads, rows). mean_value is Σ_j a_ij v_j, (texts, heads, rows, r).
+    def _attention_of(self, q: Tensor, k: Tensor, length: Tensor, mask: Tensor, special: Tensor) -> dict[str, Tensor]:
+        """What needs all pairs of tokens, for some queries: (texts, heads, rows).
 
         Every pass over the scores counts here; an added number hides a key four times faster than a choice does.
         """
         plain = q @ k.transpose(-1, -2)
-        scores, unseen, keys = self._seen(plain, q, k, mask)
-        mean = scores.sum(dim=-1) / keys
-        shown = scores + unseen
-        nearest = (shown if scores is plain else plain + unseen) * length.reciprocal()[:, None, None, :]
+        shown, unseen, mean, keys = self._seen(plain, q, k, mask)
+        nearest = (shown if shown is plain else plain + unseen) * length.reciprocal()[:, None, None, :]
         aim = (q * (q @ self._key_gram)).sum(dim=-1).clamp_min(1e-30).sqrt()
         cosine = (nearest.amax(dim=-1) / aim).clamp(-1, 1)
         top = shown.amax(dim=-1)
@@ -479,24 +497,27 @@ class HeadLens:
         # log a_ij = (s_ij − top) + log max_j a_ij; unseen keys have a_ij = 0 and a finite score.
         entropy = -torch.linalg.vecdot(attention, shown) - attention.amax(dim=-1).log()
         columns = special.any(dim=0).nonzero().squeeze(-1)
-        log_n = torch.where(keys > 1, keys.to(scores), torch.nan).log()
+        log_n = torch.where(keys > 1, keys.to(q), torch.nan).log()
         return {
             "entropy": entropy / log_n,
             "logit_gap": (top - mean) / log_n,
             "special_share": (attention[..., columns] * special[:, None, None, columns]).sum(dim=-1),
             "maximiser_angle": torch.rad2deg(torch.acos(cosine)),
-            "mean_value": attention @ v,
         }
 
-    def _seen(self, plain: Tensor, q: Tensor, k: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores with 0 for unseen keys, what hides these when added, and the number of seen keys of each query."""
+    def _seen(self, plain: Tensor, q: Tensor, k: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Scores that hide unseen keys, what hides them when added, the mean score and the number of seen keys."""
         if self.layer.scores is None:
-            # z is 0 where there is padding, and so are its keys and scores.
-            hidden = plain.new_zeros(()).where(mask, LOWEST)
-            return plain, hidden[:, None, None, :], mask.sum(dim=-1)[:, None, None]
-        scores = self.layer.scores(q / self.layer.scale, k + self._key_offset.unsqueeze(1))
+            # Keys are 0 where there is padding. The mean score is that of the mean key: no pass over the scores.
+            hidden, keys = plain.new_zeros(()).where(mask, LOWEST)[:, None, None, :], mask.sum(dim=-1)[:, None, None]
+            mean = (q @ k.sum(dim=2).unsqueeze(-1)).squeeze(-1) / keys
+            return plain.add_(hidden), hidden, mean, keys
+        offset = self._key_offset.unflatten(0, (self.layer.heads, 1, -1))
+        scores = self.layer.scores(q / self.layer.scale, k + offset)
         seen = mask[:, None, None, :] & scores.isfinite()
-        return torch.where(seen, scores, 0.0), scores.new_zeros(()).where(seen, LOWEST), seen.sum(dim=-1)
+        hidden, keys = scores.new_zeros(()).where(seen, LOWEST), seen.sum(dim=-1)
+        scores = torch.where(seen, scores, 0.0)
+        return scores + hidden, hidden, scores.sum(dim=-1) / keys, keys
 
     def _residual(self, tokens: Tokens) -> Tensor:
         """|C r| for each token, (texts, n)."""
@@ -505,17 +526,19 @@ class HeadLens:
         x = self.layer.norm.gain.to(self._like) * tokens.z + self.layer.norm.offset.to(self._like)
         return torch.linalg.vector_norm(x - x.mean(dim=-1, keepdim=True), dim=-1)
 
-    def _own_update(self, mean_value: Tensor, along: Tensor, tokens: Tokens, stream: Tensor) -> Tensor:
+    def _own_update(self, mean: Tensor, along: Tensor, tokens: Tokens, stream: Tensor) -> Tensor:
         """|P_z C W_o m|/|C r| for each head's m = Σ_j a_ij v_j, (texts, heads, n), without vectors of length d.
 
         |C W_o m|² = mᵀ(W_oᵀ C W_o)m and ⟨C W_o m, z⟩ = ⟨m, W_oᵀ C z⟩.
+
+        mean, along : (texts, n, heads·r)
         """
-        square = (mean_value * (mean_value @ self._output_gram)).sum(dim=-1)
-        radial = (mean_value * along).sum(dim=-1) / tokens.length.unsqueeze(1)
+        m, turned = self._by_head(mean), self._by_head(along)
+        square = torch.linalg.vecdot(m, m @ self._output_gram)
+        radial = torch.linalg.vecdot(m, turned) / tokens.length.unsqueeze(1)
         return (square - radial.square()).clamp_min(0).sqrt() / stream.unsqueeze(1)
 
-    def _whole_update(self, mean_value: Tensor, tokens: Tokens, stream: Tensor) -> Tensor:
-        update = torch.nn.functional.linear(mean_value.transpose(1, 2).flatten(2), self._output, self._output_bias)
+    def _whole_update(self, update: Tensor, tokens: Tokens, stream: Tensor) -> Tensor:
         update = update - update.mean(dim=-1, keepdim=True)
-        radial = (update * tokens.unit).sum(dim=-1, keepdim=True)
-        return torch.linalg.vector_norm(update - radial * tokens.unit, dim=-1) / stream
+        radial = torch.linalg.vecdot(update, tokens.unit).unsqueeze(-1)
+        return torch.linalg.vector_norm(torch.addcmul(update, radial, tokens.unit, value=-1), dim=-1) / stream

@@ -18,10 +18,10 @@ import plotly.io
 from jinja2.utils import htmlsafe_json_dumps
 
 from metastable import figures
+from metastable.decimals import decimals
 from metastable.encoder.checks import usual
 from metastable.encoder.columns import CHECKS, COLUMNS, SIZES, TEXT, meaning
 from metastable.encoder.compare import COLUMNS as COMPARED
-from metastable.encoder.ledger import signed
 from metastable.figures.curves import PANELS
 from metastable.figures.heads import MEASURES, median_of, written
 from metastable.figures.look import CONFIG, caption, number, untitled
@@ -195,8 +195,10 @@ def _ledger(audit: Audit) -> dict[str, Any] | None:
             "name": FORECASTS[row.key],
             "method": row.method,
             "baseline": row.baseline,
-            "skill": "undefined" if math.isnan(row.skill) else signed(row.skill),
-            "interval": "" if math.isnan(row.skill) else f"{signed(row.skill_low)} to {signed(row.skill_high)}",
+            "skill": "undefined" if math.isnan(row.skill) else decimals(row.skill, 2),
+            "interval": ""
+            if math.isnan(row.skill)
+            else " to ".join(decimals(x, 2) for x in (row.skill_low, row.skill_high)),
             "numbers": [number(x) for x in (row.forecast, row.measured, row.error, row.baseline_error)],
             "verdict": row.verdict,
             "texts": row.texts,

@@ -26,12 +26,12 @@ def cloud(unit: Tensor, chosen: Tensor, beta: float) -> dict[str, Tensor]:
     x = unit * chosen.unsqueeze(-1)
     m = chosen.sum(dim=1).double()
     gram = x @ x.transpose(1, 2)
-    squares = gram.square()
-    total = x.sum(dim=1, dtype=torch.float64).square().sum(dim=1)
-    own = squares.diagonal(dim1=1, dim2=2).sum(1, dtype=torch.float64)
+    total = _square_of_sum(chosen.to(unit.dtype), unit)
+    own = gram.diagonal(dim1=1, dim2=2).double()
+    squares = torch.linalg.vecdot(gram, gram).sum(dim=1, dtype=torch.float64)
     return {
-        "mean_cosine": mean_cosine(unit, chosen),
-        "mean_square_cosine": _over_pairs(squares.sum(dim=(1, 2), dtype=torch.float64) - own, m),
+        "mean_cosine": _over_pairs(total - own.sum(dim=1), m),
+        "mean_square_cosine": _over_pairs(squares - own.square().sum(dim=1), m),
         "effective_rank": _effective_rank(x, gram, m),
         "dispersion": 1 - total / m.square(),
         "energy": _energy(gram, chosen, m, beta),
@@ -40,11 +40,14 @@ def cloud(unit: Tensor, chosen: Tensor, beta: float) -> dict[str, Tensor]:
 
 def mean_cosine(unit: Tensor, chosen: Tensor) -> Tensor:
     """The mean of ⟨x̂_i, x̂_j⟩ over pairs i ≠ j of each text's cloud, (texts,); NaN for one token."""
-    x = unit * chosen.unsqueeze(-1)
-    m = chosen.sum(dim=1).double()
-    total = x.sum(dim=1, dtype=torch.float64).square().sum(dim=1)
-    own = x.square().sum(dim=(1, 2), dtype=torch.float64)
-    return _over_pairs(total - own, m)
+    own = torch.where(chosen, torch.linalg.vecdot(unit, unit), 0.0).sum(dim=1, dtype=torch.float64)
+    total = _square_of_sum(chosen.to(unit.dtype), unit)
+    return _over_pairs(total - own, chosen.sum(dim=1).double())
+
+
+def _square_of_sum(weight: Tensor, unit: Tensor) -> Tensor:
+    """|Σ_i w_i x̂_i|² of each text, (texts,). weight : (texts, n)"""
+    return (weight.unsqueeze(1) @ unit).squeeze(1).double().square().sum(dim=1)
 
 
 def largest_feature(unit: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,6 +125,11 @@ def averaged(values: Tensor, chosen: Tensor) -> Tensor:
     """The mean of values (texts, n) or (texts, heads, n) over the chosen tokens of each text, in float64."""
     weight = chosen if values.ndim == 2 else chosen.unsqueeze(1)
     return torch.where(weight, values, 0.0).sum(dim=-1, dtype=torch.float64) / weight.sum(dim=-1)
+
+
+def embeddings(hidden: Tensor, chosen: Tensor) -> Tensor:
+    """One unit vector for each text, (texts, d) in float64: the direction of the mean of its chosen hidden states."""
+    return torch.nn.functional.normalize(averaged(hidden.transpose(1, 2), chosen), dim=-1)
 
 
 class Sample:

@@ -175,14 +175,14 @@ def follow(address: str, texts: Iterable[str] | None = None, **arguments: Any) -
     """Simulate one head of a trained encoder. `arguments` are those of `prepare` and those of `simulate`."""
     own = {name: arguments.pop(name) for name in inspect.signature(prepare).parameters if name in arguments}
     problem = prepare(address, texts, **own)
-    return simulate(problem.head, problem.cloud, **problem.arguments, **arguments)
+    return simulate(problem.block, problem.cloud, **problem.arguments, **arguments)
 
 
 def sentence(run: Run) -> str:
     """The head of a run, what the theory predicts for it and what the run did, in words with numbers."""
     from metastable.report.sentences import ending
 
-    law, theory = run.cloud.law, run.theory()
+    law, theory = run.cloud.law, run.head.theory()
     if "address" not in law:
         raise BadInput("this run did not start from a head of a trained encoder; make one with follow")
     where = "the encoder's own" if law["law"] == "tokens" else "uniform on the sphere"
@@ -217,7 +217,7 @@ def sentence(run: Run) -> str:
 
 def _shares(run: Run) -> str:
     """The share of the energy of the tokens in the dominant eigenspaces of M and of V, at the start and at the end."""
-    theory, named = run.theory(), []
+    theory, named = run.head.theory(), []
     if theory.attention.rotates or not theory.no_limit:
         named.append(("the dominant eigenspace of M", theory.basis))
     named.append(("that of V" if named else "the dominant eigenspace of V", theory.terminal.basis))

@@ -16,15 +16,15 @@ the mean and the length that the sum has now, and the layer takes over the gain 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from metastable.encoder.anatomy import Anatomy, Block
+from metastable.encoder.anatomy import Anatomy
 from metastable.encoder.compress.surgery import Removal
+from metastable.encoder.hooks import caught
 from metastable.encoder.load import Encoder
 from metastable.encoder.texts import Batch
 
@@ -116,7 +116,7 @@ class Layers:
     def passed(self, number: int) -> Passed:
         """Batch `number` through layer `place`, without moving on."""
         block = self.encoder.anatomy.blocks[self.place]
-        with torch.inference_mode(), caught(block) as seen:
+        with torch.inference_mode(), caught((block.output, block.inner, block.outer)) as seen:
             hidden = self.encoder.anatomy.steps[self.place](self.hidden[number], self.masks[number])
         mask = self.masks[number]
         before = self.hidden[number][mask]
@@ -158,22 +158,6 @@ def _embedded(encoder: Encoder, batch: Batch) -> Tensor:
     finally:
         handle.remove()
     raise AssertionError("the pass did not reach the first layer")
-
-
-@contextmanager
-def caught(block: Block) -> Iterator[dict[nn.Module, tuple[Tensor, Tensor]]]:
-    """Input and output of the linear maps of a block, in the passes within this context."""
-    seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
-
-    def catch(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-        seen[module] = (arguments[0], output)
-
-    handles = [module.register_forward_hook(catch) for module in (block.output, block.inner, block.outer)]
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class Targets:

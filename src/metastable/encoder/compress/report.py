@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from metastable.decimals import signed
 from metastable.encoder.compress.surgery import UNCUT
 from metastable.encoder.compress.words import GOOD, ends, few_texts, findings, warnings
-from metastable.encoder.exit.result import signed
 from metastable.figures.compress import fidelity_front
 from metastable.report.page import figure_block, render_page, short_name, target_of, write_page
 
@@ -105,6 +105,6 @@ def _cell(row: pd.Series, name: str) -> tuple[str, str]:
     if name == "megabytes":
         return f"{row[name]:.1f}", ""
     if name == "task_difference":
-        return signed(row[name]), f"{signed(row[f'{name}_low'])} to {signed(row[f'{name}_high'])}"
+        return signed(row[name], 3), f"{signed(row[f'{name}_low'], 3)} to {signed(row[f'{name}_high'], 3)}"
     digits, sign = (2, "×") if name == "speed" else (3, "")
     return f"{row[name]:.{digits}f}{sign}", ends(row, name, digits, "–")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metastable.encoder.anatomy import Anatomy, Block
+from metastable.encoder.anatomy import Anatomy, LayerModules
 from metastable.encoder.families import anatomy
 from metastable.encoder.load import Encoder
 from metastable.errors import BadInput
@@ -166,7 +166,7 @@ def cut(encoder: Encoder, removal: Removal) -> Encoder:
     return found
 
 
-def _cut_heads(block: Block, heads: Sequence[int], count: int) -> None:
+def _cut_heads(block: LayerModules, heads: Sequence[int], count: int) -> None:
     keep = _others(heads, count)
     width = block.output.in_features // count
     numbers = torch.arange(block.output.in_features).reshape(count, width)[keep].reshape(-1)

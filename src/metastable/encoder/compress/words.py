@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from metastable.decimals import signed
 from metastable.encoder.compress.pairs import LEAST_GROUPS, MOST
 from metastable.encoder.compress.recipe import Recipe
 from metastable.encoder.compress.result import TASK, condition
-from metastable.encoder.exit.result import signed
 from metastable.encoder.texts import unknown_tokens
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def warnings(found: Compression) -> list[str]:
         below = "is below 0" if score[2] < 0 else "cannot be told from 0"
         said.append(
             f"Warning: the full encoder's own score on your {found.counts['select_pairs']} select pairs {below} "
-            f"({signed(score[0])}, {signed(score[1])} to {signed(score[2])}), so the pairs do not choose layers. Check "
-            "the scores: they must be higher for texts that are more alike."
+            f"({signed(score[0], 3)}, {signed(score[1], 3)} to {signed(score[2], 3)}), so the pairs do not choose "
+            "layers. Check the scores: they must be higher for texts that are more alike."
         )
     return said
 
@@ -113,8 +113,8 @@ def _task(found: Compression, row: Any) -> list[str]:
     # A headline without an option, or about another one, is followed by the option that pairs have chosen the parts of.
     rows = [*([] if row is None else [row]), *(other for _, other in one_layer.iterrows())]
     parts = {
-        other["recipe"]: f"with {option(other)} {other['task']:.3f} (difference {signed(other['task_difference'])}, "
-        f"{signed(other['task_difference_low'])} to {signed(other['task_difference_high'])})"
+        other["recipe"]: f"with {option(other)} {other['task']:.3f} (difference {signed(other['task_difference'], 3)}, "
+        f"{signed(other['task_difference_low'], 3)} to {signed(other['task_difference_high'], 3)})"
         for other in rows
     }
     full = f"On your {counts['test_pairs']} test pairs the full encoder reaches {found.full_task[0]:.3f}"
@@ -230,7 +230,7 @@ def card(found: Compression, row: pd.Series) -> list[str]:
     ]
     if found.full_task is not None:
         many = f"{found.counts['test_pairs']} scored pairs"
-        change = [signed(row[f"task_difference{end}"]) for end in ("", "_low", "_high")]
+        change = [signed(row[f"task_difference{end}"], 3) for end in ("", "_low", "_high")]
         lines += [
             f"| correlation with the scores of {many} | {row['task']:.3f} | {ends(row, 'task')} |",
             f"| its difference to the full encoder ({found.full_task[0]:.3f}) | {change[0]} | {change[1]} to "

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
+from metastable.decimals import signed
 from metastable.encoder.exit.labelled import FEWEST, FOLDS
-from metastable.encoder.exit.result import NAMES, signed, three
+from metastable.encoder.exit.result import NAMES, three
 from metastable.encoder.exit.scores import RESAMPLES, SCORES, WIDER, Interval
 from metastable.figures import look
 from metastable.report.page import figure_block, render_page, target_of, write_page
@@ -109,7 +111,9 @@ def _table(found: Exit) -> tuple[list[str], list[tuple[str, list[tuple[str, str]
     for depth in found.layers["depth"]:
         place = f"{depth} ({mark})" if mark and depth == found.layer else str(depth)
         scores = [_with_interval(found.of_depth(depth, name), three) for name in names]
-        changes = [_with_interval(found.of_depth(depth, name, difference=True), signed) for name in names]
+        changes = [
+            _with_interval(found.of_depth(depth, name, difference=True), partial(signed, digits=3)) for name in names
+        ]
         rows.append((place, scores + ([("–", "")] * len(names) if depth == found.depth else changes)))
     return columns, rows
 

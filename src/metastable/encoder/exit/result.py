@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from metastable import files
+from metastable.decimals import decimals, signed
 from metastable.encoder.audit import frame, records
 from metastable.encoder.exit.labelled import FOLDS, Label
 from metastable.encoder.exit.per_text import DELTA, PerText, needed
@@ -365,13 +366,7 @@ def _ends(row: Any, name: str) -> Interval:
 
 def three(x: float) -> str:
     """Three decimals."""
-    return f"{round(x, 3) + 0.0:.3f}".replace("-", "−")
-
-
-def signed(x: float, digits: int = 3) -> str:
-    """Three decimals, or as many as wanted, with a sign."""
-    # Adding 0 turns −0 into 0.
-    return f"{round(x, digits) + 0.0:+.{digits}f}".replace("-", "−")
+    return decimals(x, 3)
 
 
 def _change(ends: Interval, to: str = "", digits: int = 3) -> str:

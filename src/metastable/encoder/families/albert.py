@@ -16,7 +16,8 @@ def albert(model: Any) -> Anatomy:
         inner = block.attention
         linears = (inner.query, inner.key, inner.value)
         neurons = (block.ffn, block.ffn_output)
-        return Parts(inner, linears, inner.dense, neurons, inner.scaling, block.full_layer_layer_norm)
+        last, middle = block.full_layer_layer_norm, inner.LayerNorm
+        return Parts(inner, linears, inner.dense, neurons, inner.scaling, last, middle=middle)
 
     depth, groups = model.config.num_hidden_layers, model.encoder.albert_layer_groups
     blocks = [block for i in range(depth) for block in groups[int(i / (depth / len(groups)))].albert_layers]

@@ -26,7 +26,8 @@ def bert(model: Any) -> Anatomy:
         inner = block.attention.self
         linears = (inner.query, inner.key, inner.value)
         neurons = (block.intermediate.dense, block.output.dense)
-        return Parts(inner, linears, block.attention.output.dense, neurons, inner.scaling, block.output.LayerNorm)
+        last, middle = block.output.LayerNorm, block.attention.output.LayerNorm
+        return Parts(inner, linears, block.attention.output.dense, neurons, inner.scaling, last, middle=middle)
 
     if hasattr(model, "embeddings_project"):
         return stack(model, model.encoder.layer, None, parts, notes=(MAPPED,))
@@ -40,6 +41,7 @@ def distilbert(model: Any) -> Anatomy:
         inner = block.attention
         linears = (inner.q_lin, inner.k_lin, inner.v_lin)
         neurons = (block.ffn.lin1, block.ffn.lin2)
-        return Parts(inner, linears, inner.out_lin, neurons, inner.scaling, block.output_layer_norm)
+        last, middle = block.output_layer_norm, block.sa_layer_norm
+        return Parts(inner, linears, inner.out_lin, neurons, inner.scaling, last, middle=middle)
 
     return stack(model, model.transformer.layer, model.embeddings.LayerNorm, parts)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from metastable.encoder.anatomy import Anatomy, AttentionLayer, Block, Norm, Scores, Step, projections
+from metastable.encoder.anatomy import Anatomy, AttentionLayer, LayerModules, Norm, Scores, Step, projections
 
 
 class Parts(NamedTuple):
@@ -22,6 +22,7 @@ class Parts(NamedTuple):
     before : the block's own normalisation, whose output the attention reads (pre-norm); None in a post-norm block
     unfolded, scores : see `AttentionLayer`
     step : the whole layer; None for a block that needs only the hidden state and the mask of the padding
+    middle : the normalisation whose output the perceptron reads; None if it is not a part of the block
     """
 
     attention: nn.Module
@@ -34,6 +35,7 @@ class Parts(NamedTuple):
     unfolded: tuple[str, ...] = ()
     scores: Scores | None = None
     step: Step | None = None
+    middle: nn.LayerNorm | None = None
 
 
 def stack(
@@ -53,7 +55,7 @@ def stack(
     rest : `tied` and `notes` of `Anatomy`
     """
     layers: list[AttentionLayer] = []
-    held: list[Block] = []
+    held: list[LayerModules] = []
     steps: list[Step] = []
     written: Any = first
     calls = Counter([written])
@@ -81,11 +83,16 @@ def stack(
         layers.append(layer)
         inner, outer = part.neurons
         gated = inner.out_features == 2 * outer.in_features
-        held.append(Block(block, tuple(part.linears), part.output, inner, outer, gated))
+        held.append(
+            LayerModules(
+                block, tuple(part.linears), part.output, inner, outer, gated, part.middle, _activation(model.config)
+            )
+        )
         steps.append(part.step or step_of(block))
         written = part.last
         calls[written] += 1
     return Anatomy(
+        model=model,
         family=model.config.model_type,
         layers=tuple(layers),
         blocks=tuple(held),
@@ -96,6 +103,12 @@ def stack(
         limit=positions(model) if limit is None else limit,
         **rest,
     )
+
+
+def _activation(config: Any) -> str:
+    """The name of the activation of the perceptrons; empty if the configuration has none."""
+    names = (getattr(config, name, None) for name in ("hidden_act", "activation", "hidden_activation"))
+    return next((name for name in names if isinstance(name, str)), "")
 
 
 def positions(model: Any) -> int:

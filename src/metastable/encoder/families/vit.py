@@ -15,7 +15,8 @@ def vit(model: Any) -> Anatomy:
         inner = block.attention
         linears = (inner.q_proj, inner.k_proj, inner.v_proj)
         neurons = (block.mlp.fc1, block.mlp.fc2)
-        return Parts(inner, linears, inner.o_proj, neurons, inner.scaling, before=block.layernorm_before)
+        before, middle = block.layernorm_before, block.layernorm_after
+        return Parts(inner, linears, inner.o_proj, neurons, inner.scaling, before=before, middle=middle)
 
     limit = model.embeddings.position_embeddings.shape[1]
     return stack(model, model.layers, None, parts, final=model.layernorm, limit=limit)

@@ -15,11 +15,11 @@ import torch
 from scipy.stats import t as student
 from torch import Tensor, nn
 
-from metastable.encoder.anatomy import Anatomy, Block
+from metastable.encoder.anatomy import Anatomy, LayerModules
 from metastable.encoder.hooks import Depth, read
 from metastable.encoder.load import Encoder
 from metastable.encoder.measure import Meter
-from metastable.encoder.statistics import averaged, mean_cosine
+from metastable.encoder.statistics import embeddings, mean_cosine
 from metastable.encoder.texts import TextCounts, batches, blank, read_texts, strings, tokenized
 from metastable.encoder.weights import layer_table, weigh
 from metastable.errors import BadInput
@@ -115,11 +115,11 @@ def _text_cosines(meter: Meter, texts: list[str]) -> dict[str, np.ndarray]:
 
     def visit(depth: Depth) -> None:
         hidden, chosen = depth.tokens.hidden, depth.passage.chosen
-        pooled[depth.index].append(averaged(hidden.transpose(1, 2), chosen))
+        pooled[depth.index].append(embeddings(hidden, chosen))
 
     for batch in batches(meter.encoder.reads_text(), texts, meter.limit, len(texts)):
         read(meter.encoder, batch, meter.special, depths, visit)
-    means = torch.nn.functional.normalize(torch.stack([torch.cat(part) for part in pooled]), dim=-1)
+    means = torch.stack([torch.cat(part) for part in pooled])
     count = means.shape[1]
     everyone = torch.ones(len(means), count, dtype=torch.bool, device=means.device)
     whole = mean_cosine(means, everyone).cpu().numpy()
@@ -164,7 +164,7 @@ def sample(anatomy: Anatomy) -> np.ndarray:
     return np.stack([np.stack([_drawn(_maps(part, block)) for block in anatomy.blocks]) for part in PARTS])
 
 
-def _maps(part: str, block: Block) -> tuple[nn.Linear, ...]:
+def _maps(part: str, block: LayerModules) -> tuple[nn.Linear, ...]:
     return (*block.linears, block.output) if part == "attention" else (block.inner, block.outer)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from metastable.decimals import signed
 from metastable.encoder.length.result import FOCUS, RISK, SHARE
 from metastable.encoder.length.retrieval import MAXIMUM, MEAN, PASSAGE, WHOLE
 from metastable.encoder.texts import unknown_tokens
@@ -223,5 +224,5 @@ def _similarity(found: Length) -> Iterator[str]:
 
 def _signed(row: Any, name: str) -> str:
     """A change with its interval."""
-    value, low, high = (f"{row[name + end]:+.3f}".replace("-", "−") for end in ("", "_low", "_high"))
+    value, low, high = (signed(row[name + end], 3) for end in ("", "_low", "_high"))
     return f"{value} ({low} to {high})"

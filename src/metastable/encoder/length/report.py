@@ -12,6 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from metastable import figures
+from metastable.decimals import decimals, signed
 from metastable.encoder.length.advice import ASKED
 from metastable.encoder.length.causes import ATTENTION
 from metastable.encoder.length.dilution import STATISTICS
@@ -373,15 +374,15 @@ def _phase_rows(found: Length) -> list[dict[str, Any]]:
 
 
 def _two(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.2f}".replace("-", "−")
+    return "–" if math.isnan(value) else decimals(value, 2)
 
 
-def _interval(row: Any, name: str, signed: bool = False) -> str:
-    """A number with its interval; a dash if it does not apply."""
+def _interval(row: Any, name: str, plus: bool = False) -> str:
+    """A number with its interval, with plus signs if wanted; a dash if it does not apply."""
     values = [float(getattr(row, name + end)) for end in ("", "_low", "_high")]
     if math.isnan(values[0]):
         return "–"
-    value, low, high = map(drawn.signed if signed else _two, values)
+    value, low, high = (signed(x, 2) if plus else _two(x) for x in values)
     return f"{value} ({low} to {high})"
 
 
@@ -406,7 +407,7 @@ def _retrieval_table(found: Length) -> dict[str, Any]:
             _tokens(row.chunk),
             _interval(row, "mrr"),
             *(_two(getattr(row, f"recall_{k}")) for k in CUTOFFS),
-            _interval(row, "mrr_gain", signed=True),
+            _interval(row, "mrr_gain", plus=True),
             _tokens(row.against),
         ]
         for row in found.retrieval.itertuples()
@@ -436,7 +437,7 @@ def _head_table(found: Length) -> dict[str, Any]:
             _two(row.score_gap),
             critical_length(row.score_gap) if row.focus_at_start else "–",
             _two(row.gap_growth),
-            *(drawn.signed(getattr(row, part_column(name))) for name in parts),
+            *(signed(getattr(row, part_column(name)), 2) for name in parts),
         ]
         for row in found.focus.itertuples()
     ]
