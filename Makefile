@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint bench clean
+.PHONY: help setup demo test test-all lint kernels bench clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -27,12 +27,21 @@ demo: setup ## the paper's claims in their quick size (demo/report.html), the au
 # Four workers on two cores: tests wait for browsers, clusters and killed processes about a quarter of their time. A
 # second thread in each worker would only fight for the same cores.
 test test-all: export OMP_NUM_THREADS = 1
+# Workers and the many processes that tests start read the package and the tests as bytecode, also where it is usually
+# not written.
+test test-all: export PYTHONDONTWRITEBYTECODE =
 
-test: lint ## lint, types, tests, browser
+test: setup ## lint, types, tests, browser
+	$(MAKE) --jobs=2 lint kernels
 	$(BIN)/pytest -n 4 -m "not slow"
 
-test-all: lint ## the same with the slow tests
+test-all: setup ## the same with the slow tests
+	$(MAKE) --jobs=2 lint kernels
 	$(BIN)/pytest -n 4
+
+# mypy has one thread, so this takes the other core meanwhile.
+kernels: setup
+	$(BIN)/python -m tests.kernels
 
 lint: setup
 	$(BIN)/ruff check .
@@ -46,6 +55,7 @@ bench: setup ## measure the ratios quoted in the README and record them in bench
 	$(BIN)/python benchmarks/two_atoms.py
 	$(BIN)/python benchmarks/tree.py
 	$(BIN)/python benchmarks/million.py
+	$(BIN)/python benchmarks/family.py
 	$(BIN)/python benchmarks/weights.py
 	$(BIN)/python benchmarks/audit.py
 	$(BIN)/python benchmarks/monitor.py

@@ -1,4 +1,7 @@
-"""Shared fixtures: every engine in both precisions, a tokenizer and texts for small models, a real browser."""
+"""Shared fixtures: every engine in both precisions, a tokenizer and texts for small models, a real browser.
+
+Also which worker of a test run gets which tests.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,36 @@ ARGUMENTS = [
     # WebGL without a graphics card.
     "--enable-unsafe-swiftshader",
 ]
+
+TOGETHER = ("tests/scale/", "tests/lab/test_page_")
+"""Tests of these paths share a cluster or a browser with an open page, which take some ten seconds to start."""
+
+FIRST = (*TOGETHER, "tests/monitor/test_baseline.py", "tests/test_host.py")
+"""The longest, and the one that makes the baseline for which other workers would have to wait."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Tests of a file, and all that are TOGETHER, go to one worker, so that what they share is made once.
+
+    Where files are named on the command line, xdist spreads their tests as usual.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return next(filter(nodeid.startswith, TOGETHER), nodeid.split("::")[0])
+
+    if config.getvalue("dist") != "load" or any(".py" in argument for argument in config.args):
+        return None
+    # xdist would start with the files that have the most tests.
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(config, items):
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
 
 
 @pytest.fixture(params=["dense", "flash", "tree"])

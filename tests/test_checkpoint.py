@@ -133,10 +133,10 @@ def test_trees_and_merged_tokens_resume_to_the_same_bits(tmp_path, monkeypatch, 
     asked = options(tmp_path, until=8.0, engine=engine, merge=merge)
     field = simulation._Solver.field
 
-    def interrupted(self, x):
+    def interrupted(self, x, t):
         if self.evaluations >= stop:
             raise KeyboardInterrupt
-        return field(self, x)
+        return field(self, x, t)
 
     with monkeypatch.context() as patch:
         patch.setattr(simulation, "CHECKPOINT_SECONDS", 0.0)

@@ -74,6 +74,7 @@ def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit
     """Every public function that computes something, by name. `own_path` is another path for each call."""
     cloud = ms.uniform(300, d=3, seed=0)
     circle = ms.Head.from_interaction([[1.34, 0.2], [0.2, 0.76]], [[1.04, -0.29], [-0.29, 0.66]])
+    block = ms.Block([head, head], ms.Perceptron.random(3, 8), kernel="unnormalised", noise=0.1)
     pairs = [(text, f"{text} w1", number % 7) for number, text in enumerate(texts[:200])]
 
     def own_path(ending: str):
@@ -99,6 +100,12 @@ def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit
         "clouds": lambda: (ms.uniform(9, d=3), ms.graded(9, head), ms.von_mises_fisher(9, [0.0, 0.0, 1.0], 3.0)),
         "simulate": lambda: ms.simulate(head, cloud, beta=5.0, until=0.5, t_eval=3, checkpoint=own_path(".zarr")),
         "simulate hardmax": lambda: ms.simulate(head, cloud, beta=float("inf"), until=0.1, step=0.05),
+        "simulate a block": lambda: (
+            ms.simulate(block, cloud, beta=5.0, until=0.2, step=0.1, t_eval=2),
+            ms.simulate(ms.Block([head, head], causal=True, norm="pre"), cloud, beta=5.0, until=0.1, t_eval=2),
+        ),
+        "theory of a block": lambda: ms.Block(block.heads, block.perceptron).theory().limit(cloud.points[:5]),
+        "Block.from_encoder": lambda: ms.Block.from_encoder(model, 1),
         "mean_field": lambda: ms.mean_field(circle, "uniform", beta=10.0, until=1.0, tol=0.1),
         "theory": lambda: (head.theory().lipschitz, head.theory().verdict, circle.theory().plateau(beta=900.0)),
         "wasserstein": lambda: ms.wasserstein(cloud, ms.uniform(200, d=3, seed=1)),
@@ -128,6 +135,7 @@ def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit
 NAMES = [
     *("attend dense", "attend flash", "attend tree", "attend_with_bound", "velocity", "value_flow"),
     *("zero_temperature_flow", "clouds", "simulate", "simulate hardmax", "mean_field", "theory", "wasserstein"),
+    *("simulate a block", "theory of a block", "Block.from_encoder"),
     *("certificate", "phases", "figures", "report", "save and load", "claims", "audit", "audit report", "compare"),
     *("length", "compress", "merge_tokens", "exit_layer", "History", "Baseline.fit", "Monitor"),
 ]

@@ -184,3 +184,96 @@ def test_no_argument_of_a_law_has_the_name_of_something_else():
     """`Problem.replace` and sweeps take all names alike, so a law's `angle` would change the head."""
     others = {*HEAD_CHANGES, *RUN_KEYS}
     assert not others & {name for law in LAWS for name in law_parameters(law)}
+
+
+BLOCKS = {
+    "one head, another norm": ({**SPECTRA, "angle": 30.0}, {"norm": "pre"}),
+    "several heads of these spectra": ({**SPECTRA, "seed": 4}, {"heads": 3, "causal": True}),
+    "heads one by one": ([{**SPECTRA, "angle": 30.0}, {**SPECTRA, "seed": 2}], {"kernel": "unnormalised"}),
+    "a perceptron": (
+        {**SPECTRA, "seed": 1},
+        {"perceptron": 5, "perceptron_seed": 7, "strength": 0.5, "activation": "tanh", "sequential": True},
+    ),
+    "noise": ({**SPECTRA, "seed": 1}, {"noise": 0.25, "noise_seed": 9}),
+}
+
+
+def block_problem(name, law="uniform"):
+    head, block = BLOCKS[name]
+    return ms.Problem(
+        head, {"law": law, "n": 12, "seed": 3} if law == "uniform" else {"law": law, "n": 12}, 4.0, 0.5, {}, None, block
+    )
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_survives_toml_and_is_written_as_a_program(name, tmp_path):
+    problem = block_problem(name)
+    wanted = ms.simulate(problem.block, problem.cloud, **problem.arguments, progress=False)
+    (tmp_path / "run.toml").write_text(problem.to_toml(), encoding="utf-8")
+    again = ms.Problem.from_toml(tmp_path / "run.toml")
+    assert again.block.options == problem.block.options
+    assert torch.equal(ms.simulate(again.block, again.cloud, **again.arguments, progress=False).frames, wanted.frames)
+    found = {}
+    lines = [line for line in problem.script().splitlines() if ".save(" not in line and ".report(" not in line]
+    exec("\n".join(lines), found)
+    assert torch.equal(found["run"].frames, wanted.frames)
+
+
+def test_a_program_of_several_heads_has_the_head_that_tokens_are_graded_for():
+    problem = block_problem("heads one by one", law="graded")
+    found = {}
+    exec(
+        "\n".join(line for line in problem.script().splitlines() if "simulate" not in line and "run" not in line), found
+    )
+    assert torch.equal(found["cloud"].points, problem.cloud.points)
+
+
+def test_keys_of_a_block_are_replaced_and_checked():
+    problem = block_problem("noise")
+    assert problem.replace(noise=0.5, kernel="sigmoid").block.options["noise"] == 0.5
+    assert problem.replace(heads=2).block.name.startswith("softmax attention, 2 heads")
+    wrong = problem.replace(noise=-1.0, norm="layer", heads=0, perceptron=-2, activation="x", kernel="hard").faults()
+    assert set(wrong) == {"noise", "norm", "heads", "perceptron", "activation", "kernel"}
+    assert "norm 'post'" in problem.replace(norm="pre").faults()["head"]
+    for changes, word in (({"heads": 2, "angle": 3.0}, "angle"), ({"strength": 2.0}, "no perceptron")):
+        with pytest.raises(BadInput, match=word):
+            _ = problem.replace(**changes).block
+    with pytest.raises(BadInput, match="2 heads are given one by one"):
+        _ = block_problem("heads one by one").replace(heads=3).block
+    ready = problem.replace(block=problem.block)
+    with pytest.raises(BadInput, match="weights"):
+        ready.replace(noise=0.1)
+    with pytest.raises(BadInput, match="weights"):
+        ready.to_toml()
+
+
+def test_the_command_line_makes_a_block(tmp_path):
+    flags = [
+        "--causal",
+        "--norm",
+        "pre",
+        "--heads",
+        "2",
+        "--perceptron",
+        "4",
+        "--beta",
+        "3",
+        "--until",
+        "0.5",
+        "--n",
+        "8",
+    ]
+    found = CliRunner().invoke(app, ["simulate", *flags, "--json", "--out", str(tmp_path / "run")])
+    assert found.exit_code == 0, found.output
+    said = json.loads(found.stdout)
+    assert said["member"] == "softmax attention, 2 heads, causal, pre-LN, 4 neurons beside attention"
+    assert "first token" in said["no_limit"]
+    run = ms.Run.load(tmp_path / "run")
+    assert run.block.options["causal"]
+    assert said["member"] in (tmp_path / "run" / "report.html").read_text(encoding="utf-8").split("</title>")[0]
+    (tmp_path / "two.toml").write_text(
+        "beta = 3.0\nuntil = 1.0\n" + "[[head]]\ninteraction = [1.0, 0.5]\nvalue = [1.0, 0.3]\n" * 2
+    )
+    refused = CliRunner().invoke(app, ["simulate", str(tmp_path / "two.toml"), "--value", "1,2"])
+    assert refused.exit_code == 2
+    assert "several heads" in refused.output

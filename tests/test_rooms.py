@@ -12,11 +12,13 @@ import metastable
 
 SOURCE = Path(metastable.__file__).parent
 ORDER = [
-    *("errors", "arrays", "files", "progress", "head", "cloud", "problem", "theory", "attention", "flow", "transport"),
-    *("run", "figures", "report", "claims", "encoder", "monitor", "scale", "lab", "cli", "__main__"),
+    *("errors", "decimals", "arrays", "files", "progress", "head", "block", "cloud", "problem", "theory", "attention"),
+    *("flow", "transport", "run", "figures", "report", "claims", "encoder", "monitor", "scale", "lab", "cli"),
+    "__main__",
 ]
-# Doors that lead down, opened only when called: a head knows its theory, a run its pictures.
-DOORS = {("head", "theory"), ("run", "figures"), ("run", "report")}
+# Doors that lead down, opened only when called: a head and a block know their theory, a block can be read from an
+# encoder, and a run knows its pictures.
+DOORS = {("head", "theory"), ("block", "theory"), ("block", "encoder"), ("run", "figures"), ("run", "report")}
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

@@ -1,6 +1,8 @@
 from .attention import BoundedMean as BoundedMean
 from .attention import attend as attend
 from .attention import attend_with_bound as attend_with_bound
+from .block import Block as Block
+from .block import Perceptron as Perceptron
 from .cloud import Cloud as Cloud
 from .cloud import equally_spaced as equally_spaced
 from .cloud import fibonacci as fibonacci
@@ -40,6 +42,7 @@ from .run.simulation import simulate as simulate
 from .scale.sweep import sweep as sweep
 from .theory import Theory as Theory
 from .theory import Verdict as Verdict
+from .theory.block import BlockTheory as BlockTheory
 from .theory.phases import Phases as Phases
 from .theory.plateau import Forecast as Forecast
 from .theory.spectrum import Spectrum as Spectrum

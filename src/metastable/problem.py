@@ -1,4 +1,4 @@
-"""A simulation as one value: head, starting law, inverse temperature, horizon and options of the solver.
+"""A simulation as one value: block, starting law, inverse temperature, horizon and options of the solver.
 
 In TOML:
 
@@ -11,6 +11,12 @@ In TOML:
     seed = 0                  # of the random eigenvectors; or angle = 30.0, in degrees, between those of B and V
     # gap = 0.5 in place of interaction: the spectrum 1, 0.5, ..., 0.5
     # or query, key, value (, output, offset) as matrices, or file = "head.npz" with arrays of those names
+    # several heads: [[head]] once for each
+
+    [block]                   # optional: another member of the family, see `Block`
+    norm = "pre"              # also kernel, causal, sequential, noise, noise_seed
+    heads = 3                 # random heads of these spectra, with the seeds seed, seed + 1, ...
+    perceptron = 64           # neurons of a random perceptron; also perceptron_seed, strength and activation
 
     [cloud]
     law = "graded"            # uniform, graded, fibonacci, equally_spaced, von_mises_fisher, mixture
@@ -35,19 +41,25 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 
+from metastable import block as family
 from metastable import cloud as laws
-from metastable.arrays import finite, inverse_temperature, positive, real, seeded
+from metastable.arrays import finite, inverse_temperature, positive, real, seeded, whole
+from metastable.block import Block, Perceptron
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, choice, suggestion
 from metastable.head import MATRICES, Head
 
 # The two ways to state the inverse temperature; a simulation has exactly one of them.
 TEMPERATURES = ("beta", "gamma")
-OPTIONS = ("tol", "t_eval", "method", "step", "engine", "merge")
+OPTIONS = ("tol", "t_eval", "method", "step", "engine", "merge", "radius")
 RUN_KEYS = (*TEMPERATURES, "until", *OPTIONS)
 HEAD_KEYS = ("interaction", "value", "gap", "angle", "seed", *MATRICES, "file")
 # The keys of a head that `Problem.replace` changes; its `seed` is that of the cloud.
 HEAD_CHANGES = ("gap", "angle", "interaction", "value")
+TABLES = ("head", "cloud", "block")
+# The keys of a random perceptron in a [block] table, and the arguments of `Perceptron.random` that they are.
+PERCEPTRON_KEYS = {"perceptron_seed": "seed", "strength": "strength", "activation": "activation"}
+BLOCK_KEYS = (*family.OPTIONS, "heads", "perceptron", *PERCEPTRON_KEYS)
 LAWS: dict[str, Callable[..., Cloud]] = {
     "uniform": laws.uniform,
     "graded": laws.graded,
@@ -63,6 +75,8 @@ def law_parameters(law: Any) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(LAWS[choice(law, "law", LAWS)]).parameters
 
 
+SMALL = 64
+"""The tokens of the small cloud on which `faults` tries a law."""
 LAW_KEYS = ("law", *sorted({name for law in LAWS for name in law_parameters(law)} - {"head"}))
 # The longest line of a program that `script` writes.
 WIDEST = 110
@@ -70,18 +84,19 @@ WIDEST = 110
 
 @dataclass(frozen=True)
 class Problem:
-    """A simulation: `simulate(problem.head, problem.cloud, **problem.arguments)` computes it.
+    """A simulation: `simulate(problem.block, problem.cloud, **problem.arguments)` computes it.
 
     Parameters
     ----------
-    head_spec : a [head] table as in TOML (see the module), or a Head
+    head_spec : a [head] table as in TOML (see the module), a list of such tables, or a Head
     cloud_spec : a [cloud] table as in TOML, or a Cloud
     beta : inverse temperature; inf is hardmax. None if gamma is given
     until : the time at which the simulation ends
-    options : further arguments of `simulate`: tol, t_eval, method, step, engine, merge
+    options : further arguments of `simulate`: tol, t_eval, method, step, engine, merge, radius
     gamma : β = γ log N for a cloud of N tokens, in place of beta
+    block_spec : a [block] table as in TOML, or a Block, whose heads then replace `head_spec`
 
-    The head and the cloud are built when they are asked for. `faults` lists everything that is wrong.
+    The block and the cloud are built when they are asked for. `faults` lists everything that is wrong.
 
     Examples
     --------
@@ -93,23 +108,25 @@ class Problem:
     'n is 0; a cloud needs a whole number of tokens, 1 or more'
     """
 
-    head_spec: Head | dict[str, Any]
+    head_spec: Head | dict[str, Any] | list[dict[str, Any]]
     cloud_spec: Cloud | dict[str, Any]
     beta: float | None
     until: float
     options: dict[str, Any] = field(default_factory=dict)
     gamma: float | None = None
+    block_spec: Block | dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_tables(cls, tables: Mapping[str, Any]) -> Problem:
         """A problem from the tables of a TOML file."""
-        refuse_unknown(tables, (*RUN_KEYS, "head", "cloud"), "the simulation")
+        refuse_unknown(tables, (*RUN_KEYS, *TABLES), "the simulation")
         one_temperature(tables)
         if "until" not in tables:
             raise BadInput("until is missing; give it as a flag (--until) or in the TOML file")
         options = {key: tables[key] for key in OPTIONS if key in tables}
         head, cloud = tables.get("head", {}), tables.get("cloud", {})
-        return cls(head, cloud, tables.get("beta"), tables["until"], options, tables.get("gamma"))
+        block = tables.get("block", {})
+        return cls(head, cloud, tables.get("beta"), tables["until"], options, tables.get("gamma"), block)
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Problem:
@@ -117,12 +134,13 @@ class Problem:
         return cls.from_tables(read_toml(path))
 
     def replace(self, **changes: Any) -> Problem:
-        """The same problem with other values: beta or gamma, until, an option, or a key of the law or of the head.
+        """The same problem with other values: beta, gamma, until, an option, a key of the law, the head or the block.
 
-        `beta` and `gamma` replace each other. `seed` is the seed of the cloud. `head` and `cloud` replace the whole
-        specification.
+        `beta` and `gamma` replace each other. `seed` is the seed of the cloud. `head`, `cloud` and `block` replace the
+        whole specification.
         """
         fields: dict[str, Any] = {}
+        block = changes.pop("block", self.block_spec)
         head, cloud, options = changes.pop("head", self.head_spec), changes.pop("cloud", self.cloud_spec), {}
         for name, value in changes.items():
             if name in TEMPERATURES:
@@ -131,21 +149,34 @@ class Problem:
                 fields[name] = value
             elif name in OPTIONS:
                 options[name] = value
+            elif name in BLOCK_KEYS:
+                if isinstance(block, Block):
+                    raise BadInput(f"{name} cannot change a block that is given as weights; give its parts in a table")
+                block = {**block, name: value}
             elif name in HEAD_CHANGES:
-                if isinstance(head, Head):
-                    raise BadInput(f"{name} cannot change a head that is given as matrices; give the head as spectra")
+                if not isinstance(head, dict):
+                    given = "as matrices" if isinstance(head, Head) else "as a list"
+                    raise BadInput(f"{name} cannot change a head that is given {given}; give the head as spectra")
                 head = {**head, name: value}
             else:
-                refuse_unknown([name], (*LAW_KEYS, *RUN_KEYS, *HEAD_CHANGES), "the simulation")
+                refuse_unknown([name], (*LAW_KEYS, *RUN_KEYS, *HEAD_CHANGES, *BLOCK_KEYS), "the simulation")
                 if isinstance(cloud, Cloud):
                     raise BadInput(f"{name} cannot change a cloud that is given as points; give the cloud as a law")
                 cloud = {**cloud, name: value}
         options = {**self.options, **options}
-        return dataclasses.replace(self, head_spec=head, cloud_spec=cloud, options=options, **fields)
+        specs = {"head_spec": head, "cloud_spec": cloud, "block_spec": block}
+        return dataclasses.replace(self, **specs, options=options, **fields)
 
     @cached_property
+    def block(self) -> Block:
+        if isinstance(self.block_spec, Block):
+            return self.block_spec
+        return build_block(self.block_spec, self.head_spec)
+
+    @property
     def head(self) -> Head:
-        return self.head_spec if isinstance(self.head_spec, Head) else build_head(self.head_spec)
+        """The first head of the block: the one that the law "graded" is graded for."""
+        return self.block.heads[0]
 
     @cached_property
     def cloud(self) -> Cloud:
@@ -153,16 +184,16 @@ class Problem:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments of `simulate` besides the head and the cloud."""
+        """The arguments of `simulate` besides the block and the cloud."""
         given = {name: value for name in TEMPERATURES if (value := getattr(self, name)) is not None}
         return {**given, "until": self.until, **self.options}
 
     def faults(self) -> dict[str, str]:
         """What is wrong, one line for each field; empty if everything can be built. No large cloud is built.
 
-        A fault of the head as a whole is under "head", one of the law under "law".
+        A fault of the block as a whole is under "head", one of the law under "law".
         """
-        tables = [spec for spec in (self.head_spec, self.cloud_spec) if isinstance(spec, dict)]
+        tables = [spec for spec in (self.head_spec, self.cloud_spec, self.block_spec) if isinstance(spec, dict)]
         found: dict[str, str] = {}
 
         def attempt(name: str, make: Callable[[], object]) -> None:
@@ -176,28 +207,42 @@ class Problem:
             for name, value in table.items():
                 attempt(name, lambda name=name, value=value: check_value(name, value))  # type: ignore[misc]
         if not found:
-            attempt("head", lambda: self.head)
+            attempt("head", lambda: self.block)
         if not found and isinstance(self.cloud_spec, dict):
-            small = {**self.cloud_spec, "n": 2} if "n" in self.cloud_spec else self.cloud_spec
-            attempt("law", lambda: build_cloud(small, self.head))
+            n = self.cloud_spec.get("n")
+            small = {**self.cloud_spec, "n": min(n, SMALL)} if n else self.cloud_spec
+            attempt("law", lambda: self._check_order(build_cloud(small, self.head)))
+        if not found and self.beta == math.inf and self.block.kernel != "softmax":
+            found["kernel"] = f"beta is inf and the kernel {self.block.kernel}; only softmax has a limit at beta = inf"
         return found
+
+    def _check_order(self, cloud: Cloud) -> None:
+        if self.block.causal and not cloud.equal_weights:
+            raise BadInput("a causal mask needs tokens in an order, and tokens of unequal weight have none")
 
     def to_tables(self) -> dict[str, Any]:
         """The tables from which `from_tables` makes the same problem."""
         if isinstance(self.cloud_spec, Cloud):
             raise BadInput("a cloud that is given as points has no table; save the points and give their file")
-        head = self.head_spec
+        if isinstance(self.block_spec, Block):
+            raise BadInput("a block that is given as weights has no table; save its run instead")
+        head: Any = self.head_spec
         if isinstance(head, Head):
             head = {name: part.tolist() for name, part in head.matrices.items()}
-        return {**self.arguments, "head": dict(head), "cloud": dict(self.cloud_spec)}
+        head = dict(head) if isinstance(head, dict) else [dict(table) for table in head]
+        block = {"block": dict(self.block_spec)} if self.block_spec else {}
+        return {**self.arguments, "head": head, "cloud": dict(self.cloud_spec), **block}
 
     def to_toml(self) -> str:
         """The text of a TOML file from which `from_toml` makes the same problem."""
         tables = self.to_tables()
-        parts = {name: tables.pop(name) for name in ("head", "cloud")}
+        parts = {name: tables.pop(name) for name in TABLES if name in tables}
         lines = [f"{key} = {_toml(value)}" for key, value in tables.items()]
-        for name, table in parts.items():
-            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+        for name, part in parts.items():
+            several = isinstance(part, list)
+            for table in part if several else [part]:
+                title = f"[[{name}]]" if several else f"[{name}]"
+                lines += ["", title, *(f"{key} = {_toml(value)}" for key, value in table.items())]
         return "\n".join(lines) + "\n"
 
     def script(self, about: str = "A simulation.") -> str:
@@ -212,15 +257,17 @@ def read_toml(path: str | Path, further: Iterable[str] = ()) -> dict[str, Any]:
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read {path}: {error}") from error
-    refuse_unknown(tables, (*RUN_KEYS, "head", "cloud", *further), str(path))
-    for name in ("head", "cloud"):
-        table = tables.get(name, {})
-        if not isinstance(table, dict):
-            raise BadInput(f"{path}: {name} must be a table, [{name}]")
-        if "file" in table:
-            if not isinstance(table["file"], str):
-                raise BadInput(f"file is {table['file']!r}; it must be a path in quotes")
-            table["file"] = str(path.parent / table["file"])
+    refuse_unknown(tables, (*RUN_KEYS, *TABLES, *further), str(path))
+    for name in TABLES:
+        found = tables.get(name, {})
+        several = found if name == "head" and isinstance(found, list) else [found]
+        for table in several:
+            if not isinstance(table, dict):
+                raise BadInput(f"{path}: {name} must be a table, [{name}]")
+            if "file" in table:
+                if not isinstance(table["file"], str):
+                    raise BadInput(f"file is {table['file']!r}; it must be a path in quotes")
+                table["file"] = str(path.parent / table["file"])
     return tables
 
 
@@ -258,6 +305,12 @@ CHECKS: dict[str, Callable[[Any], object]] = {
     "seed": seeded,
     "kappa": laws.concentration,
     "law": lambda value: choice(value, "law", LAWS),
+    "kernel": lambda value: choice(value, "kernel", family.KERNELS),
+    "norm": lambda value: choice(value, "norm", family.NORMS),
+    "activation": lambda value: choice(value, "activation", family.ACTIVATIONS),
+    "heads": lambda value: whole(value, "heads", 1, "a block needs a whole number of heads, 1 or more"),
+    "perceptron": lambda value: whole(value, "perceptron", 0, "it is a number of neurons, 0 or more"),
+    "noise": family.strength,
 }
 
 
@@ -269,6 +322,47 @@ def check_value(name: str, value: Any) -> None:
         positive(value, name)
     elif name in ("angle", "gap"):
         finite(value, name)
+
+
+def build_block(table: Mapping[str, Any], heads: Head | Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Block:
+    """A block from a [block] table and a [head] table, several of them, or a head.
+
+    heads : so many heads with the spectra of the [head] table; the i-th has the seed of the table plus i
+    perceptron : the number of neurons of a random perceptron; see `Perceptron.random` for its other keys
+    """
+    refuse_unknown(table, BLOCK_KEYS, "[block]")
+    for name, value in table.items():
+        check_value(name, value)
+    count = table.get("heads", 1)
+    made: list[Head]
+    if isinstance(heads, Head):
+        made = [heads]
+    elif isinstance(heads, Mapping):
+        made = [build_head(one) for one in _with_seeds(heads, count)]
+    else:
+        made = [build_head(one) for one in heads]
+    if "heads" in table and count != len(made):
+        raise BadInput(f"heads is {count}, but {len(made)} heads are given one by one; leave heads out")
+    options = {name: table[name] for name in family.OPTIONS if name in table}
+    return Block(made, _perceptron(table, made[0].dim), **options)
+
+
+def _with_seeds(table: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    if count == 1:
+        return [dict(table)]
+    if any(name in table for name in ("query", "key", "file", "angle")):
+        raise BadInput(f"heads is {count}; several heads are drawn from spectra without an angle, or given one by one")
+    return [{**table, "seed": table.get("seed", 0) + i} for i in range(count)]
+
+
+def _perceptron(table: Mapping[str, Any], d: int) -> Perceptron | None:
+    given = {new: table[old] for old, new in PERCEPTRON_KEYS.items() if old in table}
+    if table.get("perceptron"):
+        return Perceptron.random(d, table["perceptron"], **given)
+    if given and "perceptron" not in table:
+        first = next(name for name in PERCEPTRON_KEYS if name in table)
+        raise BadInput(f"[block] has {first} but no perceptron; give its number of neurons (perceptron = 64)")
+    return None
 
 
 def build_head(table: Mapping[str, Any]) -> Head:
@@ -334,7 +428,8 @@ def script(problems: Sequence[Problem], about: str, names: Sequence[str] = ("run
         settings = ", ".join(f"{key}={_python(value)}" for key, value in problem.arguments.items())
         made = [*_head_lines(problem), f"cloud = {_cloud_line(problem)}"]
         # Lines that both runs share, such as those of the head, are written once.
-        lines += [*(line for line in made if line not in lines), f"{name} = ms.simulate(head, cloud, {settings})"]
+        model = "head" if problem.block.plain else "block"
+        lines += [*(line for line in made if line not in lines), f"{name} = ms.simulate({model}, cloud, {settings})"]
     used = names[: len(problems)]
     lines.append(f"print({', '.join(used)})")
     lines += [f'{name}.save("{name}.zarr")' for name in used]
@@ -345,11 +440,42 @@ def script(problems: Sequence[Problem], about: str, names: Sequence[str] = ("run
 
 
 def _head_lines(problem: Problem) -> list[str]:
-    table = {} if isinstance(problem.head_spec, Head) else _without_gap(problem.head_spec)
+    """Lines that make `head`, and `block` if the block is more than this head."""
+    if isinstance(problem.block_spec, Block):
+        raise BadInput("a block that is given as weights cannot be written as a program; save its run instead")
+    spec, table = problem.head_spec, problem.block_spec
+    specs: list[Any] = spec if isinstance(spec, list) else [spec]
+    if isinstance(spec, dict):
+        specs = _with_seeds(spec, table.get("heads", 1))
+    found = [_lines_of_head(one, head) for one, head in zip(specs, problem.block.heads, strict=True)]
+    if problem.block.plain:
+        return found[0]
+    lines, names = [], []
+    for number, (*before, made) in enumerate(found):
+        name = "head" if len(found) == 1 else f"head{number}"
+        lines += [*before, made.replace("head =", f"{name} =", 1)]
+        names.append(name)
+    if (
+        len(found) > 1
+        and isinstance(problem.cloud_spec, dict)
+        and "head" in law_parameters(problem.cloud_spec.get("law", "uniform"))
+    ):
+        lines.append("head = head0")
+    parts = [f"[{', '.join(names)}]"]
+    perceptron = {new: table[old] for old, new in PERCEPTRON_KEYS.items() if old in table}
+    if problem.block.perceptron is not None:
+        given = "".join(f", {name}={_python(value)}" for name, value in perceptron.items())
+        lines.append(f"perceptron = ms.Perceptron.random({problem.block.dim}, {table['perceptron']}{given})")
+        parts.append("perceptron")
+    parts += [f"{name}={_python(table[name])}" for name in family.OPTIONS if name in table]
+    return [*lines, f"block = ms.Block({', '.join(parts)})"]
+
+
+def _lines_of_head(spec: Head | Mapping[str, Any], head: Head) -> list[str]:
+    table = {} if isinstance(spec, Head) else _without_gap(spec)
     if "interaction" in table and _is_flat(table["interaction"], "interaction"):
         turned = f"angle={table['angle']!r}" if "angle" in table else f"seed={table.get('seed', 0)!r}"
         return [f"head = ms.Head.from_spectra({table['interaction']!r}, {table['value']!r}, {turned})"]
-    head = problem.head
     if bool((head.query == torch.eye(head.dim)).all()) and head.output is None and head.offset is None:
         matrices, call = {"B": head.key, "V": head.value}, "ms.Head.from_interaction(B, V)"
     else:

@@ -11,10 +11,10 @@ from metastable.flow.fields import zero_temperature
 from metastable.flow.steppers import dopri5, euler, heun, next_step, rk4, unit
 
 STEPS = {
-    "euler": lambda f, x, h: euler(f, x, f(x), h),
-    "heun": lambda f, x, h: heun(f, x, f(x), h),
-    "rk4": lambda f, x, h: rk4(f, x, f(x), h),
-    "dopri5": lambda f, x, h: dopri5(f, x, f(x), h)[0],
+    "euler": lambda f, x, h: euler(f, 0.0, x, f(x), h),
+    "heun": lambda f, x, h: heun(f, 0.0, x, f(x), h),
+    "rk4": lambda f, x, h: rk4(f, 0.0, x, f(x), h),
+    "dopri5": lambda f, x, h: dopri5(f, 0.0, x, f(x), h)[0],
 }
 ORDERS = {"euler": 1, "heun": 2, "rk4": 4, "dopri5": 5}
 
@@ -35,7 +35,7 @@ def test_order_on_the_zero_temperature_flow(name):
     cloud = ms.uniform(40, d=3, seed=0)
     exact = ms.zero_temperature_flow(head, cloud, torch.tensor([2.0]))[0]
     counts = {"euler": [64, 128, 256], "heun": [32, 64, 128], "rk4": [10, 20, 40], "dopri5": [8, 16, 32]}[name]
-    field = lambda x: zero_temperature(head, x)  # noqa: E731
+    field = lambda x, t=0.0: zero_temperature(head, x)  # noqa: E731
     errors = [float((integrate(name, field, cloud.points, 2.0, n) - exact).norm(dim=1).max()) for n in counts]
     assert slope(counts, errors) == pytest.approx(ORDERS[name], abs=0.35)
     assert errors[-1] < {"euler": 0.05, "heun": 1e-3, "rk4": 1e-5, "dopri5": 1e-6}[name]
@@ -51,7 +51,7 @@ def test_order_on_the_interacting_system(name):
     exact = solve_ivp(rate, (0, 3), starts, rtol=1e-13, atol=1e-14).y[:, -1]
     head = ms.Head.from_interaction(torch.eye(2), torch.eye(2))
     counts = {"euler": [64, 128, 256], "heun": [32, 64, 128], "rk4": [8, 16, 32], "dopri5": [8, 16, 32]}[name]
-    field = lambda y: ms.velocity(head, ms.Cloud(y), beta)  # noqa: E731
+    field = lambda y, t=0.0: ms.velocity(head, ms.Cloud(y), beta)  # noqa: E731
 
     def final_angle(start, n):
         x = torch.tensor([[1.0, 0.0], [math.cos(start), math.sin(start)]], dtype=torch.float64)
@@ -65,16 +65,16 @@ def test_order_on_the_interacting_system(name):
 def test_embedded_estimate_has_order_five_in_the_local_error():
     head = ms.Head.from_spectra([1.5, 1.0, 0.6], [1.2, -0.9, 0.5], seed=3)
     x = ms.uniform(40, d=3, seed=0).points
-    field = lambda y: zero_temperature(head, y)  # noqa: E731
+    field = lambda y, t=0.0: zero_temperature(head, y)  # noqa: E731
     steps = [0.1, 0.05, 0.025]
-    errors = [dopri5(field, x, field(x), h)[2] for h in steps]
+    errors = [dopri5(field, 0.0, x, field(x), h)[2] for h in steps]
     assert np.polyfit(np.log(steps), np.log(errors), 1)[0] == pytest.approx(5, abs=0.3)
 
 
 @pytest.mark.parametrize("name", sorted(STEPS))
 def test_tokens_stay_on_the_sphere(name):
     head = ms.Head.from_spectra([1.5, 1.0, 0.6], [1.2, -0.9, 0.5], seed=3)
-    y = integrate(name, lambda x: zero_temperature(head, x), ms.uniform(40, d=3).points, 20.0, 10)
+    y = integrate(name, lambda x, t=0.0: zero_temperature(head, x), ms.uniform(40, d=3).points, 20.0, 10)
     assert float((y.norm(dim=1) - 1).abs().max()) < 1e-14
     assert torch.allclose(unit(3 * y), y)
 

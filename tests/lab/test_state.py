@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import metastable as ms
+from metastable.block import KERNELS, NORMS
 from metastable.encoder.trained_head import prepare
 from metastable.lab.encoders import TEXTS
 from metastable.lab.matrices import parse_matrices
@@ -28,6 +29,12 @@ STATES = st.builds(
     angle=st.floats(-360, 360),
     matrices=TEXT,
     trained=TEXT,
+    heads=st.integers(1, 8),
+    kernel=st.sampled_from(KERNELS),
+    causal=st.sampled_from(["no", "yes"]),
+    norm=st.sampled_from(list(NORMS)),
+    perceptron=st.integers(0, 256),
+    noise=st.floats(0, 10),
     law=st.sampled_from(list(LAWS)),
     n=st.integers(1, 20_000),
     seed=st.integers(0, 2**53 - 1),
@@ -317,3 +324,28 @@ def test_the_backend_needs_no_dash_and_loads_no_encoder():
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"
+
+
+def test_the_fields_of_a_block_make_the_block():
+    state = State(d=2, interaction=(1.0, 0.5), value=(1.0, 0.3), heads=2, kernel="sigmoid", causal="yes", perceptron=4)
+    assert problems(state) == {}
+    block = problem_of(state).block
+    first = ms.Head.from_spectra([1.0, 0.5], [1.0, 0.3], angle=state.angle)
+    assert torch.equal(block.heads[0].V, first.V)
+    assert block.name == "sigmoid attention, 2 heads, causal, 4 neurons beside attention"
+    assert problem_of(State()).block.plain
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"noise": 0.2, "norm": "pre"}, "spectra"),
+        ({"matrices": "1 0\n0 1\n\n1 0\n0 1", "heads": 2}, "heads"),
+        ({"trained": "model:0:0", "law": "uniform", "norm": "pre"}, "norm"),
+        ({"trained": "model:0:0", "law": "uniform", "heads": 3}, "heads"),
+        ({"causal": "yes", "law": "graded"}, "law"),
+        ({"kernel": "sigmoid", "beta": math.inf}, "kernel"),
+    ],
+)
+def test_blocks_that_cannot_be_are_told_beside_a_field(changes, name):
+    assert name in problems(replace(State(), **changes))

@@ -12,14 +12,14 @@ import pytest
 from metastable.scale.cluster import connected
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster():
-    """A client of two worker processes; each is restarted when it dies."""
+    """A client of two worker processes; each is restarted when it dies. They end with the last test of this folder."""
     with connected(workers=2) as client:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def scheduler(cluster):
     return cluster.scheduler.address
 

@@ -242,7 +242,7 @@ def late_clusters(run: Run) -> LateClusters | None:
 
 def _settle(found: Finding, picture: Picture, name: str, run: Run, late: LateClusters) -> None:
     """Clusters that hold together: their path, their width, and where they end or how they circle."""
-    top, drawn, expected = run.theory().terminal, late.drawn_off(run), late.by_value_alone(run.head)
+    top, drawn, expected = run.head.theory().terminal, late.drawn_off(run), late.by_value_alone(run.head)
 
     def on_course(title: str, off: float, allowed: float) -> None:
         """Check `off` against what is allowed, plus what clusters that see each other account for."""
@@ -263,7 +263,7 @@ def _settle(found: Finding, picture: Picture, name: str, run: Run, late: LateClu
     found.slope(title, exponent[seen], np.log(late.spreads[0][seen]), 1 - RATE, 1 + RATE, too_few, least=5)
     measured = (_circle if top.rotates else _arrive)(found, picture, name, run, late, expected)
     predicted = top.frequency if top.rotates else top.gap
-    distance = "no E" if run.theory().no_limit else f"{_off(late.centres[:, -1:], run.theory().basis)[0]:.4g}"
+    distance = "no E" if run.head.theory().no_limit else f"{_off(late.centres[:, -1:], run.head.theory().basis)[0]:.4g}"
     cells = (f"{predicted:.4g}", f"{measured:.4g}", len(late.shares), f"{late.times[0]:.4g}", distance)
     _row(found, name, run.head, *cells)
 
@@ -281,7 +281,7 @@ def _off(x: np.ndarray, basis: Tensor) -> np.ndarray:
 
 def _arrive(found: Finding, picture: Picture, name: str, run: Run, late: LateClusters, expected: np.ndarray) -> float:
     """λ₁ real: clusters come to its eigenspace. Returns the measured rate."""
-    top, ends = run.theory().terminal, late.centres[:, -1]
+    top, ends = run.head.theory().terminal, late.centres[:, -1]
     measured, predicted = _off(late.centres, top.basis), _off(expected, top.basis)
     found.within(f"distance of the last clusters from V's eigenspace, {name}", measured[-1], high=END)
     if top.dim == 1:
@@ -305,7 +305,7 @@ def _arrive(found: Finding, picture: Picture, name: str, run: Run, late: LateClu
 def _circle(found: Finding, picture: Picture, name: str, run: Run, late: LateClusters, expected: np.ndarray) -> float:
     """λ₁ of a complex pair: clusters rotate. Returns the measured frequency."""
     values, vectors = np.linalg.eig(run.head.V.numpy().T)
-    frequency = run.theory().terminal.frequency
+    frequency = run.head.theory().terminal.frequency
     left = vectors[:, np.argmax(values.real + 1e-6 * (values.imag > 0))]
     angle, predicted = (np.unwrap(np.angle(c[0] @ left)) for c in (late.centres, expected))
     fit = line(late.times, angle)

@@ -1,4 +1,4 @@
-"""`metastable simulate`: follow a cloud of tokens under one head and report the three phases."""
+"""`metastable simulate`: follow a cloud of tokens under a head or a block and report the three phases."""
 
 from __future__ import annotations
 
@@ -47,11 +47,23 @@ def simulate(
     ] = None,
     n: Annotated[int | None, typer.Option(help="Number of tokens.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the starting law.")] = None,
+    kernel: Annotated[str | None, typer.Option(help="softmax, unnormalised, sigmoid or linear attention.")] = None,
+    causal: Annotated[bool | None, typer.Option("--causal", help="Token i attends to tokens j <= i only.")] = None,
+    norm: Annotated[
+        str | None, typer.Option(help="post (tokens on the sphere), pre, peri, ngpt, or none with exp(-tV).")
+    ] = None,
+    noise: Annotated[float | None, typer.Option(help="Strength of a Brownian motion on the sphere.")] = None,
+    noise_seed: Annotated[int | None, typer.Option(help="Seed of the noise.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Number of random heads that add, all of these spectra.")] = None,
+    perceptron: Annotated[int | None, typer.Option(help="Number of neurons of a random perceptron.")] = None,
+    sequential: Annotated[
+        bool | None, typer.Option("--sequential", help="In layers, the perceptron follows attention.")
+    ] = None,
     tol: Annotated[
         float | None, typer.Option(help="Largest error per step of dopri5; default 1e-6, above 100 000 tokens 1e-4.")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="auto, dopri5, rk4, heun or euler.")] = None,
-    step: Annotated[float | None, typer.Option(help="Step of the fixed-step methods.")] = None,
+    method: Annotated[str | None, typer.Option(help="auto, dopri5, rk4, heun, euler or layers.")] = None,
+    step: Annotated[float | None, typer.Option(help="Step of the fixed-step methods; the length of a layer.")] = None,
     t_eval: Annotated[int | None, typer.Option(help="Number of equally spaced times to save.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto, dense, flash or tree.")] = None,
     merge: Annotated[
@@ -62,13 +74,15 @@ def simulate(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Follow a cloud of tokens under one head and report the three phases.
+    """Follow a cloud of tokens under a head or a block and report the three phases.
 
     The run is saved while it is computed: the same command after an interruption resumes it.
     """
     flags = _given(beta=beta, gamma=gamma, until=until)
     flags |= _given(tol=tol, method=method, step=step, t_eval=t_eval, engine=engine, merge=merge)
     law_flags = _given(law=law, n=n, seed=seed)
+    block_flags = _given(kernel=kernel, causal=causal, norm=norm, noise=noise, noise_seed=noise_seed, heads=heads)
+    block_flags |= _given(perceptron=perceptron, sequential=sequential)
     with one_line_errors(debug):
         from metastable import files
         from metastable.run import storage
@@ -76,18 +90,18 @@ def simulate(
 
         trained = head is not None and not head.endswith(".npz")
         if trained:
-            problem = _trained_head(config, str(head), texts, {**flags, **law_flags})
+            problem = _trained_head(config, str(head), texts, {**flags, **law_flags, **block_flags})
         else:
             spectra = {
                 name: _spectrum(name, text) for name, text in _given(interaction=interaction, value=value).items()
             }
-            problem = _written_head(config, flags, {**spectra, **_given(file=head)}, law_flags)
+            problem = _written_head(config, flags, {**spectra, **_given(file=head)}, law_flags, block_flags)
         if out.exists() and not out.is_dir():
             raise BadInput(f"--out {out} is a file; give a folder")
         target = storage.run_path(out)
         loaded = target.exists() and not overwrite
         with slow_machine_note():
-            run = solve(problem.head, problem.cloud, **problem.arguments, checkpoint=target, overwrite=overwrite)
+            run = solve(problem.block, problem.cloud, **problem.arguments, checkpoint=target, overwrite=overwrite)
             found = findings(run)
         if trained:
             from metastable.encoder.trained_head import sentence
@@ -106,16 +120,22 @@ def _given(**flags: Any) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if value is not None}
 
 
-def _written_head(config: Path | None, flags: dict[str, Any], head: dict[str, Any], law: dict[str, Any]) -> Problem:
+def _written_head(
+    config: Path | None, flags: dict[str, Any], head: dict[str, Any], law: dict[str, Any], block: dict[str, Any]
+) -> Problem:
     """The simulation of the TOML file, if any, with the flags written over it."""
     from metastable.problem import TEMPERATURES, Problem, read_toml
 
     tables = read_toml(config) if config else {}
     if any(name in flags for name in TEMPERATURES):
         tables = {name: value for name, value in tables.items() if name not in TEMPERATURES}
-    head = head if "file" in head else {**(tables.get("head") or DEFAULT_HEAD), **head}
+    given: Any = tables.get("head") or DEFAULT_HEAD
+    if isinstance(given, list) and head:
+        raise BadInput(f"--{next(iter(head))} cannot change several heads of {config}; change the file")
+    given = head if "file" in head else given if isinstance(given, list) else {**given, **head}
     cloud = {**(tables.get("cloud") or DEFAULT_CLOUD), **law}
-    return Problem.from_tables({**tables, **flags, "head": head, "cloud": cloud})
+    block = {**tables.get("block", {}), **block}
+    return Problem.from_tables({**tables, **flags, "head": given, "cloud": cloud, "block": block})
 
 
 def _trained_head(config: Path | None, address: str, texts: str | None, flags: dict[str, Any]) -> Problem:
@@ -146,7 +166,7 @@ def _spectrum(name: str, text: str) -> list[float]:
 
 def findings(run: Run) -> dict[str, Any]:
     """The findings of a run. Numbers that do not exist (no limit, phase not seen) are None."""
-    from metastable.report.sentences import ending
+    from metastable.report.sentences import ending, gathering
 
     theory = run.theory()
     found: dict[str, Any] = {
@@ -156,6 +176,8 @@ def findings(run: Run) -> dict[str, Any]:
         "beta": run.beta,
         "gamma": run.configuration.get("gamma"),
         "horizon": run.horizon,
+        "member": run.block.name,
+        "plain": run.block.plain,
         "law": run.cloud.law["law"],
         "steps": run.configuration.get("steps"),
         "evaluations": run.configuration.get("evaluations"),
@@ -164,12 +186,12 @@ def findings(run: Run) -> dict[str, Any]:
         "assumptions": theory.verdict.status,
         "unmet": theory.verdict.unmet,
         "no_limit": theory.no_limit,
-        "gap": theory.gap,
+        "gap": None if math.isnan(theory.gap) else theory.gap,
         "token_rate": theory.rate,
         "law_rate": theory.law_rate(),
     }
     if theory.no_limit:
-        return found
+        return found if run.block.plain else {**found, "sentences": [gathering(run)]}
     distance = run.distance()
     found["final_distance"] = float(distance[-1])
     if math.isinf(theory.gap):
@@ -211,6 +233,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
     beta = found["beta"] if found["gamma"] is None else f"{found['beta']:.6g} = {found['gamma']:g} log N"
     size = f"{found['tokens']} tokens, d = {found['dimension']}, beta = {beta}, to t = {found['horizon']:g}"
     text.append(f"{size}: {found['steps']} steps, {found['evaluations']} field evaluations ({found['engine']})")
+    if not found["plain"]:
+        text.append(found["member"])
     unmet = ", ".join(found["unmet"])
     text.append(f"assumptions of the theory: {f'not all hold: {unmet}' if unmet else 'all hold'}")
     if found["merging"]:
@@ -219,6 +243,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         text.append(found["followed"])
     if found["no_limit"]:
         text.append(found["no_limit"])
+        text += found.get("sentences", [])
     else:
         text += found["sentences"]
         text.append(f"noise floor {found['noise_floor']:.2g}: W2 of two independent samples of the limit law")

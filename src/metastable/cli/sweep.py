@@ -36,7 +36,8 @@ def sweep(
 ) -> None:
     """Simulate at every combination of the values in \\[axes]: a dataset (xarray, Zarr) and a page of phase diagrams.
 
-    Axes are arguments of simulate, of the starting law and of the head: beta, until, n, law, seed, gap, angle, ...
+    Axes are arguments of simulate, of the starting law, of the head and of the block: beta, until, n, law, seed, gap,
+    angle, norm, kernel, causal, noise, heads, ...
 
     Every finished point is saved at once. The same command after any interruption computes only the points that are
     missing or damaged, and ends with the same bytes.

@@ -10,6 +10,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from metastable.figures.angles import angles
 from metastable.figures.curves import depth_curves, ledger_curves, lengths, loop_curves
 from metastable.figures.distance import distance, distance_curves, distances
 from metastable.figures.heads import comparison, heat_map
@@ -27,11 +28,13 @@ OF_A_RUN: dict[str, Callable[[Any], go.Figure]] = {
     "sphere": sphere,
     "spectrum": lambda run: spectrum(run.theory()),
     "observables": observables,
+    "angles": angles,
 }
 """The figures that `run.figure(kind)` can draw."""
 
 __all__ = [
     "OF_A_RUN",
+    "angles",
     "caption",
     "comparison",
     "depth_by_length",

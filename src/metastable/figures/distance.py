@@ -89,10 +89,13 @@ def distance_curves(run: BaseRun) -> DistanceCurves:
     except (BadInput, SimulationStopped) as reason:
         found.missing.append(f"The Laplace term, the Lyapunov term and the bound are left out: {reason}.")
         return found
-    if np.isfinite(run.theory().lipschitz):
-        found.certificate = run.certificate()
-    else:
+    if not np.isfinite(run.theory().lipschitz):
         found.missing.append("The bound is left out: B is singular, so its Lipschitz constant L is infinite.")
+        return found
+    try:
+        found.certificate = run.certificate()
+    except BadInput as reason:
+        found.missing.append(f"The bound is left out: {reason}.")
     return found
 
 

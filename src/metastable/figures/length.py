@@ -11,6 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
+from metastable.decimals import signed
 from metastable.figures import look
 
 WHOLE, GLUED, REFERENCE = "whole documents", "glued texts", "reference"
@@ -189,7 +190,7 @@ def waterfall(title: str, caption: str, steps: pd.DataFrame, x: str) -> go.Figur
     ends = steps["low"].isna()
     falls = steps["change"] < 0
     labels = [
-        f"{row.part}  <b>{row.change:.2f}</b>" if end else f"{row.part}  <b>{signed(row.change)}</b>"
+        f"{row.part}  <b>{row.change:.2f}</b>" if end else f"{row.part}  <b>{signed(row.change, 2)}</b>"
         for row, end in zip(steps.itertuples(), ends, strict=True)
     ]
     figure.add_bar(
@@ -200,7 +201,7 @@ def waterfall(title: str, caption: str, steps: pd.DataFrame, x: str) -> go.Figur
         marker_color=[LEVEL if end else FALL if fall else RISE for end, fall in zip(ends, falls, strict=True)],
         error_x=_bars(steps["change"], steps["low"], steps["high"], look.INK),
         customdata=[
-            "" if end else f"<br>95 %: {signed(row.low)} to {signed(row.high)}"
+            "" if end else f"<br>95 %: {signed(row.low, 2)} to {signed(row.high, 2)}"
             for row, end in zip(steps.itertuples(), ends, strict=True)
         ],
         hovertemplate="%{y}%{customdata}<extra></extra>",
@@ -224,15 +225,6 @@ def depth_by_length(title: str, caption: str, column: str, curves: Mapping[str, 
             figure, table["depth"], table[column], name, colour, dash=dash, hovertemplate=hover, showlegend=False
         )
     return figure
-
-
-def signed(x: float) -> str:
-    """Two decimals with a sign: +0.12, −0.03.
-
-    >>> signed(-0.031)
-    '−0.03'
-    """
-    return f"{x:+.2f}".replace("-", "−")
 
 
 def _plot(title: str, caption: str, x: str, y: str, inside: int = PANEL) -> go.Figure:

@@ -25,6 +25,8 @@ CLOSER = 0.86
 RIM = 1.3
 """Factor on the markers of the group drawn first: its rim stays visible where another group lies on top."""
 LEGEND = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "font": {"size": 13}, "itemsizing": "constant"}
+POINTS = (look.BLUE, look.VERMILLION, look.GREEN, look.PURPLE, look.ORANGE, look.INK)
+"""Colours of tokens by the isolated point to which the theory sends them."""
 
 
 def sphere(run: Run, *, controls: bool = True, frames: int = MOST_FRAMES) -> go.Figure:
@@ -74,11 +76,11 @@ def _view(run: Run) -> tuple[Array, str]:
         return np.eye(d), ""
     stacked = run.frames[:: max(1, len(run.frames) // 8)].reshape(-1, d).cpu().double().numpy()
     principal = np.linalg.eigh(stacked.T @ stacked)[1][:, ::-1][:, :3]
-    wanted = [
-        ("e" if th.dim == 1 else "E", _numpy(th.attention.basis)),
-        ("v" if th.terminal.dim == 1 else "V's dominant space", _numpy(th.terminal.basis)),
-        ("the tokens' main directions", principal),
-    ]
+    wanted = [("the tokens' main directions", principal)]
+    if th.terminal is not None:
+        wanted.insert(0, ("v" if th.terminal.dim == 1 else "V's dominant space", _numpy(th.terminal.basis)))
+    if th.attention is not None:
+        wanted.insert(0, ("e" if th.dim == 1 else "E", _numpy(th.attention.basis)))
     axes = np.zeros((d, 0))
     names: list[str] = []
     for name, columns in wanted:
@@ -124,9 +126,21 @@ def _draw_scene(figure: go.Figure, run: Run, axes: Array) -> None:
         figure.update_layout(scene=scene)
     # If the dominant eigenspace of M is its kernel, the field is undefined there and no token goes there.
     th = run.theory()
-    if not th.no_limit or th.attention.rotates:
+    if th.attention is not None and (not th.no_limit or th.attention.rotates):
         _add_space(figure, th.attention, axes, "e", "M", look.INK)
-    _add_space(figure, th.terminal, axes, "v", "V", look.GREEN, like=th.attention)
+    elif not th.no_limit:
+        _add_limit_points(figure, run, axes)
+    if th.terminal is not None:
+        _add_space(figure, th.terminal, axes, "v", th.terminal.name, look.GREEN, like=th.attention)
+
+
+def _add_limit_points(figure: go.Figure, run: Run, axes: Array) -> None:
+    """The points to which the theory sends tokens, where they are isolated."""
+    places = np.unique(_numpy(run.limit.points), axis=0) @ axes
+    marker: dict[str, Any] = {"symbol": "cross" if axes.shape[1] == 3 else "cross-thin", "size": 9, "color": look.INK}
+    marker |= {} if axes.shape[1] == 3 else {"line": {"width": 3, "color": look.INK}}
+    name = "stable fixed points at zero temperature"
+    figure.add_trace(_trace(_rounded(1.06 * places), mode="markers", marker=marker, name=name, hoverinfo="skip"))
 
 
 def _add_globe(figure: go.Figure) -> None:
@@ -195,7 +209,7 @@ def _eye(run: Run, axes: Array) -> Array:
     """The camera's position. If there are axes ±e and ±v, +e and +v point to the viewer and are apart."""
     eye = np.array([0.66, 0.6, 0.46])
     th = run.theory()
-    if th.dim == 1 and not th.no_limit:
+    if th.dim == 1 and not th.no_limit and th.attention is not None and th.terminal is not None:
         e, v = _dominant(th.attention) @ axes, _dominant(th.terminal, th.attention) @ axes
         side = np.cross(e, v)
         side = side if np.linalg.norm(side) > 1e-3 else np.cross(e, np.eye(3)[np.abs(e).argmin()])
@@ -222,12 +236,28 @@ def _groups(run: Run, keep: Tensor) -> list[_Group]:
     if run.theory().no_limit:
         x = _numpy(run.cloud.points[keep])
         return [_Group("starting azimuth", everyone, _degrees(x), angles=True)]
-    along = _numpy(run.limit.points[keep].double() @ run.theory().basis.to(run.limit.points).double())
+    basis = run.theory().basis
+    if basis is None:
+        return _by_limit_point(_numpy(run.limit.points[keep]))
+    along = _numpy(run.limit.points[keep].double() @ basis.to(run.limit.points).double())
     if run.theory().dim >= 2:
         return [_Group("angle of the limit in E", everyone, _degrees(along), angles=True)]
     plus, minus = (np.flatnonzero(mask) for mask in (along[:, 0] > 0, along[:, 0] <= 0))
     sides = [_Group("sent to +e", plus, look.BLUE, scale=RIM), _Group("sent to −e", minus, look.VERMILLION)]
     return [group for group in sides if len(group.rows)]
+
+
+def _by_limit_point(places: Array) -> list[_Group]:
+    """One group for each of the most frequent limit points, and one for the others."""
+    _, owner, counts = np.unique(places, axis=0, return_inverse=True, return_counts=True)
+    order = np.argsort(-counts)
+    shown = order[: len(POINTS)]
+    groups = [
+        _Group(f"sent to point {place + 1}", np.flatnonzero(owner == number), colour)
+        for place, (number, colour) in enumerate(zip(shown, POINTS, strict=False))
+    ]
+    others = np.flatnonzero(np.isin(owner, order[len(POINTS) :]))
+    return groups + ([_Group("sent to other points", others, look.GREY)] if len(others) else [])
 
 
 def _degrees(x: Array) -> Array:
@@ -309,13 +339,18 @@ def _caption(run: Run, note: str, shown: int) -> str:
 
 def _colours(run: Run) -> str:
     th = run.theory()
-    later = "later, clusters drift to ±v, the dominant direction of V"
-    if th.terminal.rotates:
-        later = "later, clusters circle in the dominant plane of V"
-    elif th.terminal.dim > 1:
-        later = "later, clusters drift to the dominant space of V"
+    later = "what comes later is not known"
+    if th.terminal is not None:
+        later = f"later, clusters drift to ±v, the dominant direction of {th.terminal.name}"
+        if th.terminal.rotates:
+            later = f"later, clusters circle in the dominant plane of {th.terminal.name}"
+        elif th.terminal.dim > 1:
+            later = f"later, clusters drift to the dominant space of {th.terminal.name}"
     if th.no_limit:
-        return "The colour is the direction in which a token starts, because this head has no limit law."
+        return "The colour is the direction in which a token starts, because there is no limit law."
+    if th.basis is None:
+        where = "the stable fixed point at zero temperature in whose basin a token starts"
+        return f"The colour is {where}. Move the slider: tokens first gather there; {later}."
     if th.dim == 1:
         where = "the end of the axis ±e (dominant direction of M) to which the theory sends a token"
         return f"The colour is {where}. Move the slider: tokens first gather there; {later}."

@@ -1,4 +1,4 @@
-"""Steps in time on the sphere: adaptive ones by Dormand–Prince, and equal ones by a method of fixed step.
+"""Steps in time: adaptive ones by Dormand–Prince, and equal ones by any method.
 
 `simulate` moves tokens with it and `mean_field` the vertices of cells.
 """
@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
 
 from metastable.errors import SimulationStopped
-from metastable.flow.steppers import FIXED, Field, dopri5, next_step
+from metastable.flow.steppers import Field, dopri5, next_step
 
 SMALLEST = 1e-12
 """Steps are not made shorter than this share of the horizon (of 1, for a horizon below 1)."""
@@ -30,7 +31,7 @@ class Trial(NamedTuple):
 
 @dataclass
 class Motion:
-    """Points x (n, d) at time t with velocity k = f(x). h is the adaptive step to try next."""
+    """Points x (n, d) at time t with velocity k = f(x, t). h is the adaptive step to try next."""
 
     t: float
     x: Tensor
@@ -38,6 +39,7 @@ class Motion:
     h: float
     steps: int = 0
     rejected: int = 0
+    sphere: bool = True
 
     def attempt(self, f: Field, target: float, horizon: float, tol: float, counts: Tensor | None = None) -> Trial:
         """An adaptive step that ends at `target` at the latest. Nothing changes until it is judged."""
@@ -46,7 +48,7 @@ class Motion:
         if h < SMALLEST * max(1.0, horizon) and h < remaining:
             what = f"at t = {self.t:.6g} no step is small enough for tol = {tol:g}"
             raise SimulationStopped(f'{what}; raise tol or use a fixed step (method="rk4")')
-        x, k, error = dopri5(f, self.x, self.k, h, counts)
+        x, k, error = dopri5(f, self.t, self.x, self.k, h, counts, self.sphere)
         return Trial(target if h == remaining else self.t + h, x, k, h, error)
 
     def judge(self, trial: Trial, tol: float, too_long: bool = False) -> bool:
@@ -64,13 +66,18 @@ class Motion:
         self.take(trial)
         return True
 
-    def equal_step(self, f: Field, method: str, start: float, target: float, longest: float) -> Trial:
-        """The next of the equal steps, none longer than `longest`, that lead from `start` to `target`."""
+    def equal_step(
+        self, advance: Callable[[float, float], tuple[Tensor, Tensor]], start: float, target: float, longest: float
+    ) -> Trial:
+        """The next of the equal steps, none longer than `longest`, that lead from `start` to `target`.
+
+        advance : (step, time at its end) → (points, velocities) at the end of the step
+        """
         count = max(1, math.ceil((target - start) / longest * (1 - 1e-12)))
         done = round((self.t - start) / (target - start) * count)
         h = (target - start) / count
-        x = FIXED[method](f, self.x, self.k, h)
-        return Trial(target if done + 1 >= count else start + (done + 1) * h, x, f(x), h, 0.0)
+        end = target if done + 1 >= count else start + (done + 1) * h
+        return Trial(end, *advance(h, end), h, 0.0)
 
     def take(self, trial: Trial) -> None:
         self.t, self.x, self.k = trial.t, trial.x, trial.k

@@ -185,7 +185,7 @@ def listen(app: dash.Dash, host: str, port: int) -> BaseWSGIServer:
 def warm_up(engine: str = "tree") -> None:
     """Load, or on first use compile, what the first run and its figures need: a second to half a minute."""
     problem = problem_of(State(n=3, until=0.1, beta=1.0))
-    run = simulate(problem.head, problem.cloud, beta=1.0, until=0.1, t_eval=2, engine=engine, progress=False)
+    run = simulate(problem.block, problem.cloud, beta=1.0, until=0.1, t_eval=2, engine=engine, progress=False)
     figures.sphere(run, controls=False)
     figures.distance(run)
 

@@ -52,13 +52,17 @@ def _stem(state: State) -> str:
 def data(runs: Sequence[Run], distances: Sequence[xr.DataArray | None]) -> bytes:
     """The numbers of the runs as one .npz file.
 
-    times (T,), frames (T, N, d), weights (N,), distance (T,) (W₂ to the limit law, if it exists), B, V, and `about`: a
-    JSON text that says how the run was made. The names of a second run start with `other_`.
+    times (T,), frames (T, N, d), weights (N,), distance (T,) (W₂ to the limit law, if it exists), radii (T, N) of
+    tokens off the sphere, B, V (B0, V0, B1, … of several heads), and `about`: a JSON text that says how the run was
+    made. The names of a second run start with `other_`.
     """
     arrays: dict[str, Any] = {}
     for prefix, run, distance in zip(("", "other_"), runs, distances, strict=False):
         tensors = {"times": run.times, "frames": run.frames, "weights": run.cloud.weights}
-        tensors |= {"B": run.head.B, "V": run.head.V}
+        marks = [""] if len(run.block.heads) == 1 else [str(i) for i in range(len(run.block.heads))]
+        for mark, head in zip(marks, run.block.heads, strict=True):
+            tensors |= {f"B{mark}": head.B, f"V{mark}": head.V}
+        tensors |= {} if run.radii is None else {"radii": run.radii}
         arrays |= {prefix + name: tensor.cpu().numpy() for name, tensor in tensors.items()}
         if distance is not None:
             arrays[f"{prefix}distance"] = distance.values

@@ -11,9 +11,10 @@ from typing import Any
 
 from dash import dcc, html
 
+from metastable.block import KERNELS, NORMS
 from metastable.encoder.columns import CHECKS, COLUMNS
 from metastable.figures.look import CONFIG
-from metastable.lab.state import COMPARISONS, LAWS
+from metastable.lab.state import COMPARISONS, LAWS, MASKS
 
 POLL = 250
 """The interval at which the page asks for the progress of its run, in milliseconds."""
@@ -164,6 +165,13 @@ def _fields() -> html.Aside:
                 html.Div(spectra, className="source spectra"),
                 html.Div([_area("matrices", "B, an empty line, V")], className="source matrices"),
                 html.Div([_field("trained", "MODEL:layer:head")], className="source trained"),
+            ),
+            _group(
+                "Block",
+                _choice("kernel", "Attention", {name: name for name in KERNELS}),
+                _choice("causal", "Tokens attend to", MASKS),
+                _choice("norm", "Normalisation", NORMS),
+                _row({"heads": "Heads", "perceptron": "Neurons", "noise": "Noise σ"}),
             ),
             _group(
                 "Tokens",

@@ -249,7 +249,7 @@ class _Part(AbstractContextManager):
         # The tree engine has threads of its own.
         set_own_threads(self.runs.cores if large and engine != "tree" else 1, self.runs.host_threads)
         with self.turns.turn(self.wanted):
-            run = simulate(problem.head, problem.cloud, **problem.arguments, progress=self)
+            run = simulate(problem.block, problem.cloud, **problem.arguments, progress=self)
         with self.runs.changed:
             self.run, self.frames = run, []
             self.runs.notify(self.job)
@@ -290,7 +290,7 @@ class _Part(AbstractContextManager):
             return run
         assert problem is not None
         return Run(
-            head=problem.head.to(problem.cloud.dtype),
+            block=problem.block.to(problem.cloud.dtype),
             cloud=problem.cloud,
             beta=self.state.beta,
             times=torch.tensor([t for t, _ in frames], dtype=torch.float64),
@@ -315,4 +315,7 @@ def _engine(problem: Problem) -> str:
     cloud = problem.cloud
     if problem.beta == math.inf:
         return "hardmax"
-    return choose("auto", cloud.log_weights, cloud.dim, len(cloud), TREE_TOLERANCE)
+    block = problem.block
+    if block.norm == "none":
+        return "flash"
+    return choose("auto", cloud.log_weights, cloud.dim, len(cloud), TREE_TOLERANCE, block.kernel, block.causal)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, get_origin, get_type_hints
 from urllib.parse import parse_qsl, urlencode
 
+from metastable.block import KERNELS, NORMS
 from metastable.errors import BadInput
 from metastable.lab.encoders import TEXTS, EncoderCache
 from metastable.lab.matrices import parse_matrices
@@ -39,6 +40,9 @@ COMPARISONS = {
     "weights": "equal and graded weights",
 }
 """What two runs may differ in, with labels."""
+MASKS = {"no": "all tokens", "yes": "earlier tokens only (causal)"}
+"""Whether attention is causal, with labels."""
+MOST_HEADS, MOST_NEURONS = 8, 256
 DIMENSIONS = (2, 32)
 MOST_TOKENS = 20_000
 LARGEST_SEED = 2**53 - 1
@@ -108,6 +112,8 @@ class State:
     d, interaction, value, angle : see `Head.from_spectra`
     matrices : B and V, see `parse_matrices`; replaces the four above
     trained : MODEL:layer:head; replaces the five above, and one unit of time is one layer
+    heads : the number of heads; the first is the head above, further ones have its spectra and random axes
+    kernel, causal, norm, perceptron, noise : the other parts of a block, see `Block` and `problem.build_block`
     law, n, seed : the initial law of the tokens, see `LAWS`
     beta : inverse temperature; inf is hardmax
     until : the horizon
@@ -124,6 +130,12 @@ class State:
     angle: Annotated[float, _number(_real, -360, 360)] = 35.0
     matrices: Annotated[str, Field(str, "paste B, an empty line, and V")] = ""
     trained: Annotated[str, Field(str, "enter MODEL:layer:head")] = ""
+    heads: Annotated[int, _number(int, 1, MOST_HEADS)] = 1
+    kernel: Annotated[str, _choice(KERNELS)] = "softmax"
+    causal: Annotated[str, _choice(MASKS)] = "no"
+    norm: Annotated[str, _choice(NORMS)] = "post"
+    perceptron: Annotated[int, _number(int, 0, MOST_NEURONS)] = 0
+    noise: Annotated[float, _number(_real, 0, 10)] = 0.0
     law: Annotated[str, _choice(LAWS)] = "uniform"
     n: Annotated[int, _number(int, 1, MOST_TOKENS)] = 1000
     seed: Annotated[int, _number(int, 0, LARGEST_SEED)] = 0
@@ -260,6 +272,8 @@ def _problems(state: State) -> dict[str, str]:
         if state.source == "trained":
             state.address  # noqa: B018  (raises BadInput)
             known = list(TRAINED_LAWS)
+            for name in (*_block(state), *(["heads"] if state.heads > 1 else [])):
+                found.setdefault(name, "a trained head is followed alone; use eigenvalues or matrices for a block")
             if state.n < 2:
                 found.setdefault("n", "a trained head needs at least 2 tokens")
         else:
@@ -270,7 +284,9 @@ def _problems(state: State) -> dict[str, str]:
         found.setdefault("law", f"{state.law}: {_choice(known).hint}")
     if not found and state.source != "trained":
         # For example: graded tokens of a head without a dominant direction.
-        found |= {name if name in FIELDS else state.source: line for name, line in problem_of(state).faults().items()}
+        wrong = problem_of(state).faults()
+        # The field "head" is that of the audit.
+        found |= {name if name in FIELDS and name != "head" else state.source: line for name, line in wrong.items()}
     return found
 
 
@@ -279,6 +295,8 @@ def _check_size(state: State, found: dict[str, str]) -> None:
     dim, (low, high) = _dimension(state), DIMENSIONS
     if not low <= dim <= high:
         found.setdefault("matrices", f"B and V are {dim}×{dim}; the size must be from {low} to {high}")
+    if state.source == "matrices" and state.heads > 1:
+        found.setdefault("heads", "pasted matrices are one head; enter 1, or give eigenvalues")
     for name in ("interaction", "value") if state.source == "spectra" and "d" not in found else ():
         count = len(getattr(state, name))
         if count != dim:
@@ -310,11 +328,24 @@ def problem_of(state: State, encoders: EncoderCache | None = None, frames: int =
             raise BadInput(f"{len(ready.cloud)} tokens in d = {ready.head.dim} need too much memory; {fewer}")
         return ready.replace(**options)
     cloud = {"law": state.law, "n": state.n, **_law_arguments(state)}
+    head: Any
     if state.source == "matrices":
         B, V = parse_matrices(state.matrices)
-        return Problem({"interaction": B, "value": V}, cloud, beta, until, options)
-    head = {"interaction": list(state.interaction), "value": list(state.value), "angle": state.angle}
-    return Problem(head, cloud, beta, until, options)
+        head = {"interaction": B, "value": V}
+    else:
+        spectra = {"interaction": list(state.interaction), "value": list(state.value)}
+        head = {**spectra, "angle": state.angle}
+        if state.heads > 1:
+            head = [head, *({**spectra, "seed": number} for number in range(1, state.heads))]
+    return Problem(head, cloud, beta, until, options, block_spec=_block(state))
+
+
+def _block(state: State) -> dict[str, Any]:
+    """The [block] table of a state: what differs from the model of the paper, besides the number of heads."""
+    plain = State()
+    names = [name for name in ("kernel", "norm", "perceptron", "noise") if getattr(state, name) != getattr(plain, name)]
+    causal = {"causal": True} if state.causal == "yes" else {}
+    return {**{name: getattr(state, name) for name in names}, **causal}
 
 
 def common_frames(states: Sequence[State]) -> int:

@@ -20,6 +20,7 @@ from metastable.lab.page import label_of
 from metastable.report.sentences import KeyNumber, afterwards, assumptions, headline, key_numbers
 from metastable.run.run import Run
 from metastable.theory import Theory
+from metastable.theory.block import BlockTheory
 
 MOST_EIGENVALUES = 5
 """The number of eigenvalues that are listed."""
@@ -55,8 +56,9 @@ def of_runs(
         found.append(html.H2([*which, headline(run, m)], className="headline"))
         trained = trained_head.sentence(run) if "address" in run.cloud.law else ""
         found += [html.P(text) for text in (afterwards(run, m), _early_departure(run, m), trained) if text]
-    predicted = theory_numbers(theory)
-    found += [html.P(assumptions(theory.verdict)), _numbers(predicted, "What the theory says about this head")]
+    predicted = theory_numbers(theory) if isinstance(theory, Theory) else block_numbers(theory)
+    what = "What the theory says about this head" if runs[0].block.plain else "What is known about this block"
+    found += [html.P(assumptions(theory.verdict)), _numbers(predicted, what)]
     for run, m, name in pairs:
         title = f"Numbers of the run, {name}" if len(runs) > 1 else "Numbers of the run"
         said = {one.name for one in predicted}
@@ -124,6 +126,23 @@ def theory_numbers(theory: Theory) -> list[KeyNumber]:
         KeyNumber("law rate", number(theory.law_rate()), "the law of all tokens approaches its limit at this rate"),
         KeyNumber("escape rate κ", number(theory.escape_rate), escape),
     ]
+
+
+def block_numbers(theory: BlockTheory) -> list[KeyNumber]:
+    """What is known about a block that is more than one softmax head."""
+    found = [KeyNumber("member", theory.block.kernel, theory.block.name)]
+    if theory.terminal is not None:
+        words = f"a single cluster moves by {theory.terminal.name} alone"
+        found.append(
+            KeyNumber(f"eigenvalues of {theory.terminal.name}", eigenvalues(theory.terminal.eigenvalues), words)
+        )
+    if theory.no_limit:
+        return [*found, KeyNumber("limit law", "none", theory.no_limit)]
+    if theory.one_head is None:
+        points = theory.fixed_points
+        count = f"{points.count('stable')} of {len(points)}"
+        found.append(KeyNumber("stable fixed points", count, "of the field at zero temperature, where tokens go"))
+    return [*found, KeyNumber("token rate c", number(theory.rate), "0: slower than exponential, or not known")]
 
 
 def eigenvalues(values: torch.Tensor) -> str:

@@ -10,7 +10,10 @@ from metastable.report.page import figure_block, render_page, table_rows, target
 from metastable.report.sentences import afterwards, assumptions, headline, key_numbers
 from metastable.run import storage
 from metastable.run.run import Run
+from metastable.theory.block import BlockTheory
 
+MOST_COORDINATES = 6
+"""The coordinates of a fixed point that are shown."""
 LARGEST_MATRIX = 4
 """The entries of B and V are shown up to this dimension."""
 
@@ -23,15 +26,14 @@ def write(run: Run, path: str | Path) -> Path:
 def render(run: Run) -> str:
     """The report as HTML."""
     curves = figures.distance_curves(run)
-    drawn = {
-        "distance": figures.distance(run, curves),
-        "sphere": figures.sphere(run),
-        "spectrum": figures.spectrum(run.theory()),
-        "observables": figures.observables(run),
+    drawn = {"distance": figures.distance(run, curves)}
+    drawn |= {
+        kind: run.figure(kind) for kind in ("sphere", "spectrum", "observables") if kind not in run.without_figures
     }
-    small = run.head.dim <= LARGEST_MATRIX
+    small = run.block.dim <= LARGEST_MATRIX
     return render_page(
         "run.html.j2",
+        member="" if run.block.plain else run.block.name,
         headline=headline(run, curves),
         afterwards=afterwards(run, curves),
         assumptions=assumptions(run.theory().verdict),
@@ -39,8 +41,35 @@ def render(run: Run) -> str:
         figures={kind: figure_block(kind, figure) for kind, figure in drawn.items()},
         checks=run.theory().verdict.checks,
         making=_making(run),
-        matrices={"B": run.head.B.tolist(), "V": run.head.V.tolist()} if small else {},
+        fixed_points=_fixed_points(run),
+        matrices=_matrices(run) if small else {},
     )
+
+
+def _matrices(run: Run) -> dict[str, list[list[float]]]:
+    """B and V of each head."""
+    several = len(run.block.heads) > 1
+    marks = [f"{i}" if several else "" for i in range(len(run.block.heads))]
+    pairs = zip(marks, run.block.heads, strict=True)
+    return {f"{name}{mark}": getattr(head, name).tolist() for mark, head in pairs for name in ("B", "V")}
+
+
+def _fixed_points(run: Run) -> list[dict[str, str]]:
+    """The fixed points of the zero-temperature field of several heads, the stable ones first; none for one head."""
+    theory = run.theory()
+    if not isinstance(theory, BlockTheory) or theory.no_limit or theory.one_head is not None:
+        return []
+    found, shares = theory.fixed_points, iter(theory.basins.share)
+    return [
+        {
+            "kind": kind,
+            "share of the sphere": f"{100 * next(shares):.1f} %" if kind == "stable" else "–",
+            "largest real part": number(float(spectrum.real.max())),
+            "point": ", ".join(number(float(c)) for c in point[:MOST_COORDINATES])
+            + ("…" if len(point) > MOST_COORDINATES else ""),
+        }
+        for kind, spectrum, point in zip(found.kinds, found.eigenvalues, found.points, strict=True)
+    ]
 
 
 def _making(run: Run) -> dict[str, list[tuple[str, str]]]:
@@ -50,8 +79,12 @@ def _making(run: Run) -> dict[str, list[tuple[str, str]]]:
     times = configuration.pop("times", run.times.tolist())
     configuration["saved"] = f"{len(times)} times from 0 to {number(run.horizon)}"
     return {
-        "Head and tokens": table_rows({"head": repr(run.head), "tokens": repr(run.cloud)}),
+        "Head and tokens": table_rows({**_model(run), "tokens": repr(run.cloud)}),
         "Starting law": table_rows(record["law"]),
         "Configuration": table_rows(configuration),
         "Versions": table_rows(record["versions"]),
     }
+
+
+def _model(run: Run) -> dict[str, str]:
+    return {"head": repr(run.block.head)} if run.block.plain else {"block": repr(run.block)}

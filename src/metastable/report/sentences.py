@@ -7,10 +7,13 @@ from typing import NamedTuple
 
 from metastable.figures.distance import DistanceCurves
 from metastable.figures.look import number
-from metastable.run.observables import mean_cosine
+from metastable.run.observables import mean_cosine, observe
 from metastable.run.run import Run
+from metastable.theory import Theory
 from metastable.theory.assumptions import Verdict
 
+SAMPLE = 1000
+"""The tokens that the log-energy is computed on."""
 ONE_POINT = 0.99
 """Tokens with this mean cosine are one point, and a share of energy as large is all of it."""
 
@@ -19,7 +22,9 @@ def headline(run: Run, curves: DistanceCurves) -> str:
     """One sentence: what the tokens did, and when."""
     phases = curves.phases
     if phases is None:
-        return f"This head has no limit law to compare with: {run.theory().no_limit}."
+        if run.block.plain:
+            return f"This head has no limit law to compare with: {run.theory().no_limit}."
+        return gathering(run)
     end, least = f"t = {number(phases.horizon)}", number(phases.least)
     if math.isinf(run.theory().gap):
         assert curves.distance is not None
@@ -44,13 +49,22 @@ def headline(run: Run, curves: DistanceCurves) -> str:
     return f"{came}, {stayed}, and left for the terminal phase at t = {number(phases.terminal)}."
 
 
+def gathering(run: Run) -> str:
+    """How much the tokens came together, in one sentence that needs no theory."""
+    first, last = (observe(run.block, run.at(i), run.beta, SAMPLE, 0) for i in (0, -1))
+    ways = [("the effective rank of the tokens", "effective_rank"), ("their mean cosine", "mean_cosine")]
+    ways.append(("the number of clusters", "clusters"))
+    told = [f"{name} went from {number(first[key])} to {number(last[key])}" for name, key in ways]
+    return f"Until t = {number(run.horizon)} {', '.join(told[:-1])} and {told[-1]}."
+
+
 def ending(run: Run) -> str:
     """A sentence if the tokens ended in one point though they never rested at the limit law; else empty.
 
     The distance to the limit law does not show this: one point is about as far from two opposite points as before.
     """
     th = run.theory()
-    if th.no_limit or math.isinf(th.gap) or run.phases().concentrated is not None:
+    if th.no_limit or math.isinf(th.gap) or th.terminal is None or run.phases().concentrated is not None:
         return ""
     last = mean_cosine(run.at(-1))
     if last < ONE_POINT:
@@ -62,7 +76,7 @@ def ending(run: Run) -> str:
     words = f"The tokens ended in one point, with a mean cosine of {last:.3f}, without resting at the limit law first"
     if share >= ONE_POINT:
         words += ". This is the terminal phase"
-    return f"{words}: {100 * share:.0f} % of their energy is in the dominant space of V."
+    return f"{words}: {100 * share:.0f} % of their energy is in the dominant space of {th.terminal.name}."
 
 
 def afterwards(run: Run, curves: DistanceCurves) -> str:
@@ -84,7 +98,7 @@ def afterwards(run: Run, curves: DistanceCurves) -> str:
 def _unnoticed(run: Run) -> str:
     """A sentence if most tokens went from ±e to a nearby ±v, and the distance did not rise enough to show it."""
     th = run.theory()
-    if th.dim != 1 or th.terminal.dim != 1:
+    if th.attention is None or th.terminal is None or th.dim != 1 or th.terminal.dim != 1:
         return ""
     e, v = (space.basis[:, 0].double().cpu() for space in (th.attention, th.terminal))
     end = run.at(-1)
@@ -98,10 +112,10 @@ def _unnoticed(run: Run) -> str:
 
 
 def assumptions(verdict: Verdict) -> str:
-    """How many of the theory's assumptions the head meets."""
+    """How many of the theory's assumptions the head or the block meets."""
     names = {s: [c.name for c in verdict.checks if c.status == s] for s in ("fails", "doubtful")}
     if not names["fails"] and not names["doubtful"]:
-        return f"All {len(verdict.checks)} assumptions of the theory hold for this head."
+        return f"All {len(verdict.checks)} assumptions of the theory hold."
     words = {"fails": ("fails", "fail"), "doubtful": ("is doubtful", "are doubtful")}
     parts = [f"{len(n)} {words[s][len(n) > 1]} ({'; '.join(n)})" for s, n in names.items() if n]
     return f"Of the theory's {len(verdict.checks)} assumptions, {' and '.join(parts)}."
@@ -127,6 +141,13 @@ def key_numbers(run: Run, curves: DistanceCurves) -> list[KeyNumber]:
         KeyNumber("horizon", f"t = {number(run.horizon)}", f"{len(run.times)} times saved; later times are unknown"),
         KeyNumber("inverse temperature β", number(run.beta), f"{scaled}a larger β makes attention sharper"),
     ]
+    if not run.block.plain:
+        found.insert(0, KeyNumber("member", run.block.kernel, run.block.name))
+    if run.radii is not None:
+        first, last = (number(float(run.radii[i].median())) for i in (0, -1))
+        found.append(
+            KeyNumber("radius", f"{first} → {last}", "the median length of a token at the start and at the end")
+        )
     if run.merged is not None:
         found.append(KeyNumber("live tokens", str(int(run.merged[-1, 0])), run.merge_sentence()))
     if th.no_limit:
@@ -141,7 +162,19 @@ def key_numbers(run: Run, curves: DistanceCurves) -> list[KeyNumber]:
         *found,
         KeyNumber("least distance", least, f"W₂ to the limit law, at t = {least_time}"),
         KeyNumber("noise floor", number(floor.mean), f"W₂ of two random samples of the limit law, {size}{placed}"),
-        KeyNumber("token rate c", number(th.rate), "a single token approaches its limit like exp(−ct)"),
+        KeyNumber("token rate c", number(th.rate), _about_rate(run)),
+        *(_of_one_head(th, curves) if isinstance(th, Theory) else []),
+    ]
+
+
+def _about_rate(run: Run) -> str:
+    if run.theory().rate > 0 or run.block.plain:
+        return "a single token approaches its limit like exp(−ct)"
+    return "a single token does not approach its limit exponentially, or its rate is not known"
+
+
+def _of_one_head(th: Theory, curves: DistanceCurves) -> list[KeyNumber]:
+    return [
         KeyNumber("law rate", number(th.law_rate()), "W₂ of the whole law decays at this rate, which is at most c"),
         KeyNumber("Lipschitz constant L", number(th.lipschitz), "zero-temperature flows separate at most like exp(Lt)"),
         _bound(curves),

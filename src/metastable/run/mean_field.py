@@ -14,6 +14,7 @@ import xarray as xr
 from torch import Tensor
 
 from metastable.arrays import positive, real
+from metastable.block import Block, as_block
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
 from metastable.flow.meanfield.flow import CellSizes, follow, start
@@ -104,7 +105,7 @@ class MeanFieldRun(BaseRun):
     log_weights: Tensor
     coarse: Frames
 
-    without_figures: ClassVar[tuple[str, ...]] = ("sphere",)
+    lacks: ClassVar[tuple[str, ...]] = ("sphere", "angles")
 
     @property
     def fine(self) -> Frames:
@@ -183,7 +184,7 @@ STEP = 3e-4
 
 
 def mean_field(
-    head: Head,
+    head: Head | Block,
     law: Any,
     beta: float,
     until: float,
@@ -227,9 +228,21 @@ def mean_field(
 
 
 def refined(
-    head: Head, law: Any, beta: float, until: float, tol: float, t_eval: Any = None, progress: bool | None = None
+    head: Head | Block,
+    law: Any,
+    beta: float,
+    until: float,
+    tol: float,
+    t_eval: Any = None,
+    progress: bool | None = None,
 ) -> MeanFieldRun:
     """The run of `mean_field`, without its warning: `run.converged` says whether `tol` was reached."""
+    block = as_block(head)
+    if not block.plain:
+        raise BadInput(
+            f"the mean field is solved for one softmax head on the sphere; this is {block.name}: use ms.simulate"
+        )
+    head = block.head
     if head.dim not in KINDS:
         stops = f"cells stop at d = {max(KINDS)}, further on use ms.simulate with ms.graded(n, head)"
         raise BadInput(f"the head has d = {head.dim}; {stops}")
@@ -253,7 +266,7 @@ def refined(
         fine = Frames.of(frames)
         configuration = {"beta": beta, "method": "cells", "tol": tol, "times": list(times), "cell": h, **work}
         run = MeanFieldRun(
-            head=head,
+            block=Block(head),
             cloud=fine.cloud(0, record),
             beta=beta,
             times=torch.tensor(times, dtype=torch.float64),

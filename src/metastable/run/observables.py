@@ -12,17 +12,17 @@ from scipy.spatial import cKDTree
 
 from metastable.arrays import matmul
 from metastable.attention import log_partition
+from metastable.block import Block
 from metastable.cloud import Cloud
-from metastable.head import Head
 
 LINKED = 50_000
 """Tokens for the cluster count: in a smaller sample of a spread-out cloud every token would be a cluster."""
 
 
-def observe(head: Head, cloud: Cloud, beta: float, sample: int, seed: int) -> dict[str, float]:
+def observe(block: Block, cloud: Cloud, beta: float, sample: int, seed: int) -> dict[str, float]:
     """Observables of one cloud.
 
-    log_energy : log (1/2β)∬ e^{β⟨Bᵀx,y⟩} dμ dμ  (NaN for β = 0 or ∞), on at most `sample` tokens
+    log_energy : log (1/2β)∬ e^{β⟨Bᵀx,y⟩} dμ dμ  (NaN for β = 0 or ∞, and for several heads), on at most `sample` tokens
     mean_cosine : Σ_{i≠j} w_i w_j ⟨x_i,x_j⟩ / Σ_{i≠j} w_i w_j
     effective_rank : exp of the entropy of the eigenvalues of Σ w x xᵀ: 1 (one direction) to d (uniform)
     clusters : number of groups of tokens linked by steps shorter than max(β, 1)^{−1/2} (1e-3 for β = ∞), on at
@@ -32,17 +32,17 @@ def observe(head: Head, cloud: Cloud, beta: float, sample: int, seed: int) -> di
     # In high dimension a cluster fills so many boxes that its pairs are not saved; see `_clusters`.
     linked = cloud.subset(LINKED, seed) if cloud.dim <= 3 else part
     return {
-        "log_energy": _log_energy(head, part, beta),
+        "log_energy": _log_energy(block, part, beta),
         "mean_cosine": mean_cosine(cloud),
         "effective_rank": _effective_rank(cloud),
         "clusters": float(_clusters(linked, 1e-3 if math.isinf(beta) else max(beta, 1.0) ** -0.5)),
     }
 
 
-def _log_energy(head: Head, cloud: Cloud, beta: float) -> float:
-    if beta == 0 or math.isinf(beta):
+def _log_energy(block: Block, cloud: Cloud, beta: float) -> float:
+    if beta == 0 or math.isinf(beta) or len(block.heads) > 1:
         return math.nan
-    u = beta * head.to(cloud.dtype, cloud.points.device).directions(cloud.points)
+    u = beta * block.head.to(cloud.dtype, cloud.points.device).directions(cloud.points)
     inner = log_partition(cloud.points, cloud.log_weights, u)
     return float(torch.logsumexp(inner + cloud.log_weights, 0)) - math.log(2 * beta)
 

@@ -16,6 +16,7 @@ import xarray as xr
 from torch import Tensor
 
 from metastable import transport
+from metastable.block import Block
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, choice
 from metastable.flow.exact import zero_temperature_flow
@@ -23,6 +24,7 @@ from metastable.head import Head
 from metastable.run import storage
 from metastable.run.observables import observe
 from metastable.theory import Theory, phases
+from metastable.theory.block import BlockTheory
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -34,21 +36,28 @@ class BaseRun:
 
     Attributes
     ----------
-    head, cloud, beta : the head, the starting cloud and the inverse temperature
+    block, cloud, beta : the member of the family, the starting cloud and the inverse temperature
     times : (T,) saved times, from 0 to the horizon
-    frames : (T, N, d) positions at those times
+    frames : (T, N, d) positions at those times, directions where tokens have a radius
     configuration : how the run was made (method, tolerance, engine, …) and what it took (seconds, cpu_seconds)
     """
 
-    head: Head
+    block: Block
     cloud: Cloud
     beta: float
     times: Tensor
     frames: Tensor
     configuration: dict[str, Any] = field(default_factory=dict)
 
-    without_figures: ClassVar[tuple[str, ...]] = ()
+    lacks: ClassVar[tuple[str, ...]] = ()
     """The kinds of figures that this kind of run does not have."""
+
+    @property
+    def without_figures(self) -> tuple[str, ...]:
+        """The kinds of figures that this run does not have."""
+        spectrum = [] if self.theory().attention is not None else ["spectrum"]
+        angles = [] if self.cloud.dim == 2 else ["angles"]
+        return (*self.lacks, *spectrum, *angles)
 
     @abstractmethod
     def at(self, index: int) -> Cloud:
@@ -74,19 +83,30 @@ class BaseRun:
     def _clouds(self) -> Iterator[Cloud]:
         return (self.at(i) for i in range(len(self.times)))
 
-    def theory(self) -> Theory:
-        """What the theory predicts for the head of this run: the same as `run.head.theory()`."""
-        return self.head.theory()
+    @property
+    def head(self) -> Head:
+        """The head of a run with one head; BadInput if there are several."""
+        return self.block.head
+
+    def theory(self) -> Theory | BlockTheory:
+        """What the theory predicts for this run: the same as `run.block.theory()`."""
+        return self.block.theory()
+
+    def _theory_of_one_head(self, what: str) -> Theory:
+        """The theory of the paper; BadInput, which names `what` needs it, for other members of the family."""
+        if not self.block.plain:
+            raise BadInput(f"{what} is for one softmax head on the sphere; this run is of {self.block.name}")
+        return self.block.head.theory()
 
     @cached_property
     def limit(self) -> Cloud:
         """ν = T_# μ₀: every token at the point where the theory sends it (BadInput when there is no limit).
 
-        A token with Πx₀ = 0 exactly has no limit; it is put at the first basis vector of E.
+        A token without a limit, as one with Πx₀ = 0 exactly, is put at one of the limit points.
         """
         pushed = self.theory().limit(self.cloud.points)
         lost = torch.isnan(pushed).any(dim=1)
-        pushed[lost] = self.theory().basis[:, 0].to(pushed)
+        pushed[lost] = self.theory().somewhere.to(pushed)
         return self.cloud.moved_to(pushed)
 
     def _curve(self, name: str, values: Any, **attrs: Any) -> xr.DataArray:
@@ -123,11 +143,14 @@ class BaseRun:
         if target != "terminal":
             raise BadInput(f"target is {target!r}; it must be 'limit', 'terminal' or a Cloud")
         end = self.theory().terminal
+        if end is None:
+            raise BadInput(f"there is no terminal phase to measure a distance to: this is {self.block.name}")
         return [transport.to_limit(cloud, end.limit(cloud.points), end.basis, p, cost) for cloud in clouds]
 
     def _to_limit(self, clouds: Iterable[Cloud], p: float, cost: str) -> list[transport.Distance]:
-        pushed, basis, weights = self.limit.points, self.theory().basis, self.cloud.weights
-        if self.theory().dim > 1:
+        pushed, weights = self.limit.points, self.cloud.weights
+        basis = self.theory().basis
+        if basis is None or basis.shape[1] > 1:
             return [self._to_wide_limit(cloud, p, cost) for cloud in clouds]
         up = pushed @ basis[:, 0].to(pushed) > 0
         # Both masses as sums of the weights themselves: 1 − mass would differ in the last digits and split a token.
@@ -160,7 +183,7 @@ class BaseRun:
         """Log-energy, mean cosine, effective rank and cluster count at every saved time (see `observables`)."""
 
         def observed() -> xr.Dataset:
-            rows = [observe(self.head, cloud, self.beta, sample, seed) for cloud in self._clouds()]
+            rows = [observe(self.block, cloud, self.beta, sample, seed) for cloud in self._clouds()]
             columns = {name: self._curve(name, [row[name] for row in rows]) for name in rows[0]}
             return xr.Dataset(columns, {}, {"beta": self.beta, "sample": min(sample, len(self.cloud)), "seed": seed})
 
@@ -192,7 +215,10 @@ class BaseRun:
         return kind(**found)
 
     def figure(self, kind: str = "distance") -> go.Figure:
-        """A Plotly figure: "distance" (with everything that explains it), "sphere", "spectrum" or "observables"."""
+        """A Plotly figure: "distance" with what explains it, "sphere", "spectrum", "observables" or "angles".
+
+        Not every run has all of them: "angles" need d = 2, and "spectrum" a single head.
+        """
         from metastable import figures
 
         known = [name for name in figures.OF_A_RUN if name not in self.without_figures]
@@ -208,12 +234,14 @@ class Run(BaseRun):
     Attributes
     ----------
     field_errors : (S, 2) rows (t, ε): at each accepted step the root mean square over tokens (by weight) of
-        |𝒱_β[μ_t](x) − 𝒱_∞(x)|
+        |𝒱_β[μ_t](x) − 𝒱_∞(x)|; no rows for other members of the family than one softmax head
+    radii : (T, N), |h| of the tokens, or |z| for norm "none"; None for tokens on the sphere
     merged : for a run with `merge`, (T, 3) rows at the saved times: live tokens, bound of the error, largest so far
     jumps : for a run with `merge`, (J, 2) rows (t, e): how far each merge moved the law, in geodesic W₂
     """
 
     field_errors: Tensor
+    radii: Tensor | None = None
     merged: Tensor | None = None
     jumps: Tensor | None = None
 
@@ -224,12 +252,16 @@ class Run(BaseRun):
         return storage.dataset(self)
 
     def _to_wide_limit(self, cloud: Cloud, p: float, cost: str) -> transport.Distance:
-        return transport.to_limit(cloud, self.limit, self.theory().basis, p, cost)
+        basis = self.theory().basis
+        if basis is None:
+            return transport.wasserstein(cloud, self.limit, p, cost=cost)
+        return transport.to_limit(cloud, self.limit, basis, p, cost)
 
     @cached_property
     def zero_temperature_frames(self) -> Tensor:
         """The same starting tokens under the exact zero-temperature flow, at the saved times: (T, N, d)."""
-        return zero_temperature_flow(self.head, self.cloud, self.times.to(torch.float64))
+        head = self._theory_of_one_head("the zero-temperature flow").head
+        return zero_temperature_flow(head, self.cloud, self.times.to(torch.float64))
 
     def laplace_term(self, p: float = 2, cost: str = "chordal") -> xr.DataArray:
         """W_p(μ_t^β, μ_t^∞), bounded above by following the same tokens under both flows."""
@@ -250,9 +282,12 @@ class Run(BaseRun):
         moved the law. The attribute `vacuous_after` is the first time at which the bound exceeds π, the diameter of
         the sphere, and says nothing more; None if it never does.
         """
-        if self.head.offset is not None:
+        theory = self._theory_of_one_head("the certificate")
+        if theory.head.offset is not None:
             raise BadInput("the certificate needs linear scores, but this head has an offset")
-        L = self.theory().lipschitz
+        if not len(self.field_errors):
+            raise BadInput("the certificate follows a flow in continuous time; this run was made of discrete layers")
+        L = theory.lipschitz
         values = gronwall(self.field_errors, L, self.times, self.jumps)
         vacuous = self._first_time(~(values < math.pi))
         return self._curve("certificate", values, lipschitz=L, vacuous_after=vacuous, p=2, cost="geodesic")
@@ -307,8 +342,9 @@ class Run(BaseRun):
         return report.write(self, path)
 
     def __repr__(self) -> str:
+        member = "" if self.block.plain else f"{self.block.name}, "
         return (
-            f"Run({len(self.cloud)} tokens, d={self.cloud.dim}, beta={self.beta:g}, "
+            f"Run({member}{len(self.cloud)} tokens, d={self.cloud.dim}, beta={self.beta:g}, "
             f"{len(self.times)} frames to t={self.horizon:g})"
         )
 

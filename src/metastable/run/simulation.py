@@ -1,7 +1,8 @@
-"""`simulate`: a head, a cloud and an inverse temperature make a run."""
+"""`simulate`: a head or a block, a cloud and an inverse temperature make a run."""
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 import time
@@ -16,14 +17,14 @@ import torch
 from torch import Tensor
 
 from metastable import files
-from metastable.arrays import positive, serial, whole
-from metastable.attention import choose
+from metastable.arrays import Array, positive, seeded, serial, vector, whole
+from metastable.block import SPHERES, Block, as_block
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, SimulationStopped, choice
 from metastable.flow.fields import TokenField, zero_temperature
 from metastable.flow.merging import Merging
 from metastable.flow.solve import Motion
-from metastable.flow.steppers import FIXED, first_step
+from metastable.flow.steppers import FIXED, first_step, noisy_heun
 from metastable.head import Head
 from metastable.problem import resolved_beta
 from metastable.progress import Watcher, watching
@@ -31,7 +32,9 @@ from metastable.run import storage
 from metastable.run.checkpoint import Checkpoint, discard, open_checkpoint, refuse_another
 from metastable.run.run import Run
 
-METHODS = ("auto", "dopri5", *FIXED)
+METHODS = ("auto", "dopri5", *FIXED, "layers")
+NOISY = ("auto", "heun")
+"""The methods that a block with noise has."""
 FRAME_BYTES = 256 * 2**20
 """Frames take at most this many bytes, unless `t_eval` asks for more."""
 CHECKPOINT_SECONDS = 20.0
@@ -52,7 +55,7 @@ class Stopwatch:
 
 
 def simulate(
-    head: Head,
+    head: Head | Block,
     cloud: Cloud,
     beta: float | None = None,
     until: float | None = None,
@@ -64,6 +67,7 @@ def simulate(
     t_eval: int | Sequence[float] | None = None,
     engine: str = "auto",
     merge: float | None = None,
+    radius: float | Array = 1.0,
     checkpoint: str | Path | None = None,
     overwrite: bool = False,
     progress: bool | Watcher | None = None,
@@ -72,19 +76,22 @@ def simulate(
 
     Parameters
     ----------
+    head : a head, or a block for another member of the family (see `Block`)
     beta : inverse temperature, 0 ≤ β ≤ inf; inf is hardmax
     until : the time at which the simulation ends; always needed
     gamma : β = γ log N, where N is the number of tokens of `cloud`. Give either beta or gamma
-    method : "dopri5" adapts its steps to `tol`; "euler", "heun" and "rk4" take steps of at most `step`.
-        "auto" is dopri5, and for β = inf, where the field jumps, heun
+    method : "dopri5" adapts its steps to `tol`; "euler", "heun" and "rk4" take steps of at most `step`; "layers" are
+        discrete layers of length `step`, as those of a transformer. "auto" is dopri5, and for β = inf, where the field
+        jumps, and for blocks with noise it is heun
     tol : largest estimated error per step (RMS over tokens of the length of the error), for dopri5. The default is
         1e-6, and 1e-4 for more than 100 000 tokens: two samples of that size differ by much more
-    step : longest step of the fixed-step methods, 0.01 by default
+    step : longest step of the fixed-step methods, 0.01 by default; for "layers" the length of a layer, 1 by default
     t_eval : how many equally spaced times to save, or the times themselves; 0 and `until` are always saved.
-        By default 101, fewer when the frames would exceed 256 MiB
+        By default 101, fewer when the frames would exceed 256 MiB. For "layers" the times are those of layers
     engine : "auto", "dense", "flash" or "tree" (certified to `tol`, d ≤ 3), see `attend`
     merge : δ. Tokens closer than this become one weighted token, so that long runs of clusters cost little; the frames
         show each token where its cluster is, and `Run.merge_error` bounds what merging changed (see `merging`)
+    radius : |h| of the tokens at the start, a number or one for each token, for a block whose norm is "pre" or "peri"
     checkpoint : a path like "run.zarr". The run is saved there. Its state is kept beside it in "run.zarr.part", and the
         same call after an interruption continues from there and ends bit for bit the same
     overwrite : replace another run at `checkpoint` instead of refusing
@@ -96,11 +103,11 @@ def simulate(
     BadInput : an argument cannot be used
     SimulationStopped : a number is no longer finite, or no step is small enough for `tol`
     """
-    solver = _Solver(head, cloud, beta, gamma, until, method, tol, step, t_eval, engine, merge)
+    solver = _Solver(head, cloud, beta, gamma, until, method, tol, step, t_eval, engine, merge, radius)
     if checkpoint is None:
         return solver.run(watching(solver.times[-1], progress))
     target = storage.run_path(checkpoint)
-    identity = {**solver.configuration(), "digest": storage.digest(solver.head, cloud)}
+    identity = {**solver.configuration(), "digest": storage.digest(solver.block, cloud)}
     finished = _finished(target, identity, overwrite) if files.recover(target) else None
     if finished is not None:
         return finished
@@ -111,13 +118,52 @@ def simulate(
     return run
 
 
-def _merging_distance(merge: float, beta: float) -> float:
+def _merging_distance(merge: float, beta: float, block: Block) -> float:
+    if not block.plain:
+        raise BadInput(
+            f"merge follows its error for one softmax head on the sphere; this is {block.name}: leave it out"
+        )
     delta = positive(merge, "merge")
     if delta >= 1:
         raise BadInput(f"merge is {merge!r}; it is the largest distance of tokens that become one, below 1")
     if math.isinf(beta):
         raise BadInput("merge needs a finite beta: the hardmax field jumps, so the error of merging cannot be followed")
     return delta
+
+
+def _radii(radius: float | Array, cloud: Cloud, block: Block) -> Tensor | None:
+    """|h| of the tokens at the start, (N, 1); None where all are 1."""
+    given = [radius] * len(cloud) if isinstance(radius, numbers.Real) else radius
+    if isinstance(radius, numbers.Real) and radius == 1:
+        return None
+    found = vector(given, "radius", len(cloud)).to(cloud.points)
+    if not bool((found > 0).all()):
+        raise BadInput(f"radius is {float(found.min()):g}; it is the length of a token and must be above 0")
+    if block.norm not in ("pre", "peri"):
+        raise BadInput(f"radius is for the norms pre and peri; this block has norm {block.norm!r}")
+    return found.unsqueeze(1)
+
+
+def _directions(state: Tensor) -> Tensor:
+    """h/|h| along the last axis. A token at the origin has no direction; it is shown as (1, 0, …, 0)."""
+    length = torch.linalg.vector_norm(state, dim=-1, keepdim=True)
+    first = torch.zeros_like(state)
+    first[..., 0] = 1.0
+    return torch.where(length > 0, state / length, first)
+
+
+def _refuse_between_layers(times: Sequence[float], step: float) -> None:
+    for t in times:
+        if abs(t / step - round(t / step)) > 1e-9:
+            raise BadInput(
+                f"t_eval or until holds the time {t:g}, which is not a multiple of the layer's step {step:g}"
+            )
+
+
+def _at_layers(times: Sequence[float], step: float) -> tuple[float, ...]:
+    """The times of layers nearest to `times`; the last one must be the time of a layer."""
+    _refuse_between_layers(times[-1:], step)
+    return tuple(step * layer for layer in sorted({round(t / step) for t in times}))
 
 
 def saved_times(t_eval: int | Sequence[float], until: float) -> tuple[float, ...]:
@@ -140,7 +186,7 @@ def _finished(target: Path, identity: dict[str, Any], overwrite: bool) -> Run | 
     try:
         run = Run.load(target)
         found = {key: run.configuration.get(key) for key in identity}
-        refuse_another(target, {**found, "digest": storage.digest(run.head, run.cloud)}, identity)
+        refuse_another(target, {**found, "digest": storage.digest(run.block, run.cloud)}, identity)
     except BadInput:
         if overwrite:
             return None
@@ -165,7 +211,7 @@ class _Solver:
 
     def __init__(
         self,
-        head: Head,
+        head: Head | Block,
         cloud: Cloud,
         beta: float | None,
         gamma: float | None,
@@ -176,29 +222,50 @@ class _Solver:
         t_eval: int | Sequence[float] | None,
         engine: str,
         merge: float | None,
+        radius: float | Array,
     ) -> None:
-        if head.dim != cloud.dim:
-            raise BadInput(f"the head has d = {head.dim} and the cloud d = {cloud.dim}; they must agree")
+        block = as_block(head)
+        if block.dim != cloud.dim:
+            raise BadInput(f"the head has d = {block.dim} and the cloud d = {cloud.dim}; they must agree")
+        self.block, self.cloud = block.to(cloud.dtype, cloud.points.device), cloud
         self.beta = resolved_beta(beta, gamma, len(cloud))
         self.gamma = None if gamma is None else float(gamma)
         until = positive(until, "until")
         self.tol = positive((1e-6 if len(cloud) <= MANY else 1e-4) if tol is None else tol, "tol")
-        self.method = choice(method, "method", METHODS)
-        if self.method == "auto":
-            self.method = "heun" if math.isinf(self.beta) else "dopri5"
+        self.method = self._method(method)
         if self.method == "dopri5" and step is not None:
-            raise BadInput("step= is for the methods euler, heun and rk4; dopri5 chooses its steps from tol=")
+            raise BadInput("step= is for the methods euler, heun, rk4 and layers; dopri5 chooses its steps from tol=")
+        self.step = (1.0 if self.method == "layers" else 0.01) if step is None else positive(step, "step")
+        self.merge = None if merge is None else _merging_distance(merge, self.beta, self.block)
+        self.sphere = self.block.norm in SPHERES
+        self.radius = _radii(radius, cloud, self.block)
         # After a merge "auto" may stand for another engine.
-        self.asked, self.engine = engine, choose(engine, cloud.log_weights, cloud.dim, len(cloud), self.tol)
-        self.step = 0.01 if step is None else positive(step, "step")
-        self.merge = None if merge is None else _merging_distance(merge, self.beta)
+        self.asked = engine
+        self.merging: Merging | None = None
+        self._prepare(engine)
+        self.engine = self.moving.attention.engine
         if t_eval is None:
             t_eval = max(11, min(101, FRAME_BYTES // (cloud.points.numel() * cloud.points.element_size())))
+        elif self.method == "layers" and not isinstance(t_eval, numbers.Integral):
+            _refuse_between_layers(saved_times(t_eval, until), self.step)
         self.times = saved_times(t_eval, until)
-        self.head, self.cloud = head.to(cloud.dtype, cloud.points.device), cloud
+        if self.method == "layers":
+            self.times = _at_layers(self.times, self.step)
         self.frames: list[Tensor] = []
         self.checksums: list[int] = []
         self.evaluations = 0
+
+    def _method(self, method: str) -> str:
+        method = choice(method, "method", METHODS)
+        if self.block.noise and method not in NOISY:
+            raise BadInput(
+                f"method is {method!r}, which follows a smooth path; a block with noise moves by heun (method='heun')"
+            )
+        if self.block.norm == "none" and method == "layers":
+            raise BadInput("method is 'layers' and norm 'none', which is shown as z = exp(-tV)h in continuous time")
+        if method != "auto":
+            return method
+        return "heun" if math.isinf(self.beta) or self.block.noise else "dopri5"
 
     def configuration(self) -> dict[str, Any]:
         """What the numbers of the run depend on, besides the head and the cloud; and γ if it was given."""
@@ -213,55 +280,65 @@ class _Solver:
             **chosen,
             "engine": self.engine,
             "merge": self.merge,
+            **({} if self.radius is None else {"radius": self.radius.squeeze(1).tolist()}),
             "times": list(self.times),
         }
 
     def _prepare(self, engine: str) -> None:
         """Make the field of the live tokens."""
         logs = self.cloud.log_weights if self.merging is None else self.merging.log_weights
-        self.moving = TokenField(self.head, logs, self.beta, engine, self.tol)
+        self.moving = TokenField(self.block, logs, self.beta, engine, self.tol)
 
-    def field(self, x: Tensor) -> Tensor:
+    def field(self, x: Tensor, t: float) -> Tensor:
+        self._count()
+        return self.moving(x, t)
+
+    def _count(self) -> None:
         if self.stage is not None:
             self.stage()
         self.evaluations += 1
-        return self.moving(x)
+
+    def _directions(self, state: Tensor) -> Tensor:
+        return state if self.sphere else _directions(state)
 
     def run(self, watcher: Watcher, kept: Checkpoint | None = None) -> Run:
         stopwatch = Stopwatch()
         self.kept = kept
         self.stage: Callable[[], None] | None = getattr(watcher, "stage", None)
-        self.merging = None if self.merge is None else Merging(self.head, self.cloud, self.beta, self.merge)
+        if self.merge is not None:
+            self.merging = Merging(self.block.head, self.cloud, self.beta, self.merge)
         self._prepare(self.engine)
         state = self._resume() or self._begin()
         with watcher:
             for t, frame in zip(self.times, self.frames, strict=False):
-                watcher.frame(t, frame)
+                watcher.frame(t, self._directions(frame))
             while state.saved < len(self.times):
                 self._advance(state, self.times[state.saved], watcher)
                 self._save_frame(state)
-                watcher.frame(state.t, self.frames[-1])
+                watcher.frame(state.t, self._directions(self.frames[-1]))
         stats = {"steps": state.steps, "rejected": state.rejected, "evaluations": self.evaluations}
         if self.merging:
             stats |= {"merges": len(self.merging.jumps), "live": len(state.x)}
+        frames = torch.stack(self.frames)
         return Run(
-            head=self.head,
+            block=self.block,
             cloud=self.cloud,
             beta=self.beta,
             times=torch.tensor(self.times, dtype=torch.float64),
-            frames=torch.stack(self.frames),
-            field_errors=torch.tensor(state.errors, dtype=torch.float64),
+            frames=frames if self.sphere else _directions(frames),
+            radii=None if self.sphere else torch.linalg.vector_norm(frames, dim=2),
+            field_errors=torch.tensor(state.errors, dtype=torch.float64).reshape(-1, 2),
             merged=torch.tensor(state.merged, dtype=torch.float64) if self.merging else None,
             jumps=torch.tensor(self.merging.jumps, dtype=torch.float64).reshape(-1, 2) if self.merging else None,
             configuration={**self.configuration(), **stats, **stopwatch.read()},
         )
 
     def _begin(self) -> _State:
-        x = self.cloud.points
-        k = self.field(x)
+        x = self.cloud.points if self.radius is None else self.radius * self.cloud.points
+        k = torch.zeros_like(x) if self.method == "layers" else self.field(x, 0.0)
         self._check_finite(k, 0.0)
         h = first_step(k, self.tol) if self.method == "dopri5" else self.step
-        state = _State(t=0.0, x=x, k=k, h=h)
+        state = _State(t=0.0, x=x, k=k, h=h, sphere=self.sphere)
         self._note_error(state)
         self._save_frame(state)
         return state
@@ -286,31 +363,63 @@ class _Solver:
             if not state.judge(trial, self.tol):
                 return
         else:
-            trial = state.equal_step(self.field, self.method, self.times[state.saved - 1], target, self.step)
+            advance = functools.partial(self._advance_by, state)
+            trial = state.equal_step(advance, self.times[state.saved - 1], target, self.step)
             self._check_finite(trial.k, trial.t)
             state.take(trial)
         if self.merging:
             self._merge(state, self.merging)
         self._note_error(state)
 
+    def _advance_by(self, state: _State, h: float, end: float) -> tuple[Tensor, Tensor]:
+        """Points and velocities after a step of fixed length."""
+        if self.method == "layers":
+            self._count()
+            x = self.moving.layer(state.x, self.step)
+            return x, (x - state.x) / self.step
+        if self.block.noise:
+            x = noisy_heun(self.field, state.t, state.x, state.k, h, self._increment(state, h))
+        else:
+            x = FIXED[self.method](self.field, state.t, state.x, state.k, h, self.sphere)
+        return x, self.field(x, end)
+
+    def _increment(self, state: _State, h: float) -> Tensor:
+        """σ times the increment of a Brownian motion over the next step, (N, d).
+
+        Every step has a seed of its own, so that a resumed run continues with the same path.
+        """
+        seed = np.random.SeedSequence([self.block.noise_seed, state.steps]).generate_state(1, np.uint64)[0]
+        drawn = torch.randn(state.x.shape, generator=seeded(int(seed >> np.uint64(1))), dtype=torch.float64)
+        return (self.block.noise * math.sqrt(h) * drawn).to(state.x)
+
     def _merge(self, state: _State, merging: Merging) -> None:
         merging.follow(state.x, state.t)
         merged = merging.attempt(state.x, state.t)
         if merged is not None:
             self._prepare(self.asked)
-            state.x, state.k = merged, self.field(merged)
+            state.x, state.k = merged, self.field(merged, state.t)
 
     def _note_error(self, state: _State) -> None:
-        gap = (state.k - zero_temperature(self.head, state.x)).double().square().sum(dim=1)
-        weights = serial(self.moving.mean.log_weights.double(), torch.exp)
+        # The certificate that these errors are for is that of one softmax head.
+        if not self.block.plain or self.method == "layers":
+            return
+        gap = (state.k - zero_temperature(self.block.head, state.x)).double().square().sum(dim=1)
+        weights = serial(self.moving.log_weights.double(), torch.exp)
         state.errors.append((state.t, math.sqrt(float((weights * gap).sum()))))
 
     def _check_finite(self, k: Tensor, t: float) -> None:
         if not math.isfinite(float(k.sum())):
             raise SimulationStopped(
                 f"a velocity is no longer finite at t = {t:.6g} (beta = {self.beta:g}, {self.cloud.dtype}); "
-                "check the head's matrices or use float64"
+                f"{self._remedy()}"
             )
+
+    def _remedy(self) -> str:
+        if self.block.kernel == "unnormalised":
+            return "unnormalised weights grow like exp(beta); use a smaller beta"
+        if self.block.norm == "none":
+            return "tokens without normalisation grow like exp(tV); use an earlier end or a smaller V"
+        return "check the head's matrices or use float64"
 
     def _save_frame(self, state: _State) -> None:
         shown = state.x
@@ -351,4 +460,4 @@ class _Solver:
         if self.merging:
             self.merging.unpack(stored, x, t)
             self._prepare(self.asked if self.merging.jumps else self.engine)
-        return _State(t, x, k, h, steps, rejected, saved, errors, merged)
+        return _State(t, x, k, h, steps, rejected, self.sphere, saved, errors, merged)

@@ -21,6 +21,7 @@ import xarray as xr
 import zarr
 
 from metastable import files
+from metastable.block import Block
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
 from metastable.head import MATRICES, Head
@@ -55,10 +56,11 @@ def head_from_json(record: dict[str, Any], dtype: torch.dtype) -> Head:
     )
 
 
-def digest(head: Head, cloud: Cloud) -> str:
-    """A fingerprint of the head and of the starting cloud, bit for bit."""
-    state = hashlib.sha256()
-    for part in (*head.matrices.values(), cloud.points, cloud.log_weights):
+def digest(block: Block, cloud: Cloud) -> str:
+    """A fingerprint of the block and of the starting cloud, bit for bit."""
+    # A plain head has the fingerprint that it had before there were blocks, so that its checkpoints can be resumed.
+    state = hashlib.sha256(b"" if block.plain else json.dumps(block.options, sort_keys=True).encode())
+    for part in (*block.arrays.values(), cloud.points, cloud.log_weights):
         state.update(str((tuple(part.shape), str(part.dtype))).encode())
         state.update(np.ascontiguousarray(part.cpu().numpy()).view(np.uint8).reshape(-1).data)
     return state.hexdigest()
@@ -69,8 +71,8 @@ def description(run: BaseRun, schema: str = SCHEMA) -> dict[str, Any]:
     return {
         "schema": schema,
         "beta": "inf" if math.isinf(run.beta) else run.beta,
-        "head": head_to_json(run.head),
-        "head_dtype": str(run.head.dtype).removeprefix("torch."),
+        **({"head": head_to_json(run.head)} if run.block.plain else {"block": run.block.to_json()}),
+        "head_dtype": str(run.block.dtype).removeprefix("torch."),
         "law": run.cloud.law,
         "seed": run.cloud.law.get("seed"),
         "configuration": run.configuration,
@@ -88,6 +90,8 @@ def dataset(run: Run) -> xr.Dataset:
     }
     if run.merged is not None:
         data |= {name: ("time", column) for name, column in zip(MERGED, run.merged.cpu().numpy().T, strict=True)}
+    if run.radii is not None:
+        data["radius"] = (("time", "token"), run.radii.cpu().numpy())
     if run.jumps is not None:
         data["jump"] = (("merge", "time_and_size"), run.jumps.cpu().numpy())
     coords = {"time": run.times.cpu().numpy(), "step_time": eps[:, 0]}
@@ -136,7 +140,7 @@ def load(path: str | Path) -> dict[str, Any]:
         readers = {SCHEMA: _tokens, MEAN_FIELD: _mean_field}
         arguments = readers[schema](record["law"], data) if schema in readers else {}
         arguments |= {
-            "head": head_from_json(record["head"], getattr(torch, record["head_dtype"])),
+            "block": _block(record, getattr(torch, record["head_dtype"])),
             "beta": float(record["beta"]),
             "times": torch.tensor(data["time"]),
             "configuration": record["configuration"],
@@ -149,6 +153,11 @@ def load(path: str | Path) -> dict[str, Any]:
     return arguments
 
 
+def _block(record: dict[str, Any], dtype: torch.dtype) -> Block:
+    """The block of a run; the record of a plain run holds its head alone."""
+    return Block(head_from_json(record["head"], dtype)) if "head" in record else Block.from_json(record["block"], dtype)
+
+
 def _tokens(law: dict[str, Any], data: dict[str, np.ndarray]) -> dict[str, Any]:
     points, log_weights = (torch.tensor(data[name]) for name in ("frames", "log_weight"))
     errors = np.stack([data["step_time"], data["field_error"]], axis=1)
@@ -157,6 +166,7 @@ def _tokens(law: dict[str, Any], data: dict[str, np.ndarray]) -> dict[str, Any]:
         "cloud": Cloud.exactly(points[0].clone(), log_weights, law),
         "frames": points,
         "field_errors": torch.from_numpy(errors),
+        "radii": torch.tensor(data["radius"]) if "radius" in data else None,
         "merged": None if merged is None else torch.from_numpy(merged),
         "jumps": torch.tensor(data["jump"]) if "jump" in data else None,
     }

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 # The journal of sums is rewritten as one record whenever it has this many.
 FOLD = 32
 # The parts of `Measurements` that depend on the texts.
-SUMS = ("depths", "layers", "heads", "lengths", "counts", "largest")
+SUMS = ("depths", "layers", "heads", "lengths", "counts", "largest", "embeddings")
 
 # A worker with several threads has one model with one set of hooks.
 _one_at_a_time = threading.Lock()
@@ -364,7 +364,8 @@ class Sums:
     def __init__(self, empty: Measurements, journal: files.Journal | None) -> None:
         self.measured, self.journal = empty, journal
         self.done: set[int] = set()
-        self._blank = empty.to_dict()
+        # Sums that were saved without a part of them stay without it.
+        self._blank = {name: part for name, part in empty.to_dict().items() if name not in SUMS} | {"embeddings": None}
         self._next = 0
         for number, _, payload in [] if journal is None else journal.records():
             ranges, _, blob = payload.partition(b"\n")

@@ -136,6 +136,8 @@ def head_of(data: xr.Dataset, **at: Any) -> Head:
 
 
 def _labels(values: list[Any]) -> np.ndarray:
+    if isinstance(values[0], bool):
+        return np.array(values, dtype=bool)
     if isinstance(values[0], (str, list)):
         return np.array([v if isinstance(v, str) else json.dumps(v) for v in values], dtype=object)
     return np.array(values, dtype=np.int64 if isinstance(values[0], int) else np.float64)

@@ -18,10 +18,12 @@ import numpy as np
 
 from metastable import files
 from metastable.arrays import positive
+from metastable.block import Block
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, choice
 from metastable.head import Head
 from metastable.problem import (
+    BLOCK_KEYS,
     HEAD_CHANGES,
     HEAD_KEYS,
     LAW_KEYS,
@@ -44,9 +46,10 @@ MEAN_FIELD_KEYS = ("beta", "until", "tol", "t_eval", "mean_field")
 WITHOUT_N = "a mean field has no number of tokens N, so gamma (beta = gamma log N) has no meaning there; give beta"
 # What cannot be an axis, and why.
 REFUSED = {"t_eval": "every point is saved at the same times", "d": "the head has the dimension"}
-AXES = tuple(key for key in (*RUN_KEYS, *LAW_KEYS, *HEAD_CHANGES) if key not in REFUSED)
-# Axes whose values are words, and axes whose values are lists.
-WORDS = ("law", "method", "engine")
+AXES = tuple(key for key in (*RUN_KEYS, *LAW_KEYS, *HEAD_CHANGES, *BLOCK_KEYS) if key not in REFUSED)
+# Axes whose values are words, axes whose values are true and false, and axes whose values are lists.
+WORDS = ("law", "method", "engine", "kernel", "norm", "activation")
+FLAGS = ("causal", "sequential")
 LISTS = ("interaction", "value", "mean", "means", "kappas", "proportions")
 PHASES = ("concentrated", "terminal", "least", "least_time", "course")
 OBSERVABLES = ("log_energy", "mean_cosine", "effective_rank", "clusters")
@@ -124,8 +127,8 @@ class Plan:
 
     def _dimension(self, values: dict[str, Any]) -> int:
         """d, without building the head, which may fail at this point."""
-        if isinstance(self.base.head_spec, Head):
-            return self.base.head_spec.dim
+        if not isinstance(self.base.head_spec, dict) or isinstance(self.base.block_spec, Block):
+            return self.base.block.dim
         value = {**self.base.head_spec, **values}["value"]
         return len(value[0]) if isinstance(value[0], list) else len(value)
 
@@ -135,6 +138,9 @@ class Plan:
         head: Any = self.base.head_spec
         if isinstance(head, Head):
             head = {**store.head_to_json(head), "dtype": str(head.dtype).removeprefix("torch.")}
+        block: Any = self.base.block_spec
+        if isinstance(block, Block):
+            block = {**block.to_json(), "dtype": str(block.dtype).removeprefix("torch.")}
         cloud: Any = self.base.cloud_spec
         if isinstance(cloud, Cloud):
             points, weights = (a.cpu().numpy() for a in (cloud.points, cloud.log_weights))
@@ -144,7 +150,9 @@ class Plan:
             # Points are numbered by the order of the axes.
             "order": list(self.axes),
             # Values of axes belong to the axes.
-            "head": {key: value for key, value in head.items() if key not in self.axes or key == "seed"},
+            "head": _without(head, self.axes),
+            # A sweep without a block has the identity that it had before there were blocks.
+            **({"block": found} if (found := _without(block, self.axes)) else {}),
             "cloud": {key: value for key, value in cloud.items() if key not in self.axes},
             "run": self.run,
             "outputs": {
@@ -162,14 +170,22 @@ class Plan:
         return files.sha256(self.description)
 
 
+def _without(table: Any, axes: Mapping[str, Any]) -> Any:
+    """A table, or several, without the keys that are axes; the seed of a head is not the seed of the tokens."""
+    if isinstance(table, list):
+        return [_without(one, axes) for one in table]
+    return {key: value for key, value in table.items() if key not in axes or key == "seed"}
+
+
 def make(
     axes: Mapping[str, Any],
-    head: Head | Mapping[str, Any] | None,
+    head: Any,
     cloud: Cloud | Mapping[str, Any],
     run: Mapping[str, Any],
     outputs: Mapping[str, Any] | Sequence[str] | None = None,
+    block: Block | Mapping[str, Any] | None = None,
 ) -> Plan:
-    """A plan from what a user gave, or BadInput. `head` and `cloud` are tables as in `problem`, or the things."""
+    """A plan from what a user gave, or BadInput. `head`, `cloud`, `block` are tables as in `problem`, or the things."""
     if not isinstance(axes, Mapping) or not axes:
         raise BadInput(f'axes is {axes!r}; give at least one axis with its values, as {{"beta": [10, 100]}}')
     refuse_unknown(axes, (*AXES, *REFUSED), "axes")
@@ -177,7 +193,8 @@ def make(
         if name in axes:
             raise BadInput(f"{name} cannot be an axis: {why}")
     listed = {name: _axis_values(name, values) for name, values in axes.items()}
-    head = head if isinstance(head, Head) else dict(plain(head or {}))
+    head = head if isinstance(head, Head) else plain(head or {})
+    block = block if isinstance(block, Block) else dict(plain(block or {}))
     cloud = cloud if isinstance(cloud, Cloud) else dict(plain(cloud))
     fixed = {key: plain(value) for key, value in run.items() if value is not None}
     refuse_unknown(fixed, (*RUN_KEYS, "mean_field"), "the sweep")
@@ -191,20 +208,29 @@ def make(
         refuse_unknown([*fixed, *(key for key in listed if key in RUN_KEYS)], MEAN_FIELD_KEYS, "a sweep of mean fields")
         # Only the law counts there, and not how many tokens are drawn from it.
         cloud = cloud if isinstance(cloud, Cloud) else {"n": 1, **cloud}
-    tables = {"head": {} if isinstance(head, Head) else head, "cloud": {} if isinstance(cloud, Cloud) else cloud}
+    given = {"head": head, "cloud": cloud, "block": block}
+    tables = {name: part if isinstance(part, dict) else {} for name, part in given.items()}
     for name in listed:
         # The seed of the head is not the seed of the tokens.
-        if name in fixed or name in tables["cloud"] or (name in HEAD_CHANGES and name in tables["head"]):
+        elsewhere = name in tables["cloud"] or name in tables["block"]
+        if name in fixed or elsewhere or (name in HEAD_CHANGES and name in tables["head"]):
             raise BadInput(f"{name} is both an axis and a fixed value; remove one of the two")
-    for name, value in (*fixed.items(), *tables["head"].items(), *tables["cloud"].items()):
+    for name, value in (*fixed.items(), *(item for table in tables.values() for item in table.items())):
         check_value(name, value)
+    if fixed.get("mean_field") and (block or any(name in BLOCK_KEYS for name in listed)):
+        raise BadInput("a mean field is solved for one softmax head on the sphere; remove the block, or mean_field")
     one_temperature((*fixed, *listed))
     if "until" not in fixed and "until" not in listed:
         raise BadInput("until is missing; give it a value or make it an axis")
-    head = _checked_head(head, listed)
+    if not isinstance(block, Block):
+        head = _checked_head(head, listed)
+    elif head or any(name in (*HEAD_CHANGES, *BLOCK_KEYS) for name in listed):
+        raise BadInput(
+            "the block is given as weights, so that nothing can change its heads; remove the head and its axes"
+        )
     _check_law(cloud, listed)
     options = {key: value for key, value in fixed.items() if key in OPTIONS}
-    base = Problem(head, cloud, fixed.get("beta"), fixed.get("until", 1.0), options, fixed.get("gamma"))
+    base = Problem(head, cloud, fixed.get("beta"), fixed.get("until", 1.0), options, fixed.get("gamma"), block)
     base = base.replace(**{name: values[0] for name, values in listed.items()})
     base = _with_files_read(base, listed)
     last = max(positive(until, "until") for until in listed.get("until", [fixed.get("until")]))
@@ -217,7 +243,9 @@ def _axis_values(name: str, given: Any) -> list[Any]:
     if not isinstance(values, list) or not values:
         raise BadInput(f"axis {name} is {given!r}; give a list of values")
     kinds = {_kind(value) for value in values}
-    if len(kinds) > 1 or "other" in kinds:
+    if kinds == {"flag"} and name in FLAGS:
+        return values
+    if len(kinds) > 1 or kinds & {"other", "flag"}:
         raise BadInput(f"axis {name} is {given!r}; its values must be all numbers, all words or all lists")
     if (kinds == {"word"} and name not in WORDS) or (kinds == {"list"} and name not in LISTS):
         raise BadInput(f"axis {name} is {given!r}; its values must be numbers")
@@ -237,7 +265,9 @@ def _axis_values(name: str, given: Any) -> list[Any]:
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, bool):
+        return "flag"
+    if isinstance(value, (int, float)):
         return "other" if math.isnan(value) else "number"
     return "word" if isinstance(value, str) else "list" if isinstance(value, list) else "other"
 
@@ -253,9 +283,9 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _checked_head(head: Head | dict[str, Any], axes: dict[str, list[Any]]) -> Head | dict[str, Any]:
+def _checked_head(head: Any, axes: dict[str, list[Any]]) -> Any:
     moved = [name for name in axes if name in HEAD_CHANGES]
-    if isinstance(head, Head) or {"file", "query", "key"} & set(head):
+    if not isinstance(head, dict) or {"file", "query", "key"} & set(head):
         if moved:
             raise BadInput(
                 f"the axis {moved[0]} changes the head, so the head cannot be given as matrices; "

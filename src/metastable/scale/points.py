@@ -57,7 +57,7 @@ def measure(plan: Plan, index: int) -> np.ndarray:
     places = np.searchsorted(run.times.numpy(), kept)
     parts = [_over_time(plan, run.distance().values[places])] if plan.distance else []
     if plan.observables:
-        seen = [observe(run.head, run.at(int(i)), run.beta, SAMPLE, SAMPLE_SEED) for i in places]
+        seen = [observe(run.block, run.at(int(i)), run.beta, SAMPLE, SAMPLE_SEED) for i in places]
         parts += [_over_time(plan, [row[name] for row in seen]) for name in plan.observables]
     if plan.phases:
         phases = run.phases()
@@ -70,7 +70,7 @@ def measure(plan: Plan, index: int) -> np.ndarray:
 
 def _solved(plan: Plan, problem: Problem) -> BaseRun:
     if not plan.mean_field:
-        return simulate(problem.head, problem.cloud, **problem.arguments, progress=False)
+        return simulate(problem.block, problem.cloud, **problem.arguments, progress=False)
     run = refined(problem.head, problem.cloud, **problem.arguments, progress=False)
     if not run.converged:
         raise BadInput(f"the error of the mean field is {run.discretisation:.2g}, which is more than tol")

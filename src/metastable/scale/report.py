@@ -13,6 +13,7 @@ import xarray as xr
 from metastable.errors import BadInput
 from metastable.figures.look import number
 from metastable.figures.phase_diagram import phase_diagram, regions, terminal_level
+from metastable.problem import BLOCK_KEYS
 from metastable.report.page import figure_block, render_page, table_rows, target_of, write_page
 from metastable.scale.dataset import head_of
 
@@ -62,7 +63,12 @@ def render(data: xr.Dataset) -> str:
 
 
 def _theory(data: xr.Dataset, at: dict[str, Any]) -> Theory | None:
-    """The theory of the head at these values of the axes; None if no head can be built there: its points failed."""
+    """The theory of the head at these values of the axes; None if no head can be built there: its points failed.
+
+    Also None in a sweep of blocks: what the maps mark is known for one softmax head.
+    """
+    if "block" in json.loads(data.attrs["configuration"]) or any(name in data.dims for name in BLOCK_KEYS):
+        return None
     try:
         return head_of(data, **at).theory()
     except BadInput:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import xarray as xr
 
 from metastable import files
+from metastable.block import Block
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
 from metastable.files import Entry, Journal
@@ -49,7 +50,8 @@ def sweep(
     *,
     axes: Mapping[str, Any],
     out: str | Path,
-    head: Head | Mapping[str, Any] | None = None,
+    head: Head | Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    block: Block | Mapping[str, Any] | None = None,
     cloud: Cloud | Mapping[str, Any] | None = None,
     law: str | None = None,
     n: int | None = None,
@@ -70,6 +72,7 @@ def sweep(
     step: float | None = None,
     engine: str | None = None,
     merge: float | None = None,
+    radius: float | None = None,
     mean_field: bool | None = None,
     outputs: Mapping[str, Any] | Sequence[str] | None = None,
     scheduler: str | None = None,
@@ -84,15 +87,17 @@ def sweep(
     Parameters
     ----------
     axes : {"beta": [10, 100], "seed": [0, 1]}. The names are arguments of `simulate` (not t_eval), `law` and its
-        arguments, and for the head `gap`, `angle`, `interaction` and `value` (see `problem.build_head`)
+        arguments, for the head `gap`, `angle`, `interaction` and `value` (see `problem.build_head`), and for the block
+        `kernel`, `causal`, `norm`, `noise`, `heads`, `perceptron` and the other keys of `problem.build_block`
     out : a folder for the journal and the dataset; or a name that ends in .zarr for the dataset, with the journal in
         NAME.zarr.kept. The same call computes only the points that are missing there
     head : a Head; or a table as in TOML, {"interaction": [...], "value": [...]}, which the axes of the head need
+    block : a Block, which has its heads; or a [block] table as in TOML, {"norm": "pre"}
     cloud : a Cloud, or a [cloud] table as in TOML; or else:
     law, n, d, seed, smallest, mean, kappa, means, kappas, proportions : the starting law ("uniform" by default) and
         its arguments, see `uniform`, `graded`, `von_mises_fisher`, `mixture`
-    beta, gamma, until, tol, t_eval, method, step, engine, merge : arguments of `simulate` that are the same everywhere.
-        Either beta or gamma is an axis or a fixed value; gamma means β = γ log N with the N of each point
+    beta, gamma, until, tol, t_eval, method, step, engine, merge, radius : arguments of `simulate` that are the same
+        everywhere. Either beta or gamma is an axis or a fixed value; gamma means β = γ log N with the N of each point
     mean_field : solve the continuity equation (see `mean_field`) instead of following tokens; no n is needed
     outputs : names of "distance", "phases" and "observables", or a table: {"distance": True, or a list of times;
         "phases": True, or a list of names; "observables": the same}. By default distance and phases
@@ -117,7 +122,7 @@ def sweep(
     if cloud is not None and tokens:
         raise BadInput(f"both cloud and {next(iter(tokens))} are given; give a cloud, or a law with its arguments")
     run = {name: value for name, value in given.items() if name in (*RUN_KEYS, "mean_field")}
-    plan = make(axes, head, tokens if cloud is None else cloud, run, outputs)
+    plan = make(axes, head, tokens if cloud is None else cloud, run, outputs, block)
     places = Places(Path(out))
     if places.folder.exists() and not places.folder.is_dir():
         raise BadInput(f"out is {out}, which is a file; give a folder")

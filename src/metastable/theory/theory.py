@@ -64,6 +64,11 @@ class Theory:
         return self.attention.basis
 
     @property
+    def somewhere(self) -> Tensor:
+        """One of the limit points, (d,)."""
+        return self.basis[:, 0]
+
+    @property
     def co_basis(self) -> Tensor:
         return self.attention.co_basis
 

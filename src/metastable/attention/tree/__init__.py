@@ -30,15 +30,25 @@ If f̃, g̃ stand for f, g, and m̃ = c + g̃/f̃, then from  m̃ − m = [(g̃ 
 4. *Truncation.* `expansion` bounds the remainder for every token at every corner of the box, and adds it up over all
    tokens that were expanded. A direct sum has no remainder.
 
+**log Z** comes from the same sums: Z(u0 + δ) = e^{s + ⟨u0 + δ, c⟩} f(δ), so that
+
+    log Z = s + ⟨u0 + δ, c⟩ + log f,     |log f̃ − log f| ≤ |f̃ − f| / min(f̃, f)   if f̃ > 0.                       (2)
+
+The lower bound of f is that of 1, and |f̃ − f| is at most the sum of the bounds for f in 2, 3 and 4. If f̃ ≤ 0, which
+signed weights of a grid allow, the bound is infinite. The mean tolerates a larger |f̃ − f| where the softmax is narrow,
+because (1) multiplies it by the small |m̃ − c|. If log Z is asked for, boxes therefore collect more tokens and take
+higher degrees.
+
 The bound of a query is (1) with these sums and the computed |m̃ − c|. If it is above tol, the query is summed directly,
-then on its own with a smaller threshold, at last over all tokens. So bound ≤ tol for every query. The choice of boxes,
-of A and of the first degree is heuristic and only affects the cost.
+then on its own with a smaller threshold, at last over all tokens. So bound ≤ tol for every query. If log Z is asked
+for, the same holds for (2). The choice of boxes, of A and of the first degree is heuristic and only affects the cost.
 
 **Rounding** is not in `bound`. Scores are formed as ⟨u, y − c⟩ with c near the mean, so a weight that counts has a
 relative error of a few ε (1 + |u| |y − c|), ε = 1.1e-16. Sums and polynomials have a few ε times the mean of e^{T_j},
 which the size of a box keeps below about e^5. y − c is as exact as the tokens, and boxes are exact to a few ε |y|. We
 assume that all this is small against tol, which holds for tol ≥ 1e-9. For smaller tol, or |u| ε near tol, the answer is
-that of float64 and the bound that of exact arithmetic.
+that of float64 and the bound that of exact arithmetic. log Z itself is a number of size |u| |y|, so that float64 holds
+it to a few ε |u| |y|.
 
 **Threads** are plain ones that end with the call; the kernels release the interpreter lock. There is no OpenMP pool
 that could compete with torch's. Up to 2000 queries the calling thread does everything but the packing.

@@ -244,8 +244,27 @@ def _write(work, offset, out):
 
 
 @inner
+def _write_log_z(query, c, shift, value, top, error, floor, answers, i):
+    """log Z = shift + ⟨u, c⟩ + log f̃ with f̃ = value · e^top, and its bound, from |f̃ − f| ≤ error and f ≥ floor."""
+    answers.log_z[i] = dot(query, c) + shift + top + math.log(value)
+    near = value * math.exp(min(top, 700.0))
+    # f ≥ max(floor, f̃ − error). A packed f̃ may be negative; then nothing is known about its logarithm.
+    least = min(near, max(floor, near - error))
+    answers.log_z_bounds[i] = error / least if least > 0.0 else math.inf
+
+
+@inner
+def _within(answers, i, tol):
+    """Whether all bounds of query i are at most tol."""
+    return answers.bounds[i] <= tol and (answers.log_z.size == 0 or answers.log_z_bounds[i] <= tol)
+
+
+@inner
 def _direct(queries, i, work, kept, floor, widest, mean):
-    """mean ← the direct sum over the kept tokens. Returns its error bound, from skipped and packed tokens alone."""
+    """mean ← the direct sum over the kept tokens.
+
+    Returns (bound of the mean, value, top) with f̃ = value · e^top. The bound is from skipped and packed tokens alone.
+    """
     sums, offset = work.rows[3], work.delta
     _displacement(queries, i, work, offset)
     # Σ e is at least about 1 for every δ (Jensen), so only overflow must be avoided, and only in a wide box.
@@ -256,7 +275,7 @@ def _direct(queries, i, work, kept, floor, widest, mean):
     far = _write(work, offset, mean)
     work.counts[0] += kept
     least = max(floor, sums[0] * math.exp(min(top, 700.0)) - work.skipped[0])
-    return (work.skipped[1] + far * work.skipped[0]) / least
+    return (work.skipped[1] + far * work.skipped[0]) / least, sums[0], top
 
 
 @inlined
@@ -281,9 +300,9 @@ def _expand(work, kept, p, r):
 
 
 @inner
-def evaluate(queries, lo, hi, work, kept, floor, p, r, e_f, e_g, tol, means, bounds):
-    """Evaluate the expansion at every query of the box. A query whose bound is above tol is summed directly."""
-    half, offset = work.half, work.delta
+def evaluate(queries, lo, hi, work, kept, floor, shift, p, r, e_f, e_g, tol, answers):
+    """Evaluate the expansion at every query of the box. A query with a bound above tol is summed directly."""
+    half, offset, means, bounds = work.half, work.delta, answers.means, answers.bounds
     d = half.size
     value = work.rows[2]
     for first in range(lo, hi, BLOCK):
@@ -299,8 +318,16 @@ def evaluate(queries, lo, hi, work, kept, floor, p, r, e_f, e_g, tol, means, bou
             far = _write(work, offset, means[first + t])
             least = max(floor, value[t] - e_f - work.skipped[0])
             bounds[first + t] = (e_g + work.skipped[1] + far * (e_f + work.skipped[0])) / least
-            if not bounds[first + t] <= tol:
-                bounds[first + t] = _direct(queries, first + t, work, kept, floor, 0.0, means[first + t])
+        if answers.log_z.size:
+            error = e_f + work.skipped[0]
+            for t in range(n):
+                i = first + t
+                _write_log_z(queries[i], work.c, shift, value[t], 0.0, error, floor, answers, i)
+        for i in range(first, first + n):
+            if not _within(answers, i, tol):
+                bounds[i], f, top = _direct(queries, i, work, kept, floor, 0.0, means[i])
+                if answers.log_z.size:
+                    _write_log_z(queries[i], work.c, shift, f, top, work.skipped[0], floor, answers, i)
 
 
 @inner
@@ -325,8 +352,8 @@ def _order(work, count, kept, slack, budget):
 
 
 @inlined
-def attend_box(tokens, queries, lo, hi, level, work, tol, strict, may_split, means, bounds):
-    """Means and bounds of queries lo … hi − 1, whose box is in work.u, work.half and work.axes.
+def attend_box(tokens, queries, lo, hi, level, work, tol, strict, may_split, answers):
+    """Answers to queries lo … hi − 1, whose box is in work.u, work.half and work.axes.
 
     Returns DONE, or SPLIT if smaller boxes are cheaper or needed. `strict` ≤ 1 scales the error of skipped tokens.
     """
@@ -344,7 +371,8 @@ def attend_box(tokens, queries, lo, hi, level, work, tol, strict, may_split, mea
             shift, mass = _reference(tokens, work)
             floor = mass
         size, slack = _arrange(work)
-        slack += tol
+        # With slack ≥ 1 the shares of the tolerance bound the relative error of f, which is that of log Z.
+        slack += tol + (1.0 if answers.log_z.size else 0.0)
         if may_split:
             _remember(work, level)
             if size > widest:
@@ -360,17 +388,19 @@ def attend_box(tokens, queries, lo, hi, level, work, tol, strict, may_split, mea
         spread = max(spread, work.spread[j])
     if terms and kept * (terms + 20.0) + _EVALUATE * terms * count < direct:
         _expand(work, kept, p, r)
-        evaluate(queries, lo, hi, work, kept, floor, p, r, e_f, e_g, tol, means, bounds)
+        evaluate(queries, lo, hi, work, kept, floor, shift, p, r, e_f, e_g, tol, answers)
         work.counts[1] += kept
         work.counts[3] += 1
     else:
         if may_split and (count > 64 or _worth_cutting(work, level, count, kept)):
             return SPLIT
         for i in range(lo, hi):
-            bounds[i] = _direct(queries, i, work, kept, floor, spread, means[i])
+            answers.bounds[i], f, top = _direct(queries, i, work, kept, floor, spread, answers.means[i])
+            if answers.log_z.size:
+                _write_log_z(queries[i], work.c, shift, f, top, work.skipped[0], floor, answers, i)
         work.counts[4] += 1
     for i in range(lo, hi):
-        if not bounds[i] <= tol:
+        if not _within(answers, i, tol):
             return SPLIT
     return DONE
 
@@ -410,13 +440,24 @@ def _all_equal(record, d):
     return widest == 0.0
 
 
+@inlined
+def _repeat(answers, lo, hi, end):
+    """Copy the answer to query lo to queries hi … end − 1."""
+    for i in range(hi, end):
+        answers.bounds[i] = answers.bounds[lo]
+        for k in range(answers.means.shape[1]):
+            answers.means[i, k] = answers.means[lo, k]
+        if answers.log_z.size:
+            answers.log_z[i], answers.log_z_bounds[i] = answers.log_z[lo], answers.log_z_bounds[lo]
+
+
 @kernel
-def descend(tokens, queries, records, depth, nodes, stop, work, tol, means, bounds, stack, later):
+def descend(tokens, queries, records, depth, nodes, stop, work, tol, answers, stack, later):
     """Answer the queries under the given nodes of the query tree.
 
     Boxes that must be split at level `stop` are written to `later` instead; returns how many. A leaf that must be split
-    is answered query by query (−1 − query on the stack), with a smaller `strict` each time until the bound is at most
-    tol. With strict = 0 no token is skipped and the bound is 0, so the loop ends. Equal queries are answered once.
+    is answered query by query (−1 − query on the stack), with a smaller `strict` each time until the bounds are at most
+    tol. With strict = 0 no token is skipped and the bounds are 0, so the loop ends. Equal queries are answered once.
     """
     n = queries.shape[0]
     # The answer must not depend on what this thread did before.
@@ -440,12 +481,9 @@ def descend(tokens, queries, records, depth, nodes, stop, work, tol, means, boun
             _load_query(queries[lo], work)
         else:
             _load_box(records[node], work)
-        if attend_box(tokens, queries, lo, hi, level, work, tol, strict, not alone, means, bounds) == DONE:
+        if attend_box(tokens, queries, lo, hi, level, work, tol, strict, not alone, answers) == DONE:
             strict = 1.0
-            for i in range(hi, end):
-                bounds[i] = bounds[lo]
-                for k in range(queries.shape[1]):
-                    means[i, k] = means[lo, k]
+            _repeat(answers, lo, hi, end)
         elif alone:
             if strict > 0.0:
                 size += 1  # repeat the same query

@@ -14,13 +14,13 @@ import sys
 from collections import namedtuple
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 import torch
 
-from metastable.attention import BoundedMean
+from metastable.attention.prepared import BoundedMean, Sums
 
 from .boxes import Ordered, run_all, threads
 from .descent import descend, evaluate
@@ -36,6 +36,8 @@ COARSE = 0.35
 FEW_QUERIES = 2_000
 # A refit keeps the topology until the leaves have grown, on average, by this factor.
 DEGRADED = 1.5
+# If the largest log-weight is farther from 0 than this, it is taken out of all log-weights.
+FARTHEST = 300.0
 # What `Work.counts` counts: (query, token) pairs summed, (box, token) pairs expanded, boxes for which visible tokens
 # were collected, boxes answered by expansion, boxes answered by summation, (box, token) pairs collected.
 COUNTS = ("pairs_direct", "pairs_expanded", "boxes_opened", "boxes_expanded", "boxes_direct", "tokens_collected")
@@ -97,13 +99,41 @@ def _buffers(n: int, d: int, depth: int, table: np.ndarray) -> dict[str, np.ndar
 Work: Any = namedtuple("Work", _buffers(1, 1, 0, row_table(1)))  # type: ignore[misc]
 
 
+class Answers(NamedTuple):
+    """What the kernels write for n queries: means (n, d), bounds (n,), log_z (n,) and log_z_bounds (n,).
+
+    The last two are empty if log Z is not asked for.
+    """
+
+    means: np.ndarray
+    bounds: np.ndarray
+    log_z: np.ndarray
+    log_z_bounds: np.ndarray
+
+    @classmethod
+    def empty(cls, n: int, d: int, log_z: bool) -> Answers:
+        """Room for the answers to n queries."""
+        m = n if log_z else 0
+        return cls(np.zeros((n, d)), np.zeros(n), np.zeros(m), np.zeros(m))
+
+    def put(self, rows: np.ndarray, found: Answers) -> None:
+        """Write `found` to these rows."""
+        for own, other in zip(self, found, strict=True):
+            if len(own):
+                own[rows] = other
+
+
 class Tree:
     """A cloud of tokens, points (N, d) and log-weights (N,), ready for queries. Not all log-weights may be −inf."""
 
     def __init__(self, points: np.ndarray, log_weights: np.ndarray | None = None) -> None:
         log_weights = np.zeros(len(points)) if log_weights is None else log_weights
         self._alive = np.flatnonzero(log_weights > -np.inf)
-        self._log_weights = log_weights[self._alive]
+        # The kernels form e^{log w} of whole nodes. Normalised weights are far inside the range of float64 and stay as
+        # they are, bit for bit.
+        top = float(log_weights[self._alive].max())
+        self._offset = top if abs(top) > FARTHEST else 0.0
+        self._log_weights = log_weights[self._alive] - self._offset
         self._table = row_table(points.shape[1])
         self._works: list[Any] = []
         self._build(points[self._alive])
@@ -126,6 +156,18 @@ class Tree:
         `paired` says that query i is a smooth function of token i, as in a field at the tokens. Then the queries need
         no sorting of their own. It changes the cost, not the certificate.
         """
+        found = self._answers(queries, tol, paired, log_z=False)
+        counts = np.sum([work.counts for work in self._works], axis=0).tolist()
+        mean, bound = torch.from_numpy(found.means), torch.from_numpy(found.bounds)
+        return BoundedMean(mean, bound, dict(zip(COUNTS, counts, strict=True)))
+
+    def sums(self, queries: np.ndarray, tol: float, paired: bool = False) -> Sums:
+        """The softmax mean and log Z at every query (n, d), each within 0 < tol < 1."""
+        found = self._answers(queries, tol, paired, log_z=True)
+        log_z = found.log_z + self._offset
+        return Sums(*(torch.from_numpy(a) for a in (found.means, log_z, found.bounds, found.log_z_bounds)))
+
+    def _answers(self, queries: np.ndarray, tol: float, paired: bool, log_z: bool) -> Answers:
         n, d = queries.shape
         scale = float(np.sqrt(np.square(queries).sum(axis=1).max()))
         tokens = pack(self._ordered, scale, tol)
@@ -133,19 +175,18 @@ class Tree:
             self._works.append(Work(**_buffers(len(self._alive), d, self._ordered.depth, self._table)))
         for work in self._works:
             work.counts[:] = 0
-        mean, bound = np.empty((n, d)), np.empty(n)
+        answers = Answers.empty(n, d, log_z)
         left = np.arange(n)
         if paired and n == len(self._ordered.index):
             leaf = self._box_of_queries(scale)
             order = Ordered(queries, np.zeros(n), leaf, like=self._ordered)
-            left = _answer(tokens, order, tol, self._works, mean, bound, last=leaf == QUERY_LEAF)
+            left = _answer(tokens, order, tol, self._works, answers, last=leaf == QUERY_LEAF)
         if len(left):
-            some, edges = np.empty((len(left), d)), np.empty(len(left))
+            some = Answers.empty(len(left), d, log_z)
             order = Ordered(queries[left], np.zeros(len(left)), QUERY_LEAF)
-            _answer(tokens, order, tol, self._works, some, edges, last=True)
-            mean[left], bound[left] = some, edges
-        counts = np.sum([work.counts for work in self._works], axis=0).tolist()
-        return BoundedMean(torch.from_numpy(mean), torch.from_numpy(bound), dict(zip(COUNTS, counts, strict=True)))
+            _answer(tokens, order, tol, self._works, some, last=True)
+            answers.put(left, some)
+        return answers
 
     def _box_of_queries(self, scale: float) -> int:
         """How many queries the smallest boxes should hold at first.
@@ -161,21 +202,17 @@ class Tree:
         return max(leaf, QUERY_LEAF)
 
 
-def _answer(
-    tokens: Tokens, order: Ordered, tol: float, works: list[Any], mean: np.ndarray, bound: np.ndarray, last: bool
-) -> np.ndarray:
+def _answer(tokens: Tokens, order: Ordered, tol: float, works: list[Any], answers: Answers, last: bool) -> np.ndarray:
     """Answer the queries of a tree, all of them if this is the `last` tree; returns which are left (their numbers)."""
     n, d = order.points.shape
-    means, bounds = np.zeros((n, d)), np.zeros(n)
+    found = Answers.empty(n, d, log_z=len(answers.log_z) > 0)
     end = 62 if last else order.depth
 
     def run(nodes: np.ndarray, stop: int) -> np.ndarray:
         work = works.pop()
         later = np.zeros(1 << min(stop, order.depth), dtype=np.int64)
         stack = np.zeros(128 + len(nodes), dtype=np.int64)
-        left = descend(
-            tokens, order.points, order.records, order.depth, nodes, stop, work, tol, means, bounds, stack, later
-        )
+        left = descend(tokens, order.points, order.records, order.depth, nodes, stop, work, tol, found, stack, later)
         works.append(work)
         return later[:left]
 
@@ -186,7 +223,7 @@ def _answer(
         nodes = np.concatenate(run_all(run, [(chunk, end) for chunk in chunks]))
     else:
         nodes = run(np.array([1]), end)
-    mean[order.index], bound[order.index] = means, bounds
+    answers.put(order.index, found)
     levels = np.frexp(nodes)[1].astype(np.int64) - 1
     firsts = ((nodes - (1 << levels)) * n) >> levels
     ends = ((nodes + 1 - (1 << levels)) * n) >> levels
@@ -215,7 +252,8 @@ def compile_kernels() -> None:
     try:
         plane, line, whole = np.zeros((1, 1)), np.zeros(1), np.zeros(1, dtype=np.int64)
         tokens = Tokens(plane, line, plane, 0, Packs(0.1, whole, plane, whole), plane, line, line)
-        _compile(descend, tokens, plane, plane, 0, whole, 0, _least_work(), 0.1, plane, line, whole, whole)
+        answers = Answers.empty(1, 1, log_z=True)
+        _compile(descend, tokens, plane, plane, 0, whole, 0, _least_work(), 0.1, answers, whole, whole)
         Tree(np.eye(2)).attend(np.eye(2), 0.1)
     finally:
         if child is not None:
@@ -228,8 +266,8 @@ def compile_beside() -> None:
     # Garbage collection finds nothing among millions of nodes of syntax trees. This process does nothing else.
     gc.disable()
     pack(Ordered(np.eye(2), np.zeros(2), TOKEN_LEAF), 1.0, 0.1)
-    plane, line = np.zeros((1, 1)), np.zeros(1)
-    _compile(evaluate, plane, 0, 0, _least_work(), 0, 0.1, 0, 0, 0.1, 0.1, 0.1, plane, line)
+    plane, answers = np.zeros((1, 1)), Answers.empty(1, 1, log_z=True)
+    _compile(evaluate, plane, 0, 0, _least_work(), 0, 0.1, 0.1, 0, 0, 0.1, 0.1, 0.1, answers)
 
 
 def _least_work() -> Any:

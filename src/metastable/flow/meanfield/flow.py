@@ -56,7 +56,7 @@ class Field:
         self.evaluations = 0
         self.faintest = -np.inf
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, t: float = 0.0) -> Tensor:
         self.evaluations += 1
         self.cells.points = x.numpy()
         u = self.beta * self.head.directions(x)

@@ -1,0 +1,68 @@
+"""The engines by name, and the choice between them for engine="auto"."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from metastable.arrays import real
+from metastable.attention.dense import dense, dense_sums
+from metastable.attention.flash import flash, flash_sums
+from metastable.errors import BadInput, choice
+
+ENGINES = {"dense": dense, "flash": flash}
+"""The engines that are exact up to rounding."""
+
+SUMS = {"dense": dense_sums, "flash": flash_sums}
+"""The same engines with log Z."""
+
+EXPONENTIAL = ("softmax", "unnormalised")
+"""The kernels that are sums of exponentials. Every engine computes them; the others have the engine "dense" only."""
+
+FEW_PAIRS = 40_000
+"""Below this many (query, token) pairs `flash` costs more than `dense`: see benchmarks/crossover.py."""
+
+TREE_FROM = {2: (1_000, 1e-9), 3: (2_000, 1e-9), 4: (20_000, 1e-3)}
+"""By dimension, the N·n/(N + n) from which `tree` costs less than `flash`, and down to which tolerance: see
+benchmarks/crossover.py."""
+
+CAUSAL_TREE_FROM = {2: (6_000, 1e-9), 3: (8_000, 1e-9)}
+"""By dimension, the N from which `tree` costs less than `flash` under a causal mask, and down to which tolerance: see
+benchmarks/causal.py. Other dimensions are not measured."""
+
+
+def choose(
+    engine: str,
+    log_weights: Tensor,
+    d: int,
+    queries: int,
+    tol: float,
+    kernel: str = "softmax",
+    causal: bool = False,
+) -> str:
+    """The engine that `engine` stands for: itself, or for "auto" the quickest one that keeps to `tol`.
+
+    The tree costs about a(N + n) and flash b·N·n, so the tree is quicker from N·n/(N + n) = a/b on. This threshold was
+    measured on the CPU (benchmarks/crossover.py) for the clouds, β and tolerances that are worst for the tree. In five
+    dimensions the tree is quicker for clustered clouds only, so "auto" does not choose it there. Under a causal mask
+    the tree costs about a·N·log N and flash half of b·N², with a threshold of its own.
+    """
+    choice(engine, "engine", ("auto", *ENGINES, "tree"))
+    if kernel not in EXPONENTIAL:
+        if engine not in ("auto", "dense"):
+            raise BadInput(
+                f"engine is {engine!r}, which computes sums of exponentials only; "
+                f"for the kernel {kernel!r} use 'dense' or 'auto'"
+            )
+        return "dense"
+    if engine != "auto":
+        return engine
+    n = len(log_weights)
+    size, finest = (CAUSAL_TREE_FROM if causal else TREE_FROM).get(d, (math.inf, math.inf))
+    if log_weights.device.type == "cpu" and finest <= real(tol, "tol", "it is a tolerance") < 1:
+        single = 2 if log_weights.dtype == torch.float32 else 1
+        if (n > single * size) if causal else (n * queries > single * size * (n + queries)):
+            return "tree"
+    return "flash" if queries * n > FEW_PAIRS else "dense"

@@ -1,0 +1,131 @@
+"""Softmax means and partition functions of tokens that move, by one engine that is prepared once."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metastable.arrays import real
+from metastable.attention.engines import ENGINES, SUMS
+from metastable.errors import BadInput
+
+if TYPE_CHECKING:
+    from metastable.attention.tree import Tree
+
+
+class BoundedMean(NamedTuple):
+    """mean (n, d), bound (n,) ≥ |mean − exact|, and counts of the work done."""
+
+    mean: Tensor
+    bound: Tensor
+    work: dict[str, int]
+
+
+class Sums(NamedTuple):
+    """mean (n, d), log_z (n,), bound (n,) ≥ |mean − exact| and log_z_bound (n,) ≥ |log_z − exact|, up to rounding.
+
+    The bounds of an exact engine are 0.
+    """
+
+    mean: Tensor
+    log_z: Tensor
+    bound: Tensor
+    log_z_bound: Tensor
+
+    @classmethod
+    def unknown(cls, queries: Tensor) -> Sums:
+        """NaN with infinite bounds."""
+        nan, infinite = torch.full_like(queries[:, 0], torch.nan), torch.full_like(queries[:, 0], torch.inf)
+        return cls(torch.full_like(queries, torch.nan), nan, infinite, infinite.clone())
+
+
+class Prepared:
+    """m(u) = Σ_j w_j e^{⟨u,y_j⟩} y_j / Σ_j w_j e^{⟨u,y_j⟩} for log-weights (N,), by "dense", "flash" or "tree".
+
+    The points may move from call to call. The tree is built at the first call and refitted to the points of the next
+    ones. A refitted tree gives other last digits than a new one, within `tol`. After `forget`, results do not depend on
+    earlier calls.
+    """
+
+    causal = False
+
+    def __init__(self, log_weights: Tensor, engine: str, tol: float) -> None:
+        if engine == "tree":
+            check_tolerance(tol)
+        self.log_weights, self.engine, self.tol = log_weights, engine, tol
+        self._tree: Tree | None = None
+
+    def __call__(self, points: Tensor, queries: Tensor, paired: bool = False) -> Tensor:
+        """The means at the rows u of `queries` (n, d) for tokens at `points` (N, d): (n, d).
+
+        `paired` says that query i belongs to token i, which spares the tree a second sorting.
+        """
+        if self.engine != "tree":
+            return ENGINES[self.engine](points, self.log_weights, queries)
+        return self.certified(points, queries, paired).mean
+
+    def certified(self, points: Tensor, queries: Tensor, paired: bool = False) -> BoundedMean:
+        """The tree's answer with its bounds and counts. If a query is not finite, all means are NaN."""
+        if not bool(torch.isfinite(queries).all()):
+            return BoundedMean(torch.full_like(queries, torch.nan), torch.full_like(queries[:, 0], torch.inf), {})
+        found = self._grown(points).attend(as_numpy(queries), float(self.tol), paired)
+        return BoundedMean(found.mean.to(queries), found.bound.to(queries), found.work)
+
+    def sums(self, points: Tensor, queries: Tensor, paired: bool = False) -> Sums:
+        """The means and log Z(u) = log Σ_j w_j e^{⟨u,y_j⟩} with bounds, by the tree each within `tol`.
+
+        If a query is not finite, all means and log Z of the tree are NaN.
+        """
+        if self.engine != "tree":
+            return exact_sums(self.engine, points, self.log_weights, queries)
+        return self.sums_within(points, queries, float(self.tol), paired)
+
+    def sums_within(self, points: Tensor, queries: Tensor, tol: float, paired: bool = False) -> Sums:
+        """`sums` by the tree with another tolerance."""
+        if not bool(torch.isfinite(queries).all()):
+            return Sums.unknown(queries)
+        found = self._grown(points).sums(as_numpy(queries), tol, paired)
+        return Sums(*(values.to(queries) for values in found))
+
+    def _grown(self, points: Tensor) -> Tree:
+        """The tree at `points`."""
+        if self._tree is None:
+            self._tree = grow(as_numpy(points), as_numpy(self.log_weights))
+        else:
+            self._tree.refit(as_numpy(points))
+        return self._tree
+
+    def forget(self) -> None:
+        """Drop the tree; the next call builds a new one."""
+        self._tree = None
+
+
+def exact_sums(engine: str, points: Tensor, log_weights: Tensor, queries: Tensor, causal: bool = False) -> Sums:
+    """The sums by an engine that is exact up to rounding."""
+    mean, log_z = SUMS[engine](points, log_weights, queries, causal)
+    return Sums(mean, log_z, torch.zeros_like(log_z), torch.zeros_like(log_z))
+
+
+def check_tolerance(tol: float) -> None:
+    """BadInput if the tree cannot take this tolerance."""
+    if not 0 < real(tol, "tol", "the tree needs a tolerance between 0 and 1") < 1:
+        raise BadInput(f"tol is {tol!r}; the tree needs a tolerance between 0 and 1")
+
+
+def grow(points: np.ndarray, log_weights: np.ndarray) -> Tree:
+    """A new tree. The kernels are compiled first if they are not there yet, and one line on stderr says so."""
+    from metastable.attention.tree import Tree, compile_kernels, compiled
+
+    if not compiled():
+        print("metastable: compiling the tree engine, once, for about twenty seconds", file=sys.stderr)
+        compile_kernels()
+    return Tree(points, log_weights)
+
+
+def as_numpy(a: Tensor) -> np.ndarray:
+    """float64 on the CPU, as the tree takes it."""
+    return a.detach().to("cpu", torch.float64).numpy()
