@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -281,7 +282,14 @@ def test_the_example_of_a_live_monitor_tells_shuffled_words_from_clean_texts(tmp
     assert 100 < raised <= 200, said
 
 
+@pytest.mark.slow
+def test_the_gallery_has_the_pictures_that_the_page_of_the_family_shows(tmp_path, example):
+    assert example("family.py", tmp_path)
+    page = (EXAMPLES.parent / "docs" / "family.md").read_text(encoding="utf-8")
+    assert {path.name for path in tmp_path.glob("*.png")} == set(re.findall(r"images/family/([\w-]+\.png)", page))
+
+
 def test_every_example_is_run():
-    tested = {"demo_texts.py", "live_monitor.py", "fine_tuning.py", "distance_and_terms.py"}
+    tested = {"demo_texts.py", "live_monitor.py", "fine_tuning.py", "distance_and_terms.py", "family.py"}
     tested |= {"own_head.py", "rates.py", "real_head.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested

@@ -161,13 +161,13 @@ def test_oracle_9_stepping_converges_to_the_exact_zero_temperature_flow():
     head = ms.Head.from_spectra([1.5, 1.0, 0.6], [1.2, -0.9, 0.5], seed=3)
     cloud = ms.uniform(40, d=3, seed=0)
     exact = ms.zero_temperature_flow(head, cloud, torch.tensor([2.0]))[0]
-    field = lambda x: zero_temperature(head, x)  # noqa: E731
+    field = lambda x, t: zero_temperature(head, x)  # noqa: E731
     reached = []
     for tol in (1e-4, 1e-7, 1e-10):
         x, t, h = cloud.points, 0.0, 0.01
         while t < 2.0:
             step = min(h, 2.0 - t)
-            new, _, error = dopri5(field, x, field(x), step)
+            new, _, error = dopri5(field, t, x, field(x, t), step)
             h = next_step(step, error, tol)
             if error <= tol:
                 x, t = new, t + step

@@ -335,7 +335,7 @@ def test_a_twin_has_the_same_shape_and_random_weights(case):
 
 
 @pytest.mark.parametrize(
-    "name", ["./nothing/here", "/no/such/folder", "~nobody/model", "a b", "", " ", "a\0b", "../x", "é"]
+    "name", ["./nothing/here", "/no/such/folder", "~nobody/model", "a b", "", " ", "a\0b", "../no/such/folder", "é"]
 )
 def test_a_path_that_does_not_exist(name):
     assert "does not exist" in refusal(name)

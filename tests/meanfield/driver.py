@@ -31,8 +31,8 @@ class Driver:
         self.B, self.V = head.B.numpy(), head.V.numpy()
         self.t = 0.0
 
-    def velocity(self, x: torch.Tensor) -> torch.Tensor:
-        """P_x V m_β[μ](x), μ carried by the cells with their vertices at x."""
+    def velocity(self, x: torch.Tensor, t: float) -> torch.Tensor:
+        """P_x V m_β[μ](x), μ carried by the cells with their vertices at x. It does not depend on the time t."""
         points = x.numpy()
         self.cells.points = points
         mean = Tree(*self.cells.quadrature()).attend(self.beta * points @ self.B, 0.1 * self.tol).mean.numpy()
@@ -45,12 +45,12 @@ class Driver:
         while self.t < until - 1e-12:
             x = torch.from_numpy(self.cells.points)
             folded = self.cells.folded
-            k1 = self.velocity(x)
+            k1 = self.velocity(x, self.t)
             step = min(step or first_step(k1, self.tol), largest, until - self.t)
             while step > SMALLEST and self._folded(x + step * k1) > folded:
                 step /= 2
             while True:
-                new, _, error = dopri5(self.velocity, x, k1, step)
+                new, _, error = dopri5(self.velocity, self.t, x, k1, step)
                 taken, step = step, next_step(step, error, self.tol)
                 if error <= self.tol and (taken <= SMALLEST or self._folded(new) <= folded):
                     break
