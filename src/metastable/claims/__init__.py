@@ -14,13 +14,22 @@ from metastable.claims.experiment import FAIL, INCONCLUSIVE, PASS, Check, Claim,
 from metastable.errors import BadInput, suggestion
 from metastable.head import Head
 
-NAMES = (
-    *("limit", "lyapunov", "laplace", "stability", "bound", "log-beta", "metastability", "terminal", "mean-field"),
-    *("boundaries", "two-tokens", "equiangular", "clusters", "long-plateaus", "critical-scaling"),
-)
-"""The ten claims of the paper, then those of related papers. Each is in the file of its name."""
+GROUPS = {
+    "The paper": (
+        *("limit", "lyapunov", "laplace", "stability", "bound", "log-beta", "metastability", "terminal"),
+        *("mean-field", "boundaries"),
+    ),
+    "Results of other papers about the same model": (
+        *("two-tokens", "equiangular", "clusters", "long-plateaus", "critical-scaling"),
+    ),
+    "Other members of the family of models": (
+        *("multi-head", "normalisation", "unnormalised", "leaders", "causal"),
+    ),
+}
+"""The names of the claims, by the part of the report that shows them. Each claim is in the file of its name."""
+NAMES = tuple(name for names in GROUPS.values() for name in names)
 
-__all__ = ["FAIL", "INCONCLUSIVE", "NAMES", "PASS", "Check", "Claim", "Finding", "check", "find"]
+__all__ = ["FAIL", "GROUPS", "INCONCLUSIVE", "NAMES", "PASS", "Check", "Claim", "Finding", "check", "find"]
 
 
 def find(name: str) -> Claim:

@@ -11,7 +11,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from metastable.claims import running
+from metastable.claims import GROUPS, running
 from metastable.claims.experiment import FAIL, INCONCLUSIVE, PASS, Check, Finding, Picture, Series
 from metastable.figures import look
 from metastable.report.page import figure_block, render_page, target_of, write_page
@@ -47,8 +47,11 @@ def render(found: running.Findings) -> str:
     return render_page(
         "claims.html.j2",
         headline=headline(found),
-        paper=[s for s in sections if not s["claim"].peer],
-        peers=[s for s in sections if s["claim"].peer],
+        groups={
+            title: [section for section in sections if section["claim"].name in names]
+            for title, names in GROUPS.items()
+            if not found.found.keys().isdisjoint(names)
+        },
         about=about,
         versions=storage.versions(),
     )
