@@ -258,16 +258,48 @@ def test_interrupted_members_end_with_the_same_bits(tmp_path, monkeypatch, optio
         assert torch.equal(loaded.radii, wanted.radii)
 
 
-def test_another_member_does_not_continue_a_run(tmp_path):
-    ms.simulate(ms.Block(HEADS[0], norm="pre"), CLOUD, BETA, 0.5, checkpoint=tmp_path / "run.zarr")
-    with pytest.raises(ms.BadInput, match="another"):
-        ms.simulate(ms.Block(HEADS[0], norm="peri"), CLOUD, BETA, 0.5, checkpoint=tmp_path / "run.zarr")
+GELU = ms.Perceptron.random(3, 8, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (ms.Block(HEADS[0], norm="pre"), ms.Block(HEADS[0], norm="peri")),
+        (ms.Block(HEADS[0], norm="none"), ms.Block(HEADS[0], norm="pre")),
+        (ms.Block(HEADS[0], causal=True), ms.Block(HEADS[0], kernel="sigmoid")),
+        (ms.Block(HEADS[0], noise=0.1), ms.Block(HEADS[0], noise=0.1, noise_seed=1)),
+        (ms.Block(HEADS[0], GELU), ms.Block(HEADS[0], ms.Perceptron(**GELU.arrays, activation="relu"))),
+    ],
+)
+def test_only_the_same_member_continues_a_run(tmp_path, first, second):
+    def run(block):
+        options = {"engine": "dense", "progress": False, **({"step": 0.1} if block.noise else {})}
+        return ms.simulate(block, CLOUD, BETA, 0.5, checkpoint=tmp_path / "run.zarr", **options)
+
+    made = run(first)
+    assert torch.equal(run(first).frames, made.frames)
+    with pytest.raises(ms.BadInput, match="holds another run: digest"):
+        run(second)
+
+
+def test_the_number_of_layers_does_not_depend_on_the_rounding_of_times():
+    """0.1·10240 and 0.1·10241 are apart by more than 0.1 in the last digits."""
+    pair, layers = ms.uniform(2, d=2, seed=0), 10241
+    settings = {"method": "layers", "step": 0.1, "t_eval": [0.1 * (layers - 1)], "progress": False}
+    run = ms.simulate(ms.Head.from_spectra([1.0, 0.5], [0.1, 0.05]), pair, 0.0, 0.1 * layers, **settings)
+    assert run.configuration["steps"] == layers
 
 
 @pytest.mark.parametrize(
     ("make", "line"),
     [
         (lambda: ms.Block([]), "at least one head"),
+        (lambda: ms.Block(None), "heads is None"),
+        (lambda: ms.Block(HEADS, "hi"), "perceptron is 'hi'"),
+        (lambda: ms.Block(HEADS, sequential=True), "no perceptron"),
+        (lambda: ms.simulate(HEADS[0], CLOUD, 1.0, 1e-10, method="layers"), "less than one layer"),
+        (lambda: ms.simulate(ms.Block(HEADS, norm="pre"), CLOUD, 1.0, 1.0, radius=None), "radius is None"),
+        (lambda: ms.simulate(ms.Block(HEADS, norm="pre"), CLOUD, 1.0, 1.0, radius="a"), "radius is 'a'"),
         (lambda: ms.Block([HEADS[0], ms.Head.from_spectra([1.0, 0.5], [1.0, 0.5])]), "d = 2, 3"),
         (lambda: ms.Block(HEADS, ms.Perceptron.random(2, 4)), "d = 2 and the heads d = 3"),
         (lambda: ms.Block(HEADS, kernel="sofmax"), "did you mean 'softmax'"),

@@ -234,7 +234,7 @@ def test_keys_of_a_block_are_replaced_and_checked():
     assert problem.replace(heads=2).block.name.startswith("softmax attention, 2 heads")
     wrong = problem.replace(noise=-1.0, norm="layer", heads=0, perceptron=-2, activation="x", kernel="hard").faults()
     assert set(wrong) == {"noise", "norm", "heads", "perceptron", "activation", "kernel"}
-    assert "norm 'post'" in problem.replace(norm="pre").faults()["head"]
+    assert "norm 'post'" in problem.replace(norm="pre").faults()["noise"]
     for changes, word in (({"heads": 2, "angle": 3.0}, "angle"), ({"strength": 2.0}, "no perceptron")):
         with pytest.raises(BadInput, match=word):
             _ = problem.replace(**changes).block

@@ -184,6 +184,8 @@ class Block:
         centred: bool = False,
         beta: float | None = None,
     ) -> None:
+        if not isinstance(heads, (Head, Sequence)):
+            raise BadInput(f"heads is {heads!r}; a block is made of a head or a list of heads (ms.Head)")
         self.heads = (heads,) if isinstance(heads, Head) else tuple(heads)
         if not self.heads:
             raise BadInput("a block needs at least one head; give a list of heads")
@@ -193,6 +195,8 @@ class Block:
         dims = sorted({head.dim for head in self.heads})
         if len(dims) > 1:
             raise BadInput(f"the heads have d = {', '.join(map(str, dims))}; they must agree")
+        if perceptron is not None and not isinstance(perceptron, Perceptron):
+            raise BadInput(f"perceptron is {perceptron!r}; give an ms.Perceptron or None")
         if perceptron is not None and perceptron.inner.shape[1] != dims[0]:
             raise BadInput(f"the perceptron has d = {perceptron.inner.shape[1]} and the heads d = {dims[0]}")
         # Tokens, heads, perceptron and gains are of one dtype.
@@ -203,13 +207,10 @@ class Block:
         self.kernel = choice(kernel, "kernel", KERNELS)
         self.norm = choice(norm, "norm", NORMS)
         self.causal, self.sequential = _flag(causal, "causal"), _flag(sequential, "sequential")
-        self.noise = strength(noise)
+        self.noise = strength(noise, self.norm)
         self.noise_seed = whole(noise_seed, "noise_seed", 0, "it must be a whole number, 0 or more")
-        if self.noise and self.norm != "post":
-            raise BadInput(
-                f"noise is {self.noise:g} and norm {self.norm!r}; noise is a Brownian motion on the sphere and needs "
-                "norm 'post'"
-            )
+        if self.sequential and perceptron is None and residuals is None:
+            raise BadInput("sequential is true, but there is no perceptron that could follow attention; leave it out")
         self.residuals = None
         if residuals is not None:
             self.residuals = (residuals[0].to(dtype, device), residuals[1].to(dtype, device))
@@ -251,7 +252,7 @@ class Block:
 
     @property
     def V(self) -> Tensor:
-        """Σ_h V_h, (d, d): what moves a single cluster."""
+        """Σ_h V_h, (d, d): what moves a single cluster under softmax attention."""
         return torch.stack([head.V for head in self.heads]).sum(dim=0)
 
     @property
@@ -280,6 +281,12 @@ class Block:
     def options(self) -> dict[str, Any]:
         """What makes the member of the family, besides the weights: arguments of `Block`."""
         return {name: getattr(self, name) for name in OPTIONS}
+
+    @property
+    def member(self) -> dict[str, Any]:
+        """Everything besides the weights that tokens move by, for checksums."""
+        activation = None if self.perceptron is None else self.perceptron.activation
+        return {**self.options, "activation": activation, "centred": self.centred}
 
     @property
     def arrays(self) -> dict[str, Tensor]:
@@ -353,10 +360,15 @@ def as_block(model: Head | Block) -> Block:
     return model
 
 
-def strength(noise: Any) -> float:
+def strength(noise: Any, norm: str = "post") -> float:
     """σ as a float."""
     rule = "it is the strength of a Brownian motion, a finite number, 0 or more"
-    return real(noise, "noise", rule, allowed=math.isfinite)
+    found = real(noise, "noise", rule, allowed=math.isfinite)
+    if found and norm != "post":
+        raise BadInput(
+            f"noise is {found:g} and norm {norm!r}; noise is a Brownian motion on the sphere and needs norm 'post'"
+        )
+    return found
 
 
 def _flag(value: Any, name: str) -> bool:

@@ -206,6 +206,9 @@ class Problem:
         for table in (self.arguments, *tables):
             for name, value in table.items():
                 attempt(name, lambda name=name, value=value: check_value(name, value))  # type: ignore[misc]
+        block = self.block_spec
+        if not found and isinstance(block, dict):
+            attempt("noise", lambda: family.strength(block.get("noise", 0.0), block.get("norm", "post")))
         if not found:
             attempt("head", lambda: self.block)
         if not found and isinstance(self.cloud_spec, dict):

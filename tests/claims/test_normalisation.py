@@ -68,6 +68,13 @@ def test_fails_with_another_normalisation(
     assert wrong(found, ORBIT) == broken
 
 
+def test_fails_when_tokens_without_normalisation_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(normalisation, "Block", lambda head, norm: Block(head, norm="post" if norm == "none" else norm))
+    found = short(monkeypatch)
+    assert wrong(found, TOKENS) == ["none"]
+    assert wrong(found, "1 − ρ at the end over its limit") == ["none"]
+
+
 def test_fails_at_half_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("metastable.flow.fields.tangent", lambda x, w: 0.5 * tangent(x, w))
     found = short(monkeypatch)
@@ -105,6 +112,13 @@ def test_a_given_head() -> None:
     found = small(head)
     assert found.outcome == claims.PASS
     assert list(found.tables) == ["clusters"]
+
+
+def test_says_that_late_times_are_out_of_reach() -> None:
+    # Cold tokens that start far apart wait for e^β, and pre-LN for a power of it.
+    found = normalisation.check(cases=((4, -0.3, 12.0, 1.0),), seeds=(3,), dims=(2,), frames=5)
+    assert found.outcome == claims.INCONCLUSIVE
+    assert "no late time" in found.explanation
 
 
 @pytest.mark.parametrize(

@@ -294,3 +294,28 @@ def test_tables_of_other_shapes_are_not_compared():
     found = compare(model, other)
     assert math.isnan(found.others["embeddings"])
     assert any("cannot be compared" in words for words in found.sentences())
+
+
+def test_one_weight_of_a_large_table_is_a_change_and_rounding_is_none():
+    model = models.tiny("bert")
+    other, rounded = copy.deepcopy(model), copy.deepcopy(model)
+    with torch.no_grad():
+        other.embeddings.word_embeddings.weight[5, 3] *= 1.001
+        for weight in rounded.parameters():
+            weight *= 1 + torch.finfo(weight.dtype).eps
+    assert compare(model, other).others["embeddings"] > 0
+    assert set(compare(model, rounded).others.values()) == {0.0}
+
+
+def test_weights_that_were_all_zero():
+    model = models.tiny("bert")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith(("key.bias", "value.bias", "attention.output.dense.bias")):
+                weight.zero_()
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.encoder.layer[0].attention.self.value.bias[0] = 0.01
+    found = compare(model, other)
+    assert found.others["other weights"] == math.inf
+    assert any("the other weights were all 0 and are not any more" in words for words in found.sentences())

@@ -339,7 +339,7 @@ def test_the_fields_of_a_block_make_the_block():
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"noise": 0.2, "norm": "pre"}, "spectra"),
+        ({"noise": 0.2, "norm": "pre"}, "noise"),
         ({"matrices": "1 0\n0 1\n\n1 0\n0 1", "heads": 2}, "heads"),
         ({"trained": "model:0:0", "law": "uniform", "norm": "pre"}, "norm"),
         ({"trained": "model:0:0", "law": "uniform", "heads": 3}, "heads"),

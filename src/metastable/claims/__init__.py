@@ -23,7 +23,7 @@ GROUPS = {
         *("two-tokens", "equiangular", "clusters", "long-plateaus", "critical-scaling"),
     ),
     "Other members of the family of models": (
-        *("multi-head", "normalisation", "unnormalised", "leaders", "causal"),
+        *("multi-head", "normalisation", "unnormalised", "leaders", "causal", "noise"),
     ),
 }
 """The names of the claims, by the part of the report that shows them. Each claim is in the file of its name."""

@@ -33,31 +33,23 @@ from metastable.head import Head
 from metastable.run.simulation import simulate
 from metastable.theory.causal import expected_renyi_centres, renyi_centres
 
-STEPS = 100
-"""Steps of the classical Runge–Kutta method up to t = 2/‖V‖."""
+TOKENS, STEPS = 48, 100
+"""Tokens of statements 1 to 3, and steps of the classical Runge–Kutta method up to t = 2/‖V‖ in statements 1 and 2."""
 FIRST = 1e-6
 """Largest error of the first token. Its field P_x Vx has derivatives of the order of ‖V‖: (2/STEPS)⁴e⁴/120 ≈ 1e-7."""
 PREFIX = 1e-9
 """Largest change of earlier tokens by later ones. Only the order of sums differs: 1e-15, times the growth of errors."""
-TOKENS = 48
-"""Tokens of the runs of statements 1 to 3."""
 WAIT = 20.0
-"""Statement 3 is followed to t = WAIT·(1 + e^{2β}); token 2 needs log(2/ARRIVED) = 10 of these units from an angle of
-90 degrees."""
+"""Statement 3 is followed to t = WAIT·(1 + e^{2β}). Token 2 needs log(2/ARRIVED) = 10 of these units from 90 degrees."""
 ARRIVED, AT_REST = 1e-4, 1e-6
 """Distance from the first token at which a token has arrived, and speed below which it has come to rest elsewhere."""
-SPACING = 4.0
-"""δ√β of Rényi centres, as in the paper."""
-CLOSEST = math.sqrt(10.0)
-"""Distance in units of β^{−1/2} below which equal clusters meet before CLUSTERED."""
-CLUSTERED = 20.0
-"""Time of the count of clusters."""
-MOVED = 0.1
-"""Largest motion of a strong centre in units of δ: ten times the estimate above."""
-EXPONENT = 0.1
-"""Largest error of the exponent ½ of β in the number of clusters."""
+CLUSTERED, SPACING, CLOSEST = 20.0, 4.0, math.sqrt(10.0)
+"""Time of the count of clusters, δ√β of Rényi centres as in the paper, and a in the estimate of statement 4."""
+MOVED, EXPONENT = 0.1, 0.1
+"""Largest motion of a strong centre over δ, ten times the estimate, and largest error of the exponent ½ of β."""
 CLOUDS, ERRORS = 40, 4.0
 """Clouds a seed whose Rényi centres are counted, and standard errors by which their mean may differ: 1 in 16 000."""
+BETAS = tuple(50.0 * 2**k for k in range(8))
 
 
 def random_head(d: int, seed: int, value: torch.Tensor | None = None) -> Head:
@@ -112,14 +104,14 @@ def deviation(delta: float, n: int, strong: bool, seeds: tuple[int, ...]) -> tup
     clouds = (uniform(n, 2, 10_000 * (seed + 1) + k) for seed in seeds for k in range(CLOUDS))
     counts = np.array([len(renyi_centres(cloud.points, delta, strong)) for cloud in clouds], dtype=float)
     expected = expected_renyi_centres(delta, n, strong)
-    error = max(float(counts.std(ddof=1)) / math.sqrt(len(counts)), 1e-12)
-    return float(counts.mean()), expected, (float(counts.mean()) - expected) / error
+    mean, error = float(counts.mean()), max(float(counts.std(ddof=1)) / math.sqrt(len(counts)), 1e-12)
+    return mean, expected, (mean - expected) / error
 
 
 def _isotropic(head: Head) -> bool:
     """Whether V = vI with v > 0."""
     v = head.V[0, 0]
-    return bool(v > 0) and bool(torch.equal(head.V, v * torch.eye(head.dim).to(head.V)))
+    return bool(v > 0) and torch.equal(head.V, v * torch.eye(head.dim).to(head.V))
 
 
 def _obstacle(head: Head) -> str | None:
@@ -135,12 +127,13 @@ def _followers(
         for seed in seeds:
             own = head or random_head(2 + seed % 3, seed, torch.eye(2 + seed % 3, dtype=torch.float64))
             times, far, speed = approach(own, beta, seed)
-            farthest = max(farthest, far[-1])
+            end = float(far[-1])
+            farthest = max(farthest, end)
             name = f"distance from the first token at the end, d = {own.dim}, β‖B‖ = {beta:g}, seed {seed}"
-            if far[-1] > ARRIVED and speed > AT_REST:
-                found.undecided(name, f"tokens are still moving at t = {times[-1]:.3g}", far[-1])
+            if end > ARRIVED and speed > AT_REST:
+                found.undecided(name, f"tokens are still moving at t = {times[-1]:.3g}", end)
             else:
-                found.within(name, far[-1], high=ARRIVED)
+                found.within(name, end, high=ARRIVED)
         picture.add(f"β‖B‖ = {beta:g}", times, np.maximum(far, 1e-16))
     return f"for V a multiple of I the farthest token ends at {farthest:.1e} from it"
 
@@ -150,14 +143,12 @@ def _clusters(
 ) -> str:
     """Add the checks of statement 4; the result in words."""
     runs = {beta: np.array([parked(beta, n, seed) for seed in seeds]) for beta in told(betas, tell, 0.4)}
-    deltas = np.array([SPACING * beta**-0.5 for beta in betas])
+    deltas = [SPACING * beta**-0.5 for beta in betas]
     for beta, delta in zip(betas, deltas, strict=True):
-        clusters, strong, _ = runs[beta].mean(axis=0)
-        moved = runs[beta][:, 2].max()
-        name = f"β = {beta:g}"
-        found.within(f"largest motion of a strong centre over δ, {name}", moved, high=MOVED)
+        (clusters, strong, _), moved = runs[beta].mean(axis=0), runs[beta][:, 2].max()
+        found.within(f"largest motion of a strong centre over δ, β = {beta:g}", moved, high=MOVED)
         most = expected_renyi_centres(CLOSEST * beta**-0.5, n)
-        found.within(f"mean number of clusters, {name}", clusters, strong, most)
+        found.within(f"mean number of clusters, β = {beta:g}", clusters, strong, most)
         row = {"beta": beta, "strong centres": strong, "clusters": clusters, "most clusters": most}
         found.row("clusters", {**row, "Rényi centres": expected_renyi_centres(delta, n), "motion over δ": moved})
     every, counts = np.repeat(betas, len(seeds)), np.concatenate([runs[beta][:, 0] for beta in betas])
@@ -165,16 +156,16 @@ def _clusters(
     found.overlapping("exponent of β in the number of clusters", fit.interval, 0.5 - EXPONENT, 0.5 + EXPONENT)
     for strong in (False, True):
         kind = "strong centres" if strong else "Rényi centres"
-        mean, expected, errors = deviation(float(deltas[-1]), n, strong, seeds)
+        mean, expected, errors = deviation(deltas[-1], n, strong, seeds)
         found.within(f"{kind} against the expected number, standard errors", errors, -ERRORS, ERRORS)
         found.row("parking", {"kind": kind, "expected": expected, "mean": mean, "difference, standard errors": errors})
-        picture.add(
-            f"{kind}, expected", betas, [expected_renyi_centres(x, n, strong) for x in deltas], "dotted", panel=1
-        )
+        numbers = [expected_renyi_centres(delta, n, strong) for delta in deltas]
+        picture.add(f"{kind}, expected", betas, numbers, "dotted", panel=1)
     picture.add("clusters", every, counts, "points", panel=1)
-    ratio = counts.sum() / sum(len(seeds) * expected_renyi_centres(x, n) for x in deltas)
+    ratio = counts.sum() / sum(len(seeds) * expected_renyi_centres(delta, n) for delta in deltas)
+    farthest = max(run[:, 2].max() for run in runs.values())
     return (
-        f"on the circle strong Rényi centres move by at most {max(run[:, 2].max() for run in runs.values()):.3f} δ "
+        f"on the circle strong Rényi centres move by at most {farthest:.3f} δ "
         f"and there are {ratio:.2f} clusters for each Rényi centre, like β^{fit.slope:.2f}"
     )
 
@@ -185,9 +176,7 @@ def check(
     tell: Tell,
     scales: tuple[float, ...] = size((1.0, 100.0), full=(0.0, 1.0, 10.0, 100.0, 1000.0)),
     warm: tuple[float, ...] = size((0.0, 1.0), full=(0.0, 0.5, 1.0, 1.5, 2.0)),
-    betas: tuple[float, ...] = size(
-        (50.0, 100.0, 200.0, 400.0, 800.0, 1600.0), full=tuple(50.0 * 2**k for k in range(8))
-    ),
+    betas: tuple[float, ...] = size(BETAS[:6], full=BETAS),
     tokens: int = size(500, full=2000),
     seeds: tuple[int, ...] = size((0, 1, 2), full=tuple(range(8))),
 ) -> Finding:
@@ -211,9 +200,8 @@ def check(
             found.within(f"error of the first token, {name}", row["its error"], high=FIRST)
             found.within(f"change by later tokens, {name}", row["change of the first half by the second"], high=PREFIX)
             found.row("first tokens", {"d": own.dim, "β‖B‖": beta, "seed": seed, **row})
-    names = ("its error", "change of the first half by the second")
-    errors = [max(row[name] for row in found.tables["first tokens"]) for name in names]
-    words = [f"the first token follows V alone to {errors[0]:.1e} and later tokens change others by {errors[1]:.1e}"]
+    worst = max(row["its error"] for row in found.tables["first tokens"])
+    words = [f"the first token follows V alone to {worst:.1e}"]
     if head is None or _isotropic(head):
         picture = found.picture(
             "Followers of the first token",

@@ -42,16 +42,17 @@ TOKENS = 1e-5
 CLUSTER = 1e-5
 """Largest error of a cluster's position and relative error of its radius: CLUSTER_TOL in each of some hundred steps. A
 non-normal V enlarges it by at most CONDITION."""
-LATE = (1e-8, 1e-3)
-"""1 − ρ at which a rate is read: the rate is off by about (1 + β)(1 − ρ), and TOKENS_TOL spoils smaller values."""
+LATE = 1e-3
+"""Largest 1 − ρ at which a rate or exponent is read: it is off by about (1 + β)(1 − ρ)."""
 OFFSET = 0.01
 """Largest |r/t − 1| at which an exponent of t is read. The exponent is off by about as much, since 1 − ρ ~ r^{−2}."""
 RATE = 0.02
 """Largest relative error of a rate or an exponent: (1 + β)(1 − ρ), at most 0.007, and OFFSET."""
 LIMIT = 0.01
-"""Largest relative error of the limit of 1 − ρ, which is approached faster than exponentially."""
-ENDS = {"exponential": 14.0, "none": 6.0}
-"""Last t of equiangular tokens under each law. Where the law is a power of t, see `late_from`."""
+"""Largest relative error of the limit of 1 − ρ. At late times the equation is within a tenth of it."""
+TOO_LATE = "the equations have no late time that can be simulated"
+LATEST = {"exponential": 1e3, "power": 1e8, "none": 40.0}
+"""The t up to which the equations are searched for late times. For "none", tokens have grown by e^{40} then."""
 SPECTRUM = (1.2, 0.2, -0.8, -0.9)
 """Eigenvalues of V of the own heads, of which the first d are taken: λ₁ = 1.2 and g = 1."""
 LAST, FIRST = 13.0, 8.0
@@ -144,37 +145,45 @@ def follow_cluster(head: Head, norm: str, seed: int, frames: int) -> tuple[np.nd
 
 
 def late_from(norm: str, case: tuple[int, float, float, float]) -> float:
-    """The t from which the equations have 1 − ρ ≤ LATE and |r/t − 1| ≤ OFFSET; inf if that is after 1e8.
+    """The t from which the equations are as their law at late times, within the tolerances; inf if that is too late.
 
-    Tokens that start far apart need long: pre-LN turns the time that they wait into a power of it.
+    Tokens that start far apart wait for long, and pre-LN turns the time that they wait into a power of it.
     """
-    n, rho, beta, radius = case
-    t = np.geomspace(1.0, 1e8, 129)
-    cosines, radii = equiangular(n, beta, rho, norm, t, radius)
-    early = np.flatnonzero((1 - cosines > LATE[1]) | (np.abs(radii / t - 1) > OFFSET))
-    return math.inf if early[-1] == len(t) - 1 else float(t[early[-1] + 1])
+    (n, rho, beta, radius), kind = case, clustering_exponent(norm).kind
+    t = np.geomspace(0.1, LATEST[kind], 400)
+    cosines, radii = equiangular(n, beta, rho, norm, t, radius if kind == "power" else 1.0)
+    gap = 1 - cosines
+    early = gap > LATE
+    if kind == "power":
+        early |= np.abs(radii / t - 1) > OFFSET
+    if kind == "none":
+        # A limit below 1e-6 is lost in the rounding of ρ.
+        early = (np.abs(gap - gap[-1]) > 0.1 * LIMIT * gap[-1]) | (gap[-1] < 1e-6)
+    since = t[min(int(np.flatnonzero(early)[-1]) + 1, len(t) - 1)] if early.any() else t[0]
+    return float(since) if since <= 0.5 * LATEST[kind] else math.inf
 
 
 def _tokens(found: Finding, picture: Picture, norm: str, case: tuple[int, float, float, float], frames: int) -> None:
     """Equiangular tokens under one normalisation."""
     n, rho, beta, _ = case
-    law, name = clustering_exponent(norm), f"{norm}, n = {n}, β = {beta:g}"
-    power, since = law.kind == "power", late_from(norm, case) if law.kind == "power" else 0.0
-    end = min(10 * since, 1e8) if power else ENDS[law.kind]
+    law, name, since = clustering_exponent(norm), f"{norm}, n = {n}, β = {beta:g}", late_from(norm, case)
+    power, seen = law.kind == "power", since if math.isfinite(since) else 10.0
+    # A decade of t, or a time in which 1 − ρ falls by e^{−10} under post-LN and has to stay where it is without norm.
+    end = 10 * seen if power else seen + 5
     times = np.append(0.0, np.geomspace(0.01, end, frames)) if power else np.linspace(0, end, frames)
     gap, exact, error = follow_tokens(norm, case, times)
     found.within(f"largest error of cosines and radii, {name}", error, high=TOKENS)
+    predicted, quantity = law.exponent, {"exponential": "rate", "power": "exponent of t", "none": "limit"}[law.kind]
+    title = f"{quantity} of 1 − ρ, {name}"
     if law.kind == "none":
-        quantity, predicted, measured = (
-            "limit of 1 − ρ",
-            float(1 - equiangular(n, beta, rho, norm, [30.0])[0][0]),
-            gap[-1],
-        )
-        found.near(f"1 − ρ at t = {end:g} over its limit, {name}", measured / predicted, LIMIT)
+        predicted, measured = float(1 - equiangular(n, beta, rho, norm, [LATEST["none"]])[0][0]), float(gap[-1])
+        if math.isfinite(since):
+            found.near(f"1 − ρ at the end over its limit, {name}", measured / predicted, LIMIT)
+        else:
+            found.undecided(title, TOO_LATE)
     else:
-        quantity, predicted = "exponent of t" if power else "rate", law.exponent
-        late = times >= since if power else (gap >= LATE[0]) & (gap <= LATE[1])
-        measured = _slope(found, f"{quantity} of 1 − ρ, {name}", times[late], gap[late], power, predicted)
+        late = times >= since
+        measured = _slope(found, title, times[late], gap[late], power, predicted)
     row = {"norm": norm, "n": n, "ρ(0)": rho, "β": beta, "quantity": quantity, "predicted": predicted}
     found.row("equiangular tokens", {**row, "measured": measured, "last t": end, "largest error": error})
     if len(picture.series) < 2 * len(NORMS):
@@ -184,8 +193,8 @@ def _tokens(found: Finding, picture: Picture, norm: str, case: tuple[int, float,
 
 def _slope(found: Finding, name: str, t: np.ndarray, y: np.ndarray, power: bool, predicted: float) -> float:
     """Check that y ~ e^{−predicted·t}, or t^{−predicted}, and return the measured number."""
-    clock = np.log(t) if power else t
-    fit = found.slope(name, -clock, np.log(y), (1 - RATE) * predicted, (1 + RATE) * predicted, "it was not seen late")
+    low, high, clock = (1 - RATE) * predicted, (1 + RATE) * predicted, np.log(t) if power else t
+    fit = found.slope(name, -clock, np.log(y), low, high, TOO_LATE)
     return math.nan if fit is None else fit.slope
 
 

@@ -115,6 +115,11 @@ def simulate(
             print("\n".join(_lines(found)))
 
 
+def _known(**numbers: float) -> dict[str, float | None]:
+    """Numbers by name; None for those that are not known."""
+    return {name: None if math.isnan(value) else value for name, value in numbers.items()}
+
+
 def _given(**flags: Any) -> dict[str, Any]:
     """The flags that are on the command line."""
     return {name: value for name, value in flags.items() if value is not None}
@@ -186,9 +191,7 @@ def findings(run: Run) -> dict[str, Any]:
         "assumptions": theory.verdict.status,
         "unmet": theory.verdict.unmet,
         "no_limit": theory.no_limit,
-        "gap": None if math.isnan(theory.gap) else theory.gap,
-        "token_rate": theory.rate,
-        "law_rate": theory.law_rate(),
+        **_known(gap=theory.gap, token_rate=theory.rate, law_rate=theory.law_rate()),
     }
     if theory.no_limit:
         return found if run.block.plain else {**found, "sentences": [gathering(run)]}

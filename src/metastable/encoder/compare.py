@@ -88,8 +88,8 @@ class Comparison:
     heads : one row a head, ordered by rank, see `COLUMNS`
     against_noise : how many times as much the heads changed on text as those of the noisy copy, by the median over
         statistics of the root mean square over heads; None without a noisy copy
-    others : the relative change of the weights of each group of `GROUPS` that the encoder has, beyond rounding; NaN if
-        the shapes differ, so that there is nothing to compare
+    others : the relative change of the weights of each group of `GROUPS` that the encoder has, without changes of a
+        weight by rounding; inf if all were 0 before, NaN if the shapes differ, so that there is nothing to compare
     """
 
     heads: pd.DataFrame
@@ -153,10 +153,12 @@ class Comparison:
         """What became of the weights outside of B, V and the score offset, in one sentence."""
         if not self.others:
             return []
-        changed = {name: change for name, change in self.others.items() if change > 0}
+        changed = {name: change for name, change in self.others.items() if 0 < change < math.inf}
+        appeared = [name for name, change in self.others.items() if change == math.inf]
         unknown = [name for name, change in self.others.items() if math.isnan(change)]
         same = [name for name, change in self.others.items() if change == 0]
         parts = [f"the {name} changed by {_size(change)}, a {_word(change)} change" for name, change in changed.items()]
+        parts += [f"the {_and(appeared)} were all 0 and are not any more"] if appeared else []
         parts += [f"the {_and(unknown)} have other shapes and cannot be compared"] if unknown else []
         parts += [f"the {_and(same)} did not change beyond rounding"] if same else []
         return [
@@ -188,7 +190,7 @@ class Comparison:
 
 
 def _size(change: float) -> str:
-    return f"{100 * change:.2g} %"
+    return f"{100 * change:.2g} %" if change < 1 else f"{100 * change:.0f} %"
 
 
 def _word(change: float) -> str:
@@ -244,12 +246,18 @@ def _other_changes(a: Anatomy, b: Anatomy) -> dict[str, float]:
             continue
         size, moved = (
             math.sqrt(sum(float(part.double().square().sum()) for part in parts))
-            for parts in (own.values(), [other[key].double().cpu() - own[key].double().cpu() for key in own])
+            for parts in (own.values(), [_beyond_rounding(own[key], other[key]) for key in own])
         )
-        rounding = ROUNDING * max(torch.finfo(weight.dtype).eps for weight in (*own.values(), *other.values()))
-        change = _ratio(moved, size)
-        found[name] = change if change > rounding else 0.0
+        found[name] = _ratio(moved, size)
     return found
+
+
+def _beyond_rounding(a: Tensor, b: Tensor) -> Tensor:
+    """b − a, with 0 for each weight that differs by rounding only."""
+    rounding = ROUNDING * max(torch.finfo(weight.dtype).eps for weight in (a, b))
+    before, after = a.double().cpu(), b.double().cpu()
+    moved = after - before
+    return torch.where(moved.abs() > rounding * torch.maximum(before.abs(), after.abs()), moved, 0.0)
 
 
 def _grouped(anatomy: Anatomy) -> dict[str, dict[str, Tensor]]:

@@ -50,12 +50,14 @@ def fold_layer(model: Any, layer: int, *, allow_pickle: bool = False) -> Block:
     if index >= len(layers):
         raise BadInput(f"layer is {layer}; the encoder has the layers 0 to {len(layers) - 1}")
     found, modules = layers[index], encoder.anatomy.blocks[index]
-    if found.scores is not None:
+    if found.scores is not None or found.unfolded:
         raise BadInput(f"layer {index} of {encoder.name} has {', '.join(found.unfolded)}, which a block does not have")
     if found.norm is None:
         raise BadInput(f"nothing normalises the tokens of layer {index} of {encoder.name}; take a later layer")
-    if modules.gated or modules.middle is None:
+    if modules.gated:
         raise BadInput(f"the perceptron of layer {index} of {encoder.name} is gated, which a block does not have")
+    if modules.middle is None:
+        raise BadInput(f"layer {index} of {encoder.name} is not built of attention and a perceptron as a block is")
     activation = ACTIVATIONS.get(modules.activation)
     if activation is None:
         raise BadInput(f"the activation {modules.activation!r} is not one of {', '.join(ACTIVATIONS)}")

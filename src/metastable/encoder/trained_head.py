@@ -188,7 +188,9 @@ def sentence(run: Run) -> str:
     where = "the encoder's own" if law["law"] == "tokens" else "uniform on the sphere"
     start = f"head {law['head']} of layer {law['layer']} of {law['model']}, {len(run.cloud)} tokens, {where}"
     parts = [f"{start}, beta = {run.beta:.4g}, {run.horizon:.4g} layers"]
-    if theory.no_limit:
+    if not run.block.plain:
+        parts.append(f"this is {run.block.name}, and not the head alone that the theory is about")
+    elif theory.no_limit:
         parts.append(f"theory: {theory.no_limit}")
     else:
         dated = 0 < theory.rate < math.inf and 1 < run.beta < math.inf

@@ -262,8 +262,10 @@ def _transitions(figure: go.Figure, phases: Phases) -> None:
 def _caption(c: DistanceCurves) -> str:
     sentences = [
         "The blue line falls while tokens gather at the limit law, stays low on the metastable plateau and rises when "
-        "clusters leave. It never exceeds the sum of the Laplace term and the Lyapunov term."
+        "clusters leave."
     ]
+    if c.laplace is not None:
+        sentences.append("It never exceeds the sum of the Laplace term and the Lyapunov term.")
     if c.floor is not None and c.floor.mean > 0:
         sentences.append(
             f"Dotted: the distance between two random samples of the limit law, {c.floor.size} tokens each."

@@ -67,13 +67,20 @@ class Motion:
         return True
 
     def equal_step(
-        self, advance: Callable[[float, float], tuple[Tensor, Tensor]], start: float, target: float, longest: float
+        self,
+        advance: Callable[[float, float], tuple[Tensor, Tensor]],
+        start: float,
+        target: float,
+        longest: float,
+        count: int | None = None,
     ) -> Trial:
         """The next of the equal steps, none longer than `longest`, that lead from `start` to `target`.
 
         advance : (step, time at its end) → (points, velocities) at the end of the step
+        count : the number of steps; by default the least one
         """
-        count = max(1, math.ceil((target - start) / longest * (1 - 1e-12)))
+        if count is None:
+            count = max(1, math.ceil((target - start) / longest * (1 - 1e-12)))
         done = round((self.t - start) / (target - start) * count)
         h = (target - start) / count
         end = target if done + 1 >= count else start + (done + 1) * h

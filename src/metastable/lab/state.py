@@ -285,8 +285,9 @@ def _problems(state: State) -> dict[str, str]:
     if not found and state.source != "trained":
         # For example: graded tokens of a head without a dominant direction.
         wrong = problem_of(state).faults()
-        # The field "head" is that of the audit.
-        found |= {name if name in FIELDS and name != "head" else state.source: line for name, line in wrong.items()}
+        # The field "head" is that of the audit, and eigenvalues have two fields.
+        source = "matrices" if state.source == "matrices" else "interaction"
+        found |= {name if name in FIELDS and name != "head" else source: line for name, line in wrong.items()}
     return found
 
 

@@ -17,7 +17,7 @@ from metastable.figures.distance import DistanceCurves
 from metastable.figures.heads import written
 from metastable.figures.look import number
 from metastable.lab.page import label_of
-from metastable.report.sentences import KeyNumber, afterwards, assumptions, headline, key_numbers
+from metastable.report.sentences import KeyNumber, afterwards, assumptions, headline, key_numbers, rate
 from metastable.run.run import Run
 from metastable.theory import Theory
 from metastable.theory.block import BlockTheory
@@ -142,7 +142,7 @@ def block_numbers(theory: BlockTheory) -> list[KeyNumber]:
         points = theory.fixed_points
         count = f"{points.count('stable')} of {len(points)}"
         found.append(KeyNumber("stable fixed points", count, "of the field at zero temperature, where tokens go"))
-    return [*found, KeyNumber("token rate c", number(theory.rate), "0: slower than exponential, or not known")]
+    return [*found, rate(theory)]
 
 
 def eigenvalues(values: torch.Tensor) -> str:

@@ -25,11 +25,9 @@ def write(run: Run, path: str | Path) -> Path:
 
 def render(run: Run) -> str:
     """The report as HTML."""
-    curves = figures.distance_curves(run)
+    curves, theory = figures.distance_curves(run), run.theory()
     drawn = {"distance": figures.distance(run, curves)}
-    drawn |= {
-        kind: run.figure(kind) for kind in ("sphere", "spectrum", "observables") if kind not in run.without_figures
-    }
+    drawn |= {kind: run.figure(kind) for kind in _kinds(run) if kind not in run.without_figures}
     small = run.block.dim <= LARGEST_MATRIX
     return render_page(
         "run.html.j2",
@@ -40,10 +38,16 @@ def render(run: Run) -> str:
         numbers=key_numbers(run, curves),
         figures={kind: figure_block(kind, figure) for kind, figure in drawn.items()},
         checks=run.theory().verdict.checks,
+        known=theory.known if isinstance(theory, BlockTheory) else (),
         making=_making(run),
         fixed_points=_fixed_points(run),
         matrices=_matrices(run) if small else {},
     )
+
+
+def _kinds(run: Run) -> tuple[str, ...]:
+    """The figures after the distance. Angles tell more about a member without theory than a sphere at one time."""
+    return ("sphere", "spectrum", "observables") if run.block.plain else ("angles", "sphere", "spectrum", "observables")
 
 
 def _matrices(run: Run) -> dict[str, list[list[float]]]:
@@ -87,4 +91,7 @@ def _making(run: Run) -> dict[str, list[tuple[str, str]]]:
 
 
 def _model(run: Run) -> dict[str, str]:
-    return {"head": repr(run.block.head)} if run.block.plain else {"block": repr(run.block)}
+    if run.block.plain:
+        return {"head": repr(run.block.head)}
+    perceptron = {} if run.block.perceptron is None else {"perceptron": repr(run.block.perceptron)}
+    return {"block": repr(run.block), **perceptron}

@@ -11,6 +11,7 @@ from metastable.run.observables import mean_cosine, observe
 from metastable.run.run import Run
 from metastable.theory import Theory
 from metastable.theory.assumptions import Verdict
+from metastable.theory.block import BlockTheory
 
 SAMPLE = 1000
 """The tokens that the log-energy is computed on."""
@@ -52,9 +53,11 @@ def headline(run: Run, curves: DistanceCurves) -> str:
 def gathering(run: Run) -> str:
     """How much the tokens came together, in one sentence that needs no theory."""
     first, last = (observe(run.block, run.at(i), run.beta, SAMPLE, 0) for i in (0, -1))
-    ways = [("the effective rank of the tokens", "effective_rank"), ("their mean cosine", "mean_cosine")]
-    ways.append(("the number of clusters", "clusters"))
-    told = [f"{name} went from {number(first[key])} to {number(last[key])}" for name, key in ways]
+    ways = [("the number of clusters of tokens", "clusters"), ("their mean cosine", "mean_cosine")]
+    ways.append(("their effective rank", "effective_rank"))
+    ends = [(name, number(first[key]), number(last[key])) for name, key in ways]
+    changed = [f"{name} went from {a} to {b}" for name, a, b in ends if a != b]
+    told = changed + [f"{name} stayed at {a}" for name, a, b in ends if a == b]
     return f"Until t = {number(run.horizon)} {', '.join(told[:-1])} and {told[-1]}."
 
 
@@ -129,6 +132,19 @@ class KeyNumber(NamedTuple):
     meaning: str
 
 
+def _about_dimension(run: Run) -> str:
+    if run.radii is None:
+        return "tokens lie on the unit sphere of this space"
+    return "directions of tokens lie on the unit sphere of this space"
+
+
+def _member(run: Run) -> tuple[str, str]:
+    """The name of the member in short, and in full with its discrete layers."""
+    parts = run.block.name.split(", ")
+    parts += [f"discrete layers of length {number(run.configuration['step'])}"] if run.discrete else []
+    return next(part for part in parts if part not in ("softmax attention", "one head")), ", ".join(parts)
+
+
 def key_numbers(run: Run, curves: DistanceCurves) -> list[KeyNumber]:
     """The numbers to quote from a run, each with its meaning."""
     th = run.theory()
@@ -137,17 +153,16 @@ def key_numbers(run: Run, curves: DistanceCurves) -> list[KeyNumber]:
     scaled = "" if gamma is None else f"{number(gamma)} log N; "
     found = [
         KeyNumber("tokens N", f"{len(run.cloud):,}".replace(",", " "), f"{weights}, law: {run.cloud.law['law']}"),
-        KeyNumber("dimension d", str(run.cloud.dim), "tokens lie on the unit sphere of this space"),
+        KeyNumber("dimension d", str(run.cloud.dim), _about_dimension(run)),
         KeyNumber("horizon", f"t = {number(run.horizon)}", f"{len(run.times)} times saved; later times are unknown"),
         KeyNumber("inverse temperature β", number(run.beta), f"{scaled}a larger β makes attention sharper"),
     ]
-    if not run.block.plain:
-        found.insert(0, KeyNumber("member", run.block.kernel, run.block.name))
+    if not run.block.plain or run.discrete:
+        found.insert(0, KeyNumber("member", *_member(run)))
     if run.radii is not None:
         first, last = (number(float(run.radii[i].median())) for i in (0, -1))
-        found.append(
-            KeyNumber("radius", f"{first} → {last}", "the median length of a token at the start and at the end")
-        )
+        what = "a token z = e^(−tV)h" if run.block.norm == "none" else "a token"
+        found.append(KeyNumber("radius", f"{first} → {last}", f"the median length of {what} at the start and the end"))
     if run.merged is not None:
         found.append(KeyNumber("live tokens", str(int(run.merged[-1, 0])), run.merge_sentence()))
     if th.no_limit:
@@ -162,15 +177,19 @@ def key_numbers(run: Run, curves: DistanceCurves) -> list[KeyNumber]:
         *found,
         KeyNumber("least distance", least, f"W₂ to the limit law, at t = {least_time}"),
         KeyNumber("noise floor", number(floor.mean), f"W₂ of two random samples of the limit law, {size}{placed}"),
-        KeyNumber("token rate c", number(th.rate), _about_rate(run)),
+        rate(th),
         *(_of_one_head(th, curves) if isinstance(th, Theory) else []),
     ]
 
 
-def _about_rate(run: Run) -> str:
-    if run.theory().rate > 0 or run.block.plain:
-        return "a single token approaches its limit like exp(−ct)"
-    return "a single token does not approach its limit exponentially, or its rate is not known"
+def rate(th: Theory | BlockTheory) -> KeyNumber:
+    """How fast a token approaches its limit at zero temperature."""
+    if isinstance(th, BlockTheory) and th.power is not None:
+        words = "a single token approaches its limit like a power of t, by the gap and the top eigenvalue of M"
+        return KeyNumber("token power", f"t^(−{number(th.power)})", words)
+    if isinstance(th, BlockTheory) and not th.rate > 0:
+        return KeyNumber("token rate c", "not known", "no rate at which a single token approaches its limit is known")
+    return KeyNumber("token rate c", number(th.rate), "a single token approaches its limit like exp(−ct)")
 
 
 def _of_one_head(th: Theory, curves: DistanceCurves) -> list[KeyNumber]:

@@ -84,6 +84,11 @@ class BaseRun:
         return (self.at(i) for i in range(len(self.times)))
 
     @property
+    def discrete(self) -> bool:
+        """Whether the run was made of discrete layers and not in continuous time."""
+        return self.configuration.get("method") == "layers"
+
+    @property
     def head(self) -> Head:
         """The head of a run with one head; BadInput if there are several."""
         return self.block.head
@@ -343,8 +348,9 @@ class Run(BaseRun):
 
     def __repr__(self) -> str:
         member = "" if self.block.plain else f"{self.block.name}, "
+        layers = f"layers of length {self.configuration['step']:g}, " if self.discrete else ""
         return (
-            f"Run({member}{len(self.cloud)} tokens, d={self.cloud.dim}, beta={self.beta:g}, "
+            f"Run({member}{layers}{len(self.cloud)} tokens, d={self.cloud.dim}, beta={self.beta:g}, "
             f"{len(self.times)} frames to t={self.horizon:g})"
         )
 

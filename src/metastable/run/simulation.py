@@ -133,6 +133,10 @@ def _merging_distance(merge: float, beta: float, block: Block) -> float:
 
 def _radii(radius: float | Array, cloud: Cloud, block: Block) -> Tensor | None:
     """|h| of the tokens at the start, (N, 1); None where all are 1."""
+    if radius is None or isinstance(radius, (bool, str)):
+        raise BadInput(f"radius is {radius!r}; it is the length of tokens, a number or one for each token")
+    if isinstance(radius, Tensor) and radius.ndim == 0:
+        radius = float(radius)
     given = [radius] * len(cloud) if isinstance(radius, numbers.Real) else radius
     if isinstance(radius, numbers.Real) and radius == 1:
         return None
@@ -162,6 +166,8 @@ def _refuse_between_layers(times: Sequence[float], step: float) -> None:
 
 def _at_layers(times: Sequence[float], step: float) -> tuple[float, ...]:
     """The times of layers nearest to `times`; the last one must be the time of a layer."""
+    if times[-1] < 0.5 * step:
+        raise BadInput(f"until is {times[-1]:g}, which is less than one layer of length {step:g}")
     _refuse_between_layers(times[-1:], step)
     return tuple(step * layer for layer in sorted({round(t / step) for t in times}))
 
@@ -259,7 +265,7 @@ class _Solver:
         method = choice(method, "method", METHODS)
         if self.block.noise and method not in NOISY:
             raise BadInput(
-                f"method is {method!r}, which follows a smooth path; a block with noise moves by heun (method='heun')"
+                f"method is {method!r}, which has no noise; a block with noise moves by heun (method='heun')"
             )
         if self.block.norm == "none" and method == "layers":
             raise BadInput("method is 'layers' and norm 'none', which is shown as z = exp(-tV)h in continuous time")
@@ -301,6 +307,12 @@ class _Solver:
     def _directions(self, state: Tensor) -> Tensor:
         return state if self.sphere else _directions(state)
 
+    def _shown(self, frames: Tensor) -> Tensor:
+        """The directions of all frames. The first are the given tokens, bit for bit: a run is known by them."""
+        found = _directions(frames)
+        found[0] = self.cloud.points
+        return found
+
     def run(self, watcher: Watcher, kept: Checkpoint | None = None) -> Run:
         stopwatch = Stopwatch()
         self.kept = kept
@@ -325,7 +337,7 @@ class _Solver:
             cloud=self.cloud,
             beta=self.beta,
             times=torch.tensor(self.times, dtype=torch.float64),
-            frames=frames if self.sphere else _directions(frames),
+            frames=frames if self.sphere else self._shown(frames),
             radii=None if self.sphere else torch.linalg.vector_norm(frames, dim=2),
             field_errors=torch.tensor(state.errors, dtype=torch.float64).reshape(-1, 2),
             merged=torch.tensor(state.merged, dtype=torch.float64) if self.merging else None,
@@ -358,13 +370,21 @@ class _Solver:
     def _step(self, state: _State, target: float) -> None:
         if self.method == "dopri5":
             counts = None if self.merging is None else self.merging.counts
-            trial = state.attempt(self.field, target, self.times[-1], self.tol, counts)
+            try:
+                trial = state.attempt(self.field, target, self.times[-1], self.tol, counts)
+            except SimulationStopped as stopped:
+                if self.block.kernel != "unnormalised":
+                    raise
+                raise SimulationStopped(f"{str(stopped).split(';')[0]}; {self._remedy()}") from None
             self._check_finite(trial.k, trial.t)
             if not state.judge(trial, self.tol):
                 return
         else:
             advance = functools.partial(self._advance_by, state)
-            trial = state.equal_step(advance, self.times[state.saved - 1], target, self.step)
+            start = self.times[state.saved - 1]
+            # Layers are whole: their number must not depend on the rounding of times.
+            layers = round(target / self.step) - round(start / self.step) if self.method == "layers" else None
+            trial = state.equal_step(advance, start, target, self.step, layers)
             self._check_finite(trial.k, trial.t)
             state.take(trial)
         if self.merging:

@@ -59,7 +59,7 @@ def head_from_json(record: dict[str, Any], dtype: torch.dtype) -> Head:
 def digest(block: Block, cloud: Cloud) -> str:
     """A fingerprint of the block and of the starting cloud, bit for bit."""
     # A plain head has the fingerprint that it had before there were blocks, so that its checkpoints can be resumed.
-    state = hashlib.sha256(b"" if block.plain else json.dumps(block.options, sort_keys=True).encode())
+    state = hashlib.sha256(b"" if block.plain else json.dumps(block.member, sort_keys=True).encode())
     for part in (*block.arrays.values(), cloud.points, cloud.log_weights):
         state.update(str((tuple(part.shape), str(part.dtype))).encode())
         state.update(np.ascontiguousarray(part.cpu().numpy()).view(np.uint8).reshape(-1).data)

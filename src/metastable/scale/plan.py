@@ -234,6 +234,10 @@ def make(
     base = base.replace(**{name: values[0] for name, values in listed.items()})
     base = _with_files_read(base, listed)
     last = max(positive(until, "until") for until in listed.get("until", [fixed.get("until")]))
+    if outputs is None:
+        # Many members of the family have no limit law, and so no distance and no phases.
+        blocks = bool(block) or not listed.keys().isdisjoint(BLOCK_KEYS)
+        outputs = OUTPUTS if blocks else ("distance", "phases")
     return Plan(base, listed, fixed, **_chosen_outputs(outputs, fixed.get("t_eval", FRAMES), last))
 
 
@@ -332,10 +336,8 @@ def _with_files_read(base: Problem, axes: dict[str, list[Any]]) -> Problem:
     return base.replace(head=base.head) if isinstance(base.head_spec, dict) and "file" in base.head_spec else base
 
 
-def _chosen_outputs(outputs: Mapping[str, Any] | Sequence[str] | None, t_eval: Any, last: float) -> dict[str, Any]:
+def _chosen_outputs(outputs: Mapping[str, Any] | Sequence[str], t_eval: Any, last: float) -> dict[str, Any]:
     """The fields times, distance, phases and observables of a plan."""
-    if outputs is None:
-        outputs = ("distance", "phases")
     if isinstance(outputs, str) or not isinstance(outputs, (Mapping, Sequence)):
         raise BadInput(f"outputs is {outputs!r}; give a list of names or a table, of {', '.join(OUTPUTS)}")
     refuse_unknown(outputs, OUTPUTS, "outputs")

@@ -55,11 +55,17 @@ def measure(plan: Plan, index: int) -> np.ndarray:
     whole = saved_times(t_eval if isinstance(t_eval, int) else [t for t in t_eval if t <= until], until)
     run = _solved(plan, problem.replace(t_eval=[*kept, *whole] if plan.phases else kept))
     places = np.searchsorted(run.times.numpy(), kept)
-    parts = [_over_time(plan, run.distance().values[places])] if plan.distance else []
+    # A member without a limit law has observables only.
+    none = None if run.block.plain else run.theory().no_limit
+    if none and not plan.observables:
+        raise BadInput(f"there is no limit law: {none}; keep observables ([outputs] observables = true)")
+    parts = [_over_time(plan, [] if none else run.distance().values[places])] if plan.distance else []
     if plan.observables:
         seen = [observe(run.block, run.at(int(i)), run.beta, SAMPLE, SAMPLE_SEED) for i in places]
         parts += [_over_time(plan, [row[name] for row in seen]) for name in plan.observables]
-    if plan.phases:
+    if plan.phases and none:
+        parts.append(np.full(len(plan.phases), math.nan))
+    elif plan.phases:
         phases = run.phases()
         numbers = {name: getattr(phases, name) for name in plan.phases}
         if "course" in numbers:

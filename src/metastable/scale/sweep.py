@@ -100,7 +100,8 @@ def sweep(
         everywhere. Either beta or gamma is an axis or a fixed value; gamma means β = γ log N with the N of each point
     mean_field : solve the continuity equation (see `mean_field`) instead of following tokens; no n is needed
     outputs : names of "distance", "phases" and "observables", or a table: {"distance": True, or a list of times;
-        "phases": True, or a list of names; "observables": the same}. By default distance and phases
+        "phases": True, or a list of names; "observables": the same}. By default distance and
+        phases; with a block also observables, since many members have no limit law and so no distance
     scheduler : address of a Dask scheduler, "tcp://HOST:PORT"; by default worker processes of this machine are started
     workers, memory : number of worker processes on this machine, and the memory limit of one of them, such as "4GB"
     overwrite : replace another sweep in the folder instead of refusing
