@@ -32,6 +32,13 @@ def audit(tokenizer):
     return ms.audit(tiny("bert"), texts, tokenizer=tokenizer)
 
 
+def test_the_summary_counts_and_names(audit):
+    one = checks.checks(audit)[0]
+    found = [dataclasses.replace(one, name=name, status=s) for name, s in (("a", "ok"), ("b", "look"), ("c", "act"))]
+    assert checks.summary(found) == "1 of 3 checks are ok; act on: c; look at: b."
+    assert checks.summary(found[:1] * 2) == "All 2 checks are ok."
+
+
 def planted(audit, **depths):
     """The audit with other curves over depth."""
     count = audit.shape["layers"] + 1

@@ -159,7 +159,7 @@ def test_the_first_rung_that_fails_is_named():
     assert "every rung" in planted({}).sentences()[0]
     found = planted({"temperature": 0.2, "all heads": -1.0})
     assert found.breaks == "temperature"
-    assert "breaks first at the rung 'temperature', in 4 of 4 layers: special tokens" in found.sentences()[0]
+    assert "the step 'temperature' predicts too little first, in 4 of 4 layers: special tokens" in found.sentences()[0]
 
 
 def test_the_ladder_is_part_of_an_audit(tokenizer, tmp_path):

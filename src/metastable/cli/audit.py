@@ -123,15 +123,20 @@ def audit(
 
 def _lines(audit: Audit) -> list[str]:
     """The headline, the checks and the theory in short, for a terminal; the report has the rest."""
+    from metastable.encoder.checks import summary
+
     verdict = audit.verdict
     warnings = [note for note in audit.notes if note.startswith("Warning")]
-    lines = [repr(audit), *warnings, verdict.headline, "checks:", *map(_line, audit.checks())]
+    checks = audit.checks()
+    lines = [repr(audit), *warnings, verdict.headline, summary(checks), *map(_line, checks)]
     broken = [] if audit.ladder is None else audit.ladder.sentences()[:1]
     lines += ["theory and encoder:", *(f"  {sentence}" for sentence in (*verdict.theory[:1], *broken))]
     if audit.ledger is not None and len(audit.ledger.entries):
         counts = audit.ledger.entries["verdict"].value_counts()
         told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-        lines.append(f"forecasts, beside the best simple baseline: {told}")
+        lines.append(
+            f"forecasts that were made before their outcome was measured, beside the best simple baseline: {told}"
+        )
     return lines if audit.loop is None else [*lines, audit.loop.sentence()]
 
 

@@ -57,6 +57,16 @@ class Check:
     sentence: str
 
 
+def summary(found: list[Check]) -> str:
+    """How many checks are ok, and the names of the others."""
+    good = sum(check.status == "ok" for check in found)
+    words = f"All {good} checks are ok" if good == len(found) else f"{good} of {len(found)} checks are ok"
+    for status, verb in (("act", "act on"), ("look", "look at")):
+        names = [check.name for check in found if check.status == status]
+        words += f"; {verb}: {', '.join(names)}" if names else ""
+    return f"{words}."
+
+
 def checks(audit: Audit) -> list[Check]:
     """All checks that the audit has numbers for."""
     found = [] if audit.measured is None else list(_on_text(audit, audit.measured))

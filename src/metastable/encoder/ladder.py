@@ -88,8 +88,8 @@ class Ladder:
         said = "every rung of the ladder predicts most of the next one in most layers"
         if rung is not None:
             failed = int((self.wide("of_next")[rung] < HALF).sum())
-            said = f"the theory breaks first at the rung {rung!r}, in {failed} of {len(self.wide())} layers: "
-            said += REASONS[rung]
+            said = f"on the way from the paper's model to the real layer the step {rung!r} predicts too little first, "
+            said += f"in {failed} of {len(self.wide())} layers: {REASONS[rung]}"
         parts = ", ".join(f"{name} {100 * share[name]:.0f} %" for name in RUNGS[:-1])
         alone = "if attention saw the tokens of another text, all heads together would predict "
         alone += f"{100 * share[OTHER]:.0f} % instead of {100 * share['all heads']:.0f} %"

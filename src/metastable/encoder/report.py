@@ -19,7 +19,7 @@ from jinja2.utils import htmlsafe_json_dumps
 
 from metastable import figures
 from metastable.decimals import decimals
-from metastable.encoder.checks import usual
+from metastable.encoder.checks import summary, usual
 from metastable.encoder.columns import CHECKS, COLUMNS, SIZES, TEXT, meaning
 from metastable.encoder.compare import COLUMNS as COMPARED
 from metastable.figures.curves import PANELS
@@ -111,7 +111,7 @@ def write(audit: Audit, path: str | Path) -> Path:
 def render(audit: Audit) -> str:
     """The report as HTML."""
     said = {judgement.sentence for judgement in audit.verdict.layers}
-    found = audit.verdict.unusual
+    found, checks = audit.verdict.unusual, audit.checks()
     unusual = [(place(row.layer, row.head), capital(row.sentence)) for row in found.itertuples()]
     return render_page(
         "audit.html.j2",
@@ -122,7 +122,8 @@ def render(audit: Audit) -> str:
         theory=[capital(s) + "." for s in audit.verdict.theory if s not in said],
         ladder=[] if audit.ladder is None else [capital(s) + "." for s in audit.ladder.sentences()],
         ledger=_ledger(audit),
-        checks=audit.checks(),
+        checks=checks,
+        summary=summary(checks),
         audited=usual()["encoders"],
         strip=[(phase, list(group)) for phase, group in groupby(audit.verdict.layers, key=lambda j: j.phase)],
         marks=MARKS,
