@@ -41,11 +41,13 @@ def test_fails_without_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
         assert what in names
 
 
+@pytest.mark.slow
 def test_fails_at_half_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("metastable.flow.fields.tangent", lambda x, w: 0.5 * tangent(x, w))
     assert "error of the first token" in failed(small(causal.random_head(3, 1)))
 
 
+@pytest.mark.slow
 def test_fails_when_beta_does_not_reach_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = causal.simulate
     monkeypatch.setattr(causal, "simulate", lambda block, cloud, beta, *a, **k: plain(block, cloud, 50.0, *a, **k))
@@ -54,6 +56,7 @@ def test_fails_when_beta_does_not_reach_the_tokens(monkeypatch: pytest.MonkeyPat
     assert "motion of a strong centre" in names
 
 
+@pytest.mark.slow
 def test_fails_with_wrong_expected_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = causal.expected_renyi_centres
     monkeypatch.setattr(causal, "expected_renyi_centres", lambda *a, **k: 1.1 * plain(*a, **k))

@@ -48,6 +48,7 @@ def test_fails_for_the_hull_of_other_tokens(monkeypatch: pytest.MonkeyPatch) -> 
     assert "motion of a leader" in names
 
 
+@pytest.mark.slow
 def test_fails_when_one_leader_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = leaders.leads
 
@@ -60,12 +61,14 @@ def test_fails_when_one_leader_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert "distance from the hull of the leaders" in failed(small())
 
 
+@pytest.mark.slow
 def test_fails_when_attention_is_soft(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = leaders.simulate
     monkeypatch.setattr(leaders, "simulate", lambda block, cloud, beta, *a, **k: plain(block, cloud, 1.0, *a, **k))
     assert "motion of a leader" in failed(small())
 
 
+@pytest.mark.slow
 def test_fails_when_tokens_attend_to_the_farthest(monkeypatch: pytest.MonkeyPatch) -> None:
     def repelled(head: Head, norm: str) -> Block:
         return Block(Head.from_interaction(-head.B, head.V), norm=norm)

@@ -144,12 +144,12 @@ def test_a_given_head_reaches_the_claim(tmp_path):
 
 @pytest.mark.parametrize("name", claims.NAMES)
 def test_a_head_that_a_claim_is_not_about_is_not_tried(name):
-    """Results of other papers are about B = V = I only, and no claim is about scores with an offset."""
-    peer = claims.find(name).peer
-    head = Head(np.eye(3), np.eye(3), 2 * np.eye(3), offset=None if peer else [0.2, 0.1, 0.0])
+    """Some claims are about B = V = I only, and no claim is about scores with an offset."""
+    fixed = claims.find(name).identity_only
+    head = Head(np.eye(3), np.eye(3), 2 * np.eye(3), offset=None if fixed else [0.2, 0.1, 0.0])
     found = claims.check(name, head=head)
     assert found.outcome == claims.INCONCLUSIVE
-    assert ("B = V = I" if peer else "offset") in found.checks[0].note
+    assert ("B = V = I" if fixed else "offset") in found.checks[0].note
 
 
 def test_a_second_process_is_refused(tmp_path):

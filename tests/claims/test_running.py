@@ -40,7 +40,7 @@ def counted(monkeypatch):
         found.picture("P", "C", Panel("x", "y", log_y=True)).add("s", [1.0, 2.0], [1.0, 2.0])
         return found
 
-    claim = replace(two_tokens.check, experiment=check, peer=False)
+    claim = replace(two_tokens.check, experiment=check, identity_only=False)
     monkeypatch.setattr(two_tokens, "check", claim)
     return calls
 

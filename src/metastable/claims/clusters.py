@@ -87,7 +87,7 @@ def counted(beta: float, n: int, seed: int) -> int:
     return count(run.final.points, beta)
 
 
-@claim("clusters", "Number of metastable clusters", peer=True)
+@claim("clusters", "Number of metastable clusters", identity_only=True)
 def check(
     head: Head | None,
     tell: Tell,

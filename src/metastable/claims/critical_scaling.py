@@ -198,7 +198,7 @@ def simulated_time(n: int, gamma: float, expected: float) -> float:
     return first_below(run.times.numpy(), -cosines, -(1 + START) / 2)
 
 
-@claim("critical-scaling", "Critical scaling of attention", peer=True)
+@claim("critical-scaling", "Critical scaling of attention", identity_only=True)
 def check(
     head: Head | None,
     tell: Tell,

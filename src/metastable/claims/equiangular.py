@@ -51,7 +51,7 @@ def simulated(n: int, start: float, beta: float, times: np.ndarray) -> np.ndarra
     return np.asarray((run.frames[:, first] * run.frames[:, second]).sum(dim=2).numpy())
 
 
-@claim("equiangular", "Equiangular tokens", peer=True)
+@claim("equiangular", "Equiangular tokens", identity_only=True)
 def check(
     head: Head | None,
     tell: Tell,

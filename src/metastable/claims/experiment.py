@@ -49,7 +49,7 @@ class Claim:
     experiment : (head or None, tell, **sizes) → Finding. Without a head, it uses heads of its own. Defaults that were
         made by `size` have a quick and a full value
     obstacle : why a given head cannot be tested, or None if it can
-    peer : whether the statement is from another paper; these are about B = V = I only
+    identity_only : whether the statement is about B = V = I only, so that no given head can be tested
     """
 
     name: str
@@ -57,14 +57,14 @@ class Claim:
     statement: str
     experiment: Callable[..., Finding]
     obstacle: Callable[[Head], str | None] = lambda head: None
-    peer: bool = False
+    identity_only: bool = False
 
     def __call__(
         self, head: Head | None = None, tell: Tell = lambda share: None, full: bool = False, **sizes: Any
     ) -> Finding:
         """Run the experiment in its quick or its full size; `sizes` replaces single sizes."""
         if head is not None:
-            if self.peer:
+            if self.identity_only:
                 return not_tried(self.name, "this claim is about B = V = I only")
             if head.offset is not None:
                 return not_tried(self.name, "the scores of this head have an offset, which the theory does not cover")

@@ -67,7 +67,7 @@ def simulated(angle: float, beta: float, wait: float) -> tuple[np.ndarray, np.nd
     return run.times.numpy(), np.abs(second - first)
 
 
-@claim("long-plateaus", "Exponentially long plateaus", peer=True)
+@claim("long-plateaus", "Exponentially long plateaus", identity_only=True)
 def check(
     head: Head | None,
     tell: Tell,

@@ -119,7 +119,7 @@ def interval(runs: list[np.ndarray]) -> Interval:
     return float(means.mean()), float(means.mean() - reach), float(means.mean() + reach)
 
 
-@claim("noise", "Noise against attention", peer=True)
+@claim("noise", "Noise against attention", identity_only=True)
 def check(
     head: Head | None,
     tell: Tell,

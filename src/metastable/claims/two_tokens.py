@@ -44,7 +44,7 @@ def simulated(beta: float, times: np.ndarray) -> np.ndarray:
     return np.asarray(torch.atan2(sines, (first * second).sum(dim=1)).numpy())
 
 
-@claim("two-tokens", "Two tokens", peer=True)
+@claim("two-tokens", "Two tokens", identity_only=True)
 def check(
     head: Head | None,
     tell: Tell,

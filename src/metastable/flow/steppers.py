@@ -78,7 +78,8 @@ def noisy_heun(f: Field, t: float, x: Tensor, k1: Tensor, h: float, increment: T
 
     With ΔW = `increment` (n, d), of variance σ²h in each coordinate: x + h/2 (k₁ + k₂) + (P_x + P_y)ΔW/2, where
     y = x + h k₁ + P_x ΔW and k₂ = f(y, t + h). The tangential fields P_x e_i do not commute, so that no method without
-    iterated integrals of W has a higher strong order. The weak order is 1. Without noise it is `heun`.
+    iterated integrals of W has a higher strong order. The weak order is 1: a step weakens the noise, σ² by the share
+    (d/2 + ¾)σ²h, so that h must be short against 2/(dσ²). Without noise it is `heun`.
     """
     first = increment - (increment * x).sum(dim=1, keepdim=True) * x
     y = unit(x + h * k1 + first)
