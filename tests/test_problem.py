@@ -267,7 +267,7 @@ def test_the_command_line_makes_a_block(tmp_path):
     assert found.exit_code == 0, found.output
     said = json.loads(found.stdout)
     assert said["member"] == "softmax attention, 2 heads, causal, pre-LN, 4 neurons beside attention"
-    assert "first token" in said["no_limit"]
+    assert "causal mask" in said["no_limit"]
     run = ms.Run.load(tmp_path / "run")
     assert run.block.options["causal"]
     assert said["member"] in (tmp_path / "run" / "report.html").read_text(encoding="utf-8").split("</title>")[0]

@@ -94,6 +94,7 @@ for engine in ("dense", "flash", "tree"):
 """
 
 
+@pytest.mark.slow
 def test_memory_is_linear_in_the_number_of_tokens():
     """An N×N matrix of float64 would take 512 MB. The peak of a new process grows by less than 100 MB per engine.
 

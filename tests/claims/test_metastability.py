@@ -55,6 +55,7 @@ def test_fails_with_a_wrong_depth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("solve_once")
+@pytest.mark.slow
 def test_fails_when_tokens_and_mean_field_are_of_different_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens that move three times as fast leave in a third of the time."""
     plain = metastability.equal_tokens

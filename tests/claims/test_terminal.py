@@ -31,6 +31,7 @@ def test_holds() -> None:
     assert together < 1e-3 < 0.1 < apart
 
 
+@pytest.mark.slow
 def test_fails_when_the_field_transposes_v(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, "complex pair")
     monkeypatch.setattr(Head, "values", lambda self, m: m @ self.value)

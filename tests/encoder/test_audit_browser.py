@@ -58,14 +58,17 @@ class Tab:
         self.page.wait_for_function("title => document.getElementById('head-title').textContent === title", arg=title)
 
     def resize(self, width):
-        """Change the width of the window, open all details, and wait until all plots have followed."""
-        self.page.evaluate("() => document.querySelectorAll('details').forEach(details => { details.open = false; })")
+        """Change the width of the window and wait until all plots have followed; those in closed details when opened."""
         self.page.set_viewport_size({"width": width, "height": 844})
-        self.page.evaluate("() => document.querySelectorAll('details').forEach(details => { details.open = true; })")
+        closed = self.page.locator("details:not([open])").element_handles()
+        for details in closed:
+            details.evaluate("details => { details.open = true; }")
         self.page.wait_for_function(
             """() => [...document.querySelectorAll('.js-plotly-plot')].every(
                 plot => Math.abs(plot._fullLayout.width - plot.getBoundingClientRect().width) < 2)"""
         )
+        for details in closed:
+            details.evaluate("details => { details.open = false; }")
 
     def cut(self):
         """Labels of plots that reach beyond the frame of their plot."""

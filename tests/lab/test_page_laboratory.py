@@ -218,6 +218,7 @@ def assert_together(tab):
     until(lambda: tab.eye(1) == tab.eye(2))
 
 
+@pytest.mark.slow
 def test_equal_and_graded_weights_and_two_numbers_of_tokens(tab):
     tab.show(f"{SMALL}&compare=weights").done()
     assert titles(tab) == ["equal weights", "graded weights"]

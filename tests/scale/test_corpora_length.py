@@ -33,6 +33,7 @@ def test_workers_find_what_one_process_finds(folder, texts, scheduler):
         pd.testing.assert_frame_equal(getattr(spread, name), getattr(alone, name), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_another_encoder_on_the_same_workers(folder, texts, scheduler, tmp_path):
     """Workers load the encoder of each study."""
     tiny("bert", vocab_size=30522, max_position_embeddings=64, seed=1).save_pretrained(tmp_path)

@@ -68,6 +68,7 @@ def test_records_are_those_of_one_process_to_the_byte(watching, stream, schedule
     assert [line for line in result.stderr.splitlines() if "dashboard" not in line] == one.stderr.splitlines()
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_mid_stream(watching, stream, cluster, scheduler, alone, tmp_path):
     out = tmp_path / "out"
     with when_grown(out / "records.jsonl", [1], lambda: kill_a_worker(cluster)) as killed:

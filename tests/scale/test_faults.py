@@ -124,6 +124,7 @@ def outer(tmp_path):
         process.wait()
 
 
+@pytest.mark.slow
 def test_scheduler_killed(tmp_path, outer, scheduler, undisturbed, said):
     process, address = outer
     folder = tmp_path / "sweep"

@@ -53,6 +53,7 @@ def scored(study):
     return replace(study, options=options, counts=counts, full_task=(0.8203, 0.8051, 0.8349), target="speed > 0")
 
 
+@pytest.mark.slow
 def test_scores_on_pairs_are_in_the_table_and_in_the_words(scored, study):
     html = page.render(scored)
     baseline = scored.options["baseline"].astype(bool)

@@ -113,6 +113,7 @@ def sample(draw, count):
     return full, full + draw.exponential(0.5, size=(count, 1)) * draw.normal(size=(count, 8))
 
 
+@pytest.mark.slow
 def test_the_intervals_cover_the_values_of_fresh_texts(monkeypatch):
     """Intervals of 60 texts cover the values of 4 000 with the same pool, in about 95 of 100 samples."""
     monkeypatch.setattr("metastable.encoder.compress.fidelity.RESAMPLES", 2)

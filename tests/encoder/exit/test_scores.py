@@ -45,6 +45,7 @@ def test_equal_predictions_have_no_correlation():
     assert value(spearman, np.arange(5.0), np.zeros(5)) == 0
 
 
+@pytest.mark.slow
 def test_intervals_of_a_difference_cover_it():
     """Two predictors with accuracies 0.8 and 0.75 that are right on partly the same texts."""
     cover, inside = 0, 0

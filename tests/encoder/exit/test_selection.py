@@ -94,6 +94,7 @@ def test_labels_of_a_fold_have_no_part_in_its_predictions():
     assert (one.outputs[:, fold != 2] != two.outputs[:, fold != 2]).any()
 
 
+@pytest.mark.slow
 def test_random_labels_stay_at_chance_and_a_choice_without_nesting_does_not():
     """Ten layers of noise. Half of the texts are of each class."""
     honest, chosen, covered = [], [], []
