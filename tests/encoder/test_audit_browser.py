@@ -58,7 +58,7 @@ class Tab:
         self.page.wait_for_function("title => document.getElementById('head-title').textContent === title", arg=title)
 
     def resize(self, width):
-        """Change the width of the window and wait until all plots have followed; those in closed details when opened."""
+        """Change the width of the window and wait until all plots have followed, also those in closed details."""
         self.page.set_viewport_size({"width": width, "height": 844})
         closed = self.page.locator("details:not([open])").element_handles()
         for details in closed:
