@@ -15,7 +15,7 @@ import metastable as ms
 from metastable.theory.noise import critical_noise
 
 HEAD = ms.Head.from_spectra([1.4, 0.7], [1.2, 0.5], angle=40.0)
-OTHERS = [ms.Head.from_spectra([1.4, 0.7], [1.2, 0.5], angle=angle) for angle in (100.0, 160.0)]
+OTHERS = [ms.Head.from_spectra([1.4, 0.7], [1.2, 0.5], seed=seed) for seed in (1, 2)]
 IDENTITY = ms.Head.from_interaction([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]])
 ELLIPSE = ms.Head.from_interaction([[1.0, 0.0], [0.0, 0.6]], [[1.0, 0.0], [0.0, 1.0]])
 PERCEPTRON = ms.Perceptron.random(2, 32, seed=3, strength=2.0)

@@ -223,8 +223,8 @@ def _of_weights(audit: Audit) -> Iterator[Check]:
     longest = float(np.nanmax(norms))
     where = own.iloc[int(np.nanargmax(norms))]
     status, rule = _judged(longest, 10, shown=_short)
-    words = f"The longest step that a head can make, ‖V‖₂ in token lengths: layer {int(where['layer'])}, head "
-    words += f"{int(where['head'])}."
+    words = "The longest update that a head can give to a token, in lengths of a token: "
+    words += f"layer {int(where['layer'])}, head {int(where['head'])}."
     if status != "ok":
         words += " One head can outweigh the stream; look at its section."
     yield _made("step", "longest step", longest, status, rule, words, _short)

@@ -106,7 +106,8 @@ class BlockTheory:
 
     def _about_limit(self) -> str:
         if self.one_head is not None:
-            return "At zero temperature tokens go to the limit law of the head, on the orbits of the sphere."
+            heads = "the head" if len(self.block.heads) == 1 else "one head, because all heads have the same B"
+            return f"At zero temperature tokens go to the limit law of {heads}, on the orbits of the sphere."
         stable = self.fixed_points.count("stable")
         points = "the stable fixed point" if stable == 1 else f"one of {stable} stable fixed points"
         return f"At zero temperature a token goes to {points}; see fixed_points and basins."
