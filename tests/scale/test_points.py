@@ -75,6 +75,21 @@ def reason(head, beta=5.0, **law):
     return found.payload.decode()
 
 
+def test_a_member_without_a_limit_law_has_observables_and_no_distance():
+    """By default a sweep of blocks keeps observables; one without them has nothing for such a member."""
+    axes = {"kernel": ["softmax", "sigmoid"]}
+    plan = make(axes, SPECTRA, {"n": 20}, {"beta": 5.0, "until": 1.0, "t_eval": 3})
+    one, other = (numbers(plan, i) for i in (0, 1))
+    assert not np.isnan(one["distance"]).any()
+    for name in ("distance", "least", "course"):
+        assert np.isnan(other[name]).all(), name
+    cloud = ms.uniform(20, d=2, seed=plan.cloud_seed(1))
+    run = ms.simulate(plan.problem(1).block, cloud, beta=5.0, until=1.0, t_eval=3, progress=False)
+    np.testing.assert_array_equal(other["mean_cosine"], run.observables()["mean_cosine"].values)
+    few = make(axes, SPECTRA, {"n": 20}, {"beta": 5.0, "until": 1.0, "t_eval": 3}, ["distance"])
+    assert b"observables = true" in points.record(few, 1).payload
+
+
 def test_points_fail_with_a_reason_in_one_line():
     assert "no limit point" in reason({"interaction": [[1, 0], [0, 1]], "value": [[0, 1], [-1, 0]]})
     assert "no step is small enough" in reason({"interaction": [1e200, 1], "value": [1e200, 1]})
