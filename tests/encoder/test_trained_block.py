@@ -1,6 +1,8 @@
 """A layer of an encoder as a block: one discrete layer of a run is the layer of the model itself."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -92,3 +94,11 @@ def test_the_block_of_a_layer_survives_a_file(tmp_path):
     repeated = ms.simulate(again.block, again.cloud, again.block.beta, 3.0, method="layers", progress=False)
     assert torch.equal(repeated.frames, run.frames)
     assert again.block.name == block.name
+
+
+def test_the_example_of_the_page_is_the_layer():
+    page = (Path(__file__).parents[2] / "docs" / "family.md").read_text(encoding="utf-8")
+    [code] = [part for part in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "from_encoder" in part]
+    made = {}
+    exec(code.replace('"bert-base-uncased"', repr(str(minilm()))), made)
+    assert float((made["found"] - made["states"][4][0]).detach().abs().max()) < 1e-5

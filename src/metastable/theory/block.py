@@ -96,7 +96,9 @@ class BlockTheory:
                 found.append("For V = I almost every start converges to the first token.")
         alone = self._alone and not block.causal
         if alone and not block.noise and block.kernel == "unnormalised" and _multiple(block.V, block.head.B):
-            found.append("V is a multiple of a symmetric B: the energy ∬ e^(β⟨Bᵀx, y⟩) of the tokens never decreases.")
+            found.append(
+                "V is a multiple of a symmetric B: in continuous time the energy ∬ e^(β⟨Bᵀx, y⟩) never decreases."
+            )
         if alone and block.noise and block.kernel in NOISY and _identity(block.V) and _identity(block.head.B):
             found.append(
                 "For B = V = I the uniform law is unstable exactly if the noise is below "
