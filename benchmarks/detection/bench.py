@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from columns import ALL_DEPTHS, SUBSPACES, inside
-from detectors import member
 from measures import aupr, auroc, fpr_at, interval, weights
 
-from metastable.monitor.conformal import Calibration, Surprise, combine
+from metastable.monitor.conformal import Calibration, Surprise
 from metastable.monitor.detectors.base import Detector
-from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, Setting
+from metastable.monitor.exposure import EXPOSURE
+from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, Setting, Spoilt
 
 SHARES = {"adjust": 0.25, "calibrate": 0.35, "test": 0.40}
 """Of the documents that no detector was fitted on."""
@@ -27,26 +27,29 @@ BATCH, DRAWS = 8, 400
 
 CONTROLS = ("token-count", "unigram-rarity")
 SINGLE = (
-    *("token-mahalanobis", "place-surprise", "pooled-mahalanobis", "layer-mean-mahalanobis", "pooled-knn"),
+    *("token-mahalanobis", "place-surprise", "pooled-mahalanobis", "layer-mean-mahalanobis", "nearest-texts"),
     *("concentration", "attention-entropy"),
 )
 """Every detector alone; the simple baselines that a setting has to beat are these and the controls."""
 
+_FULL = SETTINGS["full"]
+_WITHOUT = tuple(name for name in _FULL.exposed if name != "concentration")
 COMBINATIONS = {
-    "light": SETTINGS["light"],
-    "full": SETTINGS["full"],
-    "full + attention-entropy": Setting("", {**SETTINGS["full"].members, "attention-entropy": None}),
-    "full + concentration": Setting("", {**SETTINGS["full"].members, "concentration": None}),
-    "full + both": Setting("", {**SETTINGS["full"].members, "attention-entropy": None, "concentration": None}),
-    "full + pooled-knn": Setting("", {**SETTINGS["full"].members, "pooled-knn": None}),
-    "token-mahalanobis + pooled-knn": Setting("", {"token-mahalanobis": None, "pooled-knn": None}),
-    "pooled-mahalanobis + concentration": Setting("", {"pooled-mahalanobis": None, "concentration": None}),
+    **SETTINGS,
+    "light before": Setting.plain("light before", {"pooled-mahalanobis": None, "place-surprise": (1 / 3,)}),
+    "full before": Setting.plain("full before", {"token-mahalanobis": None, "place-surprise": None}),
+    "full, no classifier": Setting.plain("", _FULL.members),
+    "full, classifier alone": Setting("", _FULL.members, _FULL.exposed, {EXPOSURE: 1.0}),
+    "full, no concentration": Setting("", _FULL.members, _WITHOUT, _FULL.weights),
 }
-"""The two settings of the library, and others for comparison."""
+"""The settings of the library, those that they replace, and parts of the new ones."""
+
+STREAMED = ("light", "full", "light before", "full before")
+"""The combinations whose p-values, false alarms and delays are measured."""
 
 ABLATIONS = (ALL_DEPTHS, *(inside(subspace) for subspace in SUBSPACES))
 
-UNADJUSTED = (*SINGLE, "light", "full")
+UNADJUSTED = SINGLE
 """Also shown as if all texts had one length."""
 
 
@@ -83,10 +86,16 @@ class Method:
 
     @classmethod
     def of(
-        cls, setting: Setting, detectors: Mapping[str, Detector], adjust: ColumnTable, adjusted: bool, seed: int
+        cls,
+        setting: Setting,
+        detectors: Mapping[str, Detector],
+        adjust: ColumnTable,
+        spoilt: Spoilt,
+        adjusted: bool,
+        seed: int,
     ) -> Method:
         own = adjust if adjusted else of_one_length(adjust)
-        scale = Scale.of(setting, detectors, own, member)
+        scale = Scale.of(setting, detectors, own, spoilt)
         drawn = np.random.default_rng(seed).integers(len(adjust), size=(DRAWS, BATCH))
         return cls(scale, Surprise(_batch_numbers(scale, own, drawn)), adjusted)
 
@@ -97,21 +106,47 @@ class Method:
     def batches(self, table: ColumnTable, drawn: np.ndarray) -> np.ndarray:
         """(draws,), of the texts drawn (draws, 8)."""
         own = table if self.adjusted else of_one_length(table)
-        return combine(self.of_batches(_batch_numbers(self.scale, own, drawn)))
+        return self.of_batches(_batch_numbers(self.scale, own, drawn)).sum(axis=1)
 
 
 def _batch_numbers(scale: Scale, table: ColumnTable, drawn: np.ndarray) -> np.ndarray:
-    """(draws, members): adjusted columns are averaged over a batch first, and then made one number a detector."""
-    found = []
-    for own in scale.members:
-        z = own.first(table.columns[own.name][:, own.places], table.lengths)[drawn].mean(axis=1)
-        found.append(own.number(z))
+    """(draws, terms): adjusted columns are averaged over a batch first, and then made one number a detector.
+
+    The number of the classifier is its mean log-odds over the batch.
+    """
+    z = {own.name: own.adjusted(table) for own in scale.members}
+    found = [own.number(z[own.name][drawn].mean(axis=1)) for own in scale.members]
+    if scale.exposure is not None:
+        seen = np.concatenate([z[name] for name in scale.setting.exposed], axis=1)
+        found.append(scale.exposure(seen)[drawn].mean(axis=1))
     return np.stack(found, axis=1)
 
 
-def scorer(setting: Setting, detectors: Mapping[str, Detector], adjust: ColumnTable, calibrate: ColumnTable) -> Scorer:
+@dataclass(frozen=True)
+class Clean:
+    """The clean texts of a domain that no detector was fitted on, with spoilt copies of them.
+
+    documents : the document of each text; kinds, sources : see `Columns.spoilt`
+    """
+
+    table: ColumnTable
+    documents: list[str]
+    copies: ColumnTable
+    kinds: np.ndarray
+    sources: np.ndarray
+
+    def deal(self, seed: int) -> tuple[dict[str, ColumnTable], Spoilt]:
+        """The parts of a deal, and the spoilt copies of its adjust part."""
+        places = dealt(self.documents, seed)
+        own = np.isin(self.sources, places["adjust"])
+        return {part: self.table[at] for part, at in places.items()}, Spoilt(self.copies[own], self.kinds[own])
+
+
+def scorer(
+    setting: Setting, detectors: Mapping[str, Detector], adjust: ColumnTable, spoilt: Spoilt, calibrate: ColumnTable
+) -> Scorer:
     """Fitted on two tables of clean texts that have no text in common, nor any with the detectors' own."""
-    scale = Scale.of(setting, detectors, adjust, member)
+    scale = Scale.of(setting, detectors, adjust, spoilt)
     scores = scale(calibrate)
     return Scorer(scale, Calibration(scores.total), Calibration(scores.worst_depth))
 
@@ -119,20 +154,20 @@ def scorer(setting: Setting, detectors: Mapping[str, Detector], adjust: ColumnTa
 class Bench:
     """All methods of one seed."""
 
-    def __init__(self, clean: ColumnTable, documents: list[str], detectors: Mapping[str, Detector], seed: int) -> None:
+    def __init__(self, clean: Clean, detectors: Mapping[str, Detector], seed: int) -> None:
         self.seed = seed
-        self.parts = {part: clean[places] for part, places in dealt(documents, seed).items()}
+        self.parts, spoilt = clean.deal(seed)
         adjust = self.parts["adjust"]
         wanted = [*SINGLE, *CONTROLS, *(name for name in ABLATIONS if name in detectors)]
-        settings = {name: Setting(name, {name: None}) for name in wanted} | COMBINATIONS
+        settings = {name: Setting.plain(name, {name: None}) for name in wanted} | COMBINATIONS
         # A count of tokens that is adjusted for their count says nothing.
         self.methods = {
-            name: Method.of(s, detectors, adjust, name != "token-count", seed) for name, s in settings.items()
+            name: Method.of(s, detectors, adjust, spoilt, name != "token-count", seed) for name, s in settings.items()
         }
         for name in UNADJUSTED:
-            self.methods[unadjusted(name)] = Method.of(settings[name], detectors, adjust, False, seed)
+            self.methods[unadjusted(name)] = Method.of(settings[name], detectors, adjust, spoilt, False, seed)
         self.scorers = {
-            name: scorer(setting, detectors, adjust, self.parts["calibrate"]) for name, setting in SETTINGS.items()
+            name: scorer(COMBINATIONS[name], detectors, adjust, spoilt, self.parts["calibrate"]) for name in STREAMED
         }
         self._of_clean = {name: method.texts(self.parts["test"]) for name, method in self.methods.items()}
 

@@ -31,9 +31,13 @@ from metastable.monitor.detectors.base import Detector, Gathering, adding, chose
 from metastable.monitor.detectors.token_mahalanobis import TokenMahalanobis
 from metastable.monitor.moments import Moments
 from metastable.monitor.scoring import ColumnTable
+from metastable.monitor.spoiling import spoilt
 
 FIT = 2000
 """Texts that detectors are fitted on, at least, as whole documents; half of the clean texts where these are few."""
+
+COPIES = 2
+"""Spoilt copies of each clean text."""
 
 SUBSPACES = ("E", "random", "PCA")
 ALL_DEPTHS = "token-mahalanobis, all depths"
@@ -96,6 +100,14 @@ class Columns:
     def clean(self) -> ColumnTable:
         """The clean texts that nothing was fitted on."""
         return self.table([self.texts[place] for place in self.rest])
+
+    def spoilt(self) -> tuple[ColumnTable, np.ndarray, np.ndarray]:
+        """Spoilt copies of these texts: their columns, their kinds, and the place of the text of each."""
+        texts, others = ([self.texts[place] for place in places] for places in (self.rest, self.fit))
+        vocabulary = list(self.encoder.reads_text().get_vocab())
+        made = spoilt(texts, others, vocabulary, COPIES * len(texts), seed=0)
+        table = self.table([copy.text for copy in made])
+        return table, np.array([copy.kind for copy in made]), np.array([copy.source for copy in made])
 
     def table(self, texts: Sequence[str]) -> ColumnTable:
         """The columns of texts, in their order."""

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import shifts
 import torch
-from bench import Bench
+from bench import Bench, Clean
 from columns import Columns
 from document import markdown
 from packages import PACKAGES
@@ -62,9 +62,9 @@ def judged(benches: list[Bench], table: ColumnTable) -> dict[str, Any]:
 
 def domain_record(encoder: Encoder, domain: str, seeds: int) -> dict[str, Any]:
     columns = Columns(encoder, domain)
-    clean = columns.clean()
-    say(f"{domain}: {len(clean)} clean texts")
-    benches = [Bench(clean, columns.documents, columns.blank(), seed) for seed in range(seeds)]
+    clean = Clean(columns.clean(), columns.documents, *columns.spoilt())
+    say(f"{domain}: {len(clean.table)} clean texts")
+    benches = [Bench(clean, columns.blank(), seed) for seed in range(seeds)]
     groups: dict[str, dict[str, Any]] = {}
     tables: dict[str, ColumnTable] = {}
     for group, names in shifts.groups(domain).items():
@@ -73,7 +73,7 @@ def domain_record(encoder: Encoder, domain: str, seeds: int) -> dict[str, Any]:
             tables[name] = columns.table(shifts.shift(name, domain, encoder))
             groups[group][name] = judged(benches, tables[name])
             say(f"{domain}, {name}: full {groups[group][name]['methods']['full']['matched']}")
-    deals = [Deal(clean, columns.documents, columns.blank(), seed) for seed in range(CLEAN)]
+    deals = [Deal(clean, columns.blank(), seed) for seed in range(CLEAN)]
     return {
         "fitted on": len(columns.fit),
         "parts": {part: len(own) for part, own in benches[0].parts.items()},
@@ -91,7 +91,8 @@ def twin_record(encoder: Encoder, seeds: int) -> dict[str, Any]:
     found = {}
     for domain, group in TWINNED.items():
         columns = Columns(other, domain, ablations=False)
-        benches = [Bench(columns.clean(), columns.documents, columns.blank(), seed) for seed in range(seeds)]
+        clean = Clean(columns.clean(), columns.documents, *columns.spoilt())
+        benches = [Bench(clean, columns.blank(), seed) for seed in range(seeds)]
         names = shifts.groups(domain)[group]
         found[domain] = {n: judged(benches, columns.table(shifts.shift(n, domain, encoder))) for n in names}
         say(f"twin, {domain}: done")

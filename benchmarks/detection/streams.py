@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 from alarms import ChangeAlarm, WindowedKS, WindowedMMD
-from bench import dealt, scorer
+from bench import COMBINATIONS, STREAMED, Clean, scorer
 
 from metastable.monitor.alarm import Alarm
 from metastable.monitor.detectors.base import Detector
-from metastable.monitor.scoring import SETTINGS, ColumnTable, Scorer
+from metastable.monitor.scoring import ColumnTable, Scorer
 
 ALPHA, WINDOW = 0.01, 50
 CLEAN, LONGEST = 50, 2000
@@ -35,10 +35,11 @@ METHODS = ("alarm", "change alarm", "KS", "MMD")
 class Deal:
     """One new deal of the clean documents: a scorer of each setting, and other clean texts in random order."""
 
-    def __init__(self, clean: ColumnTable, documents: list[str], detectors: Mapping[str, Detector], seed: int) -> None:
-        parts = {part: clean[places] for part, places in dealt(documents, 1000 + seed).items()}
+    def __init__(self, clean: Clean, detectors: Mapping[str, Detector], seed: int) -> None:
+        parts, spoilt = clean.deal(1000 + seed)
         self.seed, self.calibrate = seed, parts["calibrate"]
-        self.scorers = {n: scorer(s, detectors, parts["adjust"], parts["calibrate"]) for n, s in SETTINGS.items()}
+        own = detectors, parts["adjust"], spoilt, parts["calibrate"]
+        self.scorers = {name: scorer(COMBINATIONS[name], *own) for name in STREAMED}
         self.clean = parts["test"][np.random.default_rng(seed).permutation(len(parts["test"]))]
 
     def watch(self, setting: str, horizon: int, mmd: bool) -> Watch:
@@ -84,7 +85,7 @@ def clean_streams(deals: list[Deal]) -> dict[str, Any]:
     """By setting and method: in how many clean streams an alarm was raised."""
     texts = min(LONGEST, *(len(deal.clean) for deal in deals))
     found: dict[str, Any] = {"streams": len(deals), "texts": texts, "false alarms": {}}
-    for setting in SETTINGS:
+    for setting in STREAMED:
         raised = []
         for place, deal in enumerate(deals):
             watch = deal.watch(setting, texts, place < MMD_STREAMS)
@@ -102,7 +103,7 @@ def clean_streams(deals: list[Deal]) -> dict[str, Any]:
 
 def changed_streams(deals: list[Deal], shifted: Mapping[str, ColumnTable]) -> dict[str, Any]:
     """By setting, shift and method: the median delay after the change, how many were missed and raised before it."""
-    found: dict[str, Any] = {setting: {name: [] for name in shifted} for setting in SETTINGS}
+    found: dict[str, Any] = {setting: {name: [] for name in shifted} for setting in STREAMED}
     start = min(BEFORE, *(len(deal.clean) // WINDOW * WINDOW for deal in deals))
     for setting, by_shift in found.items():
         for place, deal in enumerate(deals[:STREAMS]):

@@ -12,7 +12,7 @@ from metastable.monitor.record import records
 from tests.monitor.tables import table_of
 
 STRANGE = "der Hund läuft über die Straße und bellt, weil er Hunger hat und niemand zu Hause ist"
-NUMBERS = ("score", "p_marginal", "p_value", "by_member", "p_by_depth")
+NUMBERS = ("score", "p_marginal", "p_value", "by_term", "p_by_depth")
 
 
 def assess(encoder, baseline, setting, texts, side="right"):
@@ -62,7 +62,7 @@ def test_a_text_is_judged_alone(encoder, baseline, held_texts, setting):
     assert together.usable.tolist() == left.usable.tolist() == [bool(text) for text in texts]
     for i in (0, 2, 10):
         _, alone = assess(encoder, baseline, setting, [texts[i]])
-        for name in ("score", "by_member"):
+        for name in ("score", "by_term"):
             np.testing.assert_allclose(getattr(together, name)[i], getattr(alone, name)[0], rtol=2e-3, atol=2e-3)
             np.testing.assert_allclose(getattr(left, name)[i], getattr(alone, name)[0], rtol=2e-3, atol=2e-3)
     # The control: another text has another score.

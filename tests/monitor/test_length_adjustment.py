@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from metastable.errors import BadInput
-from metastable.monitor.length_adjustment import Adjustment, shaped
+from metastable.monitor.length_adjustment import Adjustment, TailAdjustment, shaped
 
 LOCATION = (2.0, -0.7, 0.3)
 SCALE = (-1.0, 0.4)
@@ -139,3 +139,62 @@ def test_saved_and_restored_bit_for_bit():
         Adjustment.from_arrays(vars(found), 2)
     with pytest.raises(BadInput, match="not finite"):
         shaped({"a": np.array([1.0, np.nan])}, "a", (-1,))
+
+
+def heavy(texts, seed):
+    """Scores whose upper tail beyond q(ℓ) = 1 + 2ℓ is exponential with mean e^{−1 + 0.6ℓ}."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(5, 200, texts)
+    log_n = np.log(lengths)
+    mean = np.exp(-1 + 0.6 * log_n)
+    above = rng.random(texts) < 0.1
+    excess = np.where(above, rng.exponential(mean), -3 * mean * rng.random(texts))
+    return 1 + 2 * log_n + excess, lengths
+
+
+def test_the_tail_of_a_known_law_is_recovered():
+    scores, lengths = heavy(3000, seed=0)
+    found = TailAdjustment.of(scores, lengths)
+    terms = np.stack([np.ones(3000), np.log(lengths), np.log(lengths) ** 2], axis=1)
+    # The density at the quantile is 0.1/mean, so its standard error is about 0.3/√3000 · mean/0.1 = 0.05 mean.
+    mean = np.exp(-1 + 0.6 * np.log(lengths))
+    assert np.median(np.abs(terms @ found.location - (1 + 2 * np.log(lengths))) / mean) < 0.1
+    # 300 excesses: their mean has a standard error of 6 %.
+    assert np.median(np.exp(terms[:, :2] @ found.scale) / mean) == pytest.approx(1, abs=0.2)
+    assert found.scale[1] == pytest.approx(0.6, abs=0.25)
+
+
+def test_the_quantile_is_the_minimum_of_the_pinball_loss():
+    scores, lengths = heavy(400, seed=1)
+    found = TailAdjustment.of(scores, lengths)
+    kept = np.clip(np.log(lengths), *found.within)
+    terms = np.stack([np.ones(400), kept, kept**2], axis=1)
+
+    def loss(location):
+        rest = scores - terms @ location
+        return float(np.sum(np.where(rest > 0, 0.9 * rest, -0.1 * rest)))
+
+    least = loss(found.location)
+    rng = np.random.default_rng(0)
+    for size in (1e-4, 1e-2, 1.0):
+        for _ in range(100):
+            assert loss(found.location + size * rng.normal(size=3)) >= least - 1e-9 * least
+    # Three texts lie on the quantile, and a tenth of the others above it.
+    assert np.sum(scores - terms @ found.location > 1e-9) == pytest.approx(40, abs=3)
+
+
+def test_tails_of_all_lengths_are_alike_and_without_the_adjustment_they_are_not():
+    scores, lengths = heavy(3000, seed=2)
+    new, others = heavy(200_000, seed=3)
+    adjusted = TailAdjustment.of(scores, lengths)(new, others)
+    cut = {"adjusted": np.quantile(adjusted, 0.99), "plain": np.quantile(new, 0.99)}
+    short = others < 20
+    rates = {key: np.mean((adjusted if key == "adjusted" else new)[short] > value) for key, value in cut.items()}
+    assert rates["adjusted"] == pytest.approx(0.01, rel=0.5)
+    assert rates["plain"] < 1e-4
+
+
+def test_a_score_that_is_constant_has_a_finite_tail():
+    lengths = np.arange(5, 205)
+    found = TailAdjustment.of(np.ones(200), lengths)
+    assert np.isfinite(found(np.array([0.0, 1.0, 2.0]), np.array([1, 50, 10_000]))).all()

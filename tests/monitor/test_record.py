@@ -27,7 +27,7 @@ def passage_of(texts, side="right"):
     return Passage.of(batch["input_ids"], batch["attention_mask"], special)
 
 
-def assessed(passage, strange=(), p=0.002, least=0.001, by_member=(1.0, 5.0)):
+def assessed(passage, strange=(), p=0.002, least=0.001, by_term=(1.0, 5.0)):
     """Assessed texts in which the tokens at the places `strange` (text, place, value) stand out to `PLACE`."""
     texts, n = passage.ids.shape
     values = torch.zeros(texts, n)
@@ -43,7 +43,8 @@ def assessed(passage, strange=(), p=0.002, least=0.001, by_member=(1.0, 5.0)):
         score=3.5 * full,
         p_marginal=p / 2 * full,
         p_value=p * full,
-        by_member=np.tile(by_member, (texts, 1)) * full[:, None],
+        by_term=np.tile(by_term, (texts, 1)) * full[:, None],
+        kinds=None,
         p_by_depth=by_depth,
         depths=(0, 2, 4),
         names=(POOLED, PLACE),
@@ -125,7 +126,7 @@ def test_words_are_left_out_without_a_tokenizer_and_on_request():
 def test_words_of_another_detector_are_not_given_as_its_reason():
     """The pooled detector finds the text strangest, and does not look at single tokens."""
     passage = passage_of(["The ferry leaves."])
-    found = records(assessed(passage, [(0, 2, 1.0)], by_member=(9.0, 5.0)), passage, tokenizer())[0]
+    found = records(assessed(passage, [(0, 2, 1.0)], by_term=(9.0, 5.0)), passage, tokenizer())[0]
     assert found.detector == POOLED
     assert found.reason.endswith(f"because {DETECTORS[POOLED].words}; most unusual of its words: ‘ferry’")
 

@@ -10,17 +10,24 @@ from metastable.errors import BadInput
 from metastable.monitor.conformal import ladder
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.detectors.base import Column
-from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, Setting
+from metastable.monitor.exposure import EXPOSURE, Exposure
+from metastable.monitor.length_adjustment import TailAdjustment
+from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, Setting, Spoilt, Vector
+from metastable.monitor.spoiling import KINDS
 from tests.benchmarks.modules import module
 
-scorer_of, Vector = module("bench").scorer, module("detectors").Vector
+bench_scorer = module("bench").scorer
+
+
+def scorer_of(setting, detectors, adjust, calibrate, spoilt=None):
+    return bench_scorer(setting, detectors, adjust, spoilt, calibrate)
 
 
 class Described:
     """As much of a detector as scoring looks at."""
 
     def __init__(self, name, depths, two_sided=False):
-        self.name, self.two_sided = name, two_sided
+        self.name, self.two_sided, self.layers = name, two_sided, 6
         self.depths = tuple(d for d in dict.fromkeys(depths) if d is not None)
         self.columns = tuple(Column(f"c{i}", depth) for i, depth in enumerate(depths))
 
@@ -28,7 +35,8 @@ class Described:
 ONE = Described("one", (0, 0, 2, 2))
 TWO = Described("two", (2, 5, None), two_sided=True)
 BOTH = {"one": ONE, "two": TWO}
-SETTING = Setting("both", {"one": None, "two": None})
+WEIGHTS = {"one": 1.0, "two": 0.5, EXPOSURE: 2.0}
+SETTING = Setting("both", {"one": None, "two": None}, ("two", "one"), WEIGHTS)
 
 
 def drawn(texts, seed, shift=0.0):
@@ -40,13 +48,23 @@ def drawn(texts, seed, shift=0.0):
     return ColumnTable({"one": one, "two": two}, lengths)
 
 
-def literal(adjust, calibrate, new, settings=SETTING):
+def spoilt_copies(texts, seed):
+    """Copies that are shifted a little, each kind in another column."""
+    table = drawn(texts, seed)
+    kinds = np.random.default_rng(seed).integers(len(KINDS), size=texts)
+    columns = {name: found.copy() for name, found in table.columns.items()}
+    columns["one"][np.arange(texts), kinds % 4] += 1.0 + 0.2 * kinds
+    return Spoilt(ColumnTable(columns, table.lengths), kinds)
+
+
+def literal(adjust, calibrate, new, spoilt, settings=SETTING):
     """Score, marginal p and p by depth of one text, with loops, from the formulas."""
     surprises, by_depth = {}, {}
-    tables = {"adjust": adjust, "calibrate": calibrate, "new": new}
+    tables = {"adjust": adjust, "calibrate": calibrate, "new": new, "spoilt": spoilt.table}
     strange = {key: {} for key in tables}
+    columns = {}
     for name in settings.members:
-        z = {}
+        z = columns[name] = {}
         location, scale, within = _fitted(adjust.columns[name], adjust.lengths)
         for key, table in tables.items():
             z[key] = _adjusted(table.columns[name], table.lengths, location, scale, within)
@@ -64,7 +82,17 @@ def literal(adjust, calibrate, new, settings=SETTING):
                 if column.depth is not None:
                     value = np.abs(z[key][:, i]) if BOTH[name].two_sided else z[key][:, i]
                     strange[key].setdefault(column.depth, []).append(value)
-    total = {k: [2 * sum(surprises[n][k][i] for n in surprises) for i in range(len(tables[k]))] for k in tables}
+    seen = {k: np.concatenate([columns[name][k] for name in settings.exposed], axis=1) for k in tables}
+    odds = Exposure.of(seen["adjust"], seen["spoilt"], spoilt.kinds)
+    again = _fitted(odds(seen["adjust"])[:, None], adjust.lengths)
+    numbers = {k: _adjusted(odds(seen[k])[:, None], tables[k].lengths, *again)[:, 0] for k in tables}
+    surprises[EXPOSURE] = {k: [_tail(s, numbers["adjust"]) for s in numbers[k]] for k in tables}
+    sums = {
+        k: np.array([sum(WEIGHTS[n] * surprises[n][k][i] for n in surprises) for i in range(len(tables[k]))])
+        for k in tables
+    }
+    tail = TailAdjustment.of(sums["adjust"], adjust.lengths)
+    total = {k: tail(sums[k], tables[k].lengths) for k in tables}
     for depth in strange["new"]:
         mean = {k: np.mean(strange[k][depth], axis=0) for k in tables}
         by_depth[depth] = {k: [_tail(s, mean["adjust"]) for s in mean[k]] for k in tables}
@@ -129,9 +157,11 @@ def _tail(s, own):
 @pytest.mark.parametrize("shift", [0.0, 1.5, 8.0])
 def test_against_the_formulas(shift):
     adjust, calibrate, new = drawn(200, 0), drawn(500, 1), drawn(1, 2, shift)
-    scorer = scorer_of(SETTING, BOTH, adjust, calibrate)
+    spoilt = spoilt_copies(300, 3)
+    scorer = scorer_of(SETTING, BOTH, adjust, calibrate, spoilt)
     judged = scorer.assess(new)
-    score, p, by_depth = literal(adjust, calibrate, new)
+    score, p, by_depth = literal(adjust, calibrate, new, spoilt)
+    assert judged.names == ("one", "two", EXPOSURE)
     assert judged.depths == (0, 2, 5)
     # Moments are taken of float32 rows: see `moments`.
     assert judged.score[0] == pytest.approx(score, rel=1e-5)
@@ -151,17 +181,44 @@ def test_vector_is_the_shrunk_mahalanobis_distance():
     np.testing.assert_allclose(Vector.of(z)(z), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_the_classifier_is_the_ridge_multinomial_regression():
+    """Its slope is zero at the optimum, by central differences of the loss written out."""
+    rng = np.random.default_rng(0)
+    kinds = np.arange(60) % len(KINDS)
+    clean, spoilt = rng.normal(size=(40, 3)), rng.normal(size=(60, 3)) + kinds[:, None] / 5
+    found = Exposure.of(clean, spoilt, kinds)
+    z = np.clip(np.concatenate([clean, spoilt]), -6, 6)
+    x = (z - z.mean(axis=0)) / z.std(axis=0)
+
+    def loss(weights):
+        total = 15.0 * np.sum(weights[:-1] ** 2)
+        for row, point in enumerate(x):
+            logits = [0.0, *(point @ weights[:-1] + weights[-1])]
+            right = 0 if row < 40 else 1 + kinds[row - 40]
+            total += (1 if row < 40 else 40 / 60) * (math.log(sum(map(math.exp, logits))) - logits[right])
+        return total
+
+    assert np.abs(found.weights).max() > 0.1
+    for place in np.ndindex(found.weights.shape):
+        step = np.zeros_like(found.weights)
+        step[place] = 1e-4
+        assert abs(loss(found.weights + step) - loss(found.weights - step)) / 2e-4 < 0.05
+    odds = [math.log(sum(math.exp(v) for v in row)) for row in found.logits(spoilt)]
+    np.testing.assert_allclose(found(spoilt), odds)
+    assert found(spoilt).mean() > found(clean).mean() + 0.05
+
+
 def test_two_sided_detectors_find_too_little_and_one_sided_ones_do_not():
     adjust, calibrate = drawn(300, 0), drawn(600, 1)
     low = drawn(200, 2, shift=-12.0)
-    two = scorer_of(Setting("two", {"two": None}), BOTH, adjust, calibrate).assess(low)
-    one = scorer_of(Setting("one", {"one": None}), BOTH, adjust, calibrate).assess(low)
+    two = scorer_of(Setting.plain("two", {"two": None}), BOTH, adjust, calibrate).assess(low)
+    one = scorer_of(Setting.plain("one", {"one": None}), BOTH, adjust, calibrate).assess(low)
     assert np.median(two.p_value) == two.least
     assert np.median(one.p_marginal) > 0.9
 
 
 def test_texts_that_cannot_be_used_are_told_apart_and_change_nothing():
-    scorer = scorer_of(SETTING, BOTH, drawn(200, 0), drawn(500, 1))
+    scorer = scorer_of(SETTING, BOTH, drawn(200, 0), drawn(500, 1), spoilt_copies(300, 3))
     new = drawn(5, 2)
     judged = scorer.assess(new)
     columns = {name: found.copy() for name, found in new.columns.items()}
@@ -171,7 +228,7 @@ def test_texts_that_cannot_be_used_are_told_apart_and_change_nothing():
     columns["two"][4, 0] = math.inf
     broken = scorer.assess(ColumnTable(columns, lengths))
     assert broken.usable.tolist() == [True, False, True, False, False]
-    for name in ("score", "p_marginal", "p_value", "by_member", "p_by_depth"):
+    for name in ("score", "p_marginal", "p_value", "by_term", "p_by_depth"):
         assert np.isnan(getattr(broken, name)[[1, 3, 4]]).all()
         assert np.array_equal(getattr(broken, name)[[0, 2]], getattr(judged, name)[[0, 2]])
     nothing = scorer.assess(ColumnTable({n: c[:0] for n, c in columns.items()}, lengths[:0]))
@@ -180,27 +237,27 @@ def test_texts_that_cannot_be_used_are_told_apart_and_change_nothing():
 
 
 def test_saved_and_restored_bit_for_bit():
-    one = Setting("one", {"one": None})
-    scorer = scorer_of(one, BOTH, drawn(200, 0), drawn(500, 1))
+    deep = BOTH | {"two": Described("two", (2, 5, 5), two_sided=True)}
+    scorer = scorer_of(SETTING, deep, drawn(200, 0), drawn(500, 1), spoilt_copies(300, 3))
     new = drawn(50, 2, shift=0.5)
-    again = Scorer.from_arrays(one, scorer.to_dict(), scorer.to_arrays())
+    again = Scorer.from_arrays(SETTING, scorer.to_dict(), scorer.to_arrays())
     first, second = scorer.assess(new), again.assess(new)
-    for name in ("score", "p_marginal", "p_value", "by_member", "p_by_depth"):
+    for name in ("score", "p_marginal", "p_value", "by_term", "kinds", "p_by_depth"):
         assert np.array_equal(getattr(first, name), getattr(second, name))
     assert again.setting == scorer.setting
-    assert again.visits == {"one": {0, 2}}
+    assert again.visits == {"one": {0, 2}, "two": {2, 5}}
     for name in scorer.to_arrays():
         arrays = scorer.to_arrays()
         del arrays[name]
         with pytest.raises(BadInput, match="no "):
-            Scorer.from_arrays(one, scorer.to_dict(), arrays)
+            Scorer.from_arrays(SETTING, scorer.to_dict(), arrays)
         bad = scorer.to_arrays()
         bad[name] = np.full_like(bad[name], math.nan)
         with pytest.raises(BadInput, match="not finite"):
-            Scorer.from_arrays(one, scorer.to_dict(), bad)
+            Scorer.from_arrays(SETTING, scorer.to_dict(), bad)
         bad[name] = np.zeros((2, 2, 2))
         with pytest.raises(BadInput, match="shape"):
-            Scorer.from_arrays(one, scorer.to_dict(), bad)
+            Scorer.from_arrays(SETTING, scorer.to_dict(), bad)
 
 
 def test_detectors_without_a_depth_have_no_depths():
@@ -210,7 +267,7 @@ def test_detectors_without_a_depth_have_no_depths():
     def table(texts):
         return ColumnTable({"whole": rng.normal(size=(texts, 2))}, rng.integers(4, 60, texts))
 
-    scorer = scorer_of(Setting("whole", {"whole": None}), {"whole": whole}, table(200), table(500))
+    scorer = scorer_of(Setting.plain("whole", {"whole": None}), {"whole": whole}, table(200), table(500))
     judged = scorer.assess(table(7))
     assert judged.depths == ()
     assert judged.p_by_depth.shape == (7, 0)
@@ -222,9 +279,11 @@ def test_settings_choose_depths_by_place(encoder):
     place = detectors["place-surprise"]
     assert {place.columns[i].depth for i in light.places(place)} == {2}
     assert {place.columns[i].depth for i in full.places(place)} == {2, 3}
+    course = detectors["concentration"]
+    assert {course.columns[i].depth for i in light.places(course)} == {0, 3}
     tokens, pooled = detectors["token-mahalanobis"], detectors["pooled-mahalanobis"]
     assert [tokens.columns[i].depth for i in full.places(tokens)] == [0, 0, 2, 2, 4, 4, 6, 6]
-    assert [pooled.columns[i].depth for i in light.places(pooled)] == list(range(7))
+    assert [pooled.columns[i].depth for i in light.places(pooled)] == [0, 2, 4, 6]
     with pytest.raises(BadInput, match="needs the detector 'place-surprise'"):
         Scale.of(
             light, {"pooled-mahalanobis": pooled}, ColumnTable({"pooled-mahalanobis": np.zeros((3, 7))}, np.ones(3))
@@ -242,6 +301,14 @@ def randomised(calibration, scores, rng):
     return (calibration.ranks(scores)[0] - rng.random()) / (calibration.texts + 1)
 
 
+def copies_of(held, order):
+    """Stand-ins for spoilt copies: the columns of the adjust part, exchanged between texts. P-values do not care."""
+    own = held[order[:ADJUST]]
+    rng = np.random.default_rng(0)
+    columns = {name: rng.permuted(found, axis=0) for name, found in own.columns.items()}
+    return Spoilt(ColumnTable(columns, own.lengths), np.arange(ADJUST) % len(KINDS))
+
+
 def dealt(baseline, setting, held, calibrate=None):
     """P-values, randomised, of one held text a deal: of its score, and of its worst depth. Rows (deals, 2)."""
     found = []
@@ -251,7 +318,7 @@ def dealt(baseline, setting, held, calibrate=None):
         own = held[order[ADJUST : ADJUST + CALIBRATE]]
         if calibrate is not None:
             own = calibrate[rng.permutation(len(calibrate))[:CALIBRATE]]
-        scorer = scorer_of(SETTINGS[setting], baseline.detectors, held[order[:ADJUST]], own)
+        scorer = scorer_of(SETTINGS[setting], baseline.detectors, held[order[:ADJUST]], own, copies_of(held, order))
         scores = scorer.scale(held[order[-1:]])
         found.append(
             [
@@ -286,9 +353,8 @@ def test_conditional_p_values_keep_their_promise(baseline, held):
     deals, broken = 100, 0
     for deal in range(deals):
         order = np.random.default_rng(deal).permutation(len(held))
-        scorer = scorer_of(
-            SETTINGS["light"], baseline.detectors, held[order[:ADJUST]], held[order[ADJUST : ADJUST + CALIBRATE]]
-        )
+        own = held[order[ADJUST : ADJUST + CALIBRATE]]
+        scorer = scorer_of(SETTINGS["light"], baseline.detectors, held[order[:ADJUST]], own, copies_of(held, order))
         p = scorer.assess(held[order[ADJUST + CALIBRATE :]]).p_value
         broken += any(np.mean(p <= t) > t for t in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5))
     # Shares are of some 800 texts and not of all, which adds chance: without it fewer deals would be broken.

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,18 @@ from metastable.monitor import passes
 from metastable.monitor.conformal import Calibration
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.detectors.base import Detector
-from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, wholes, within
+from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, Spoilt, wholes, within
 from metastable.monitor.split import TOKENS, Split, enough
+from metastable.monitor.spoiling import spoilt
 from metastable.run import storage as store
 
-SCHEMA = "metastable.baseline/3"
+SCHEMA = "metastable.baseline/4"
 FILES = ("baseline.json", "baseline.safetensors")
 
 NO_TOKEN = "without a token of its own"
+
+# Spoilt copies that are made of the "adjust" part: as many as `COPIES` for each text, but at most `MOST`.
+COPIES, MOST = 3, 6000
 
 
 @dataclass(eq=False, repr=False)
@@ -253,23 +258,30 @@ class _Learning:
         """Scales fitted on "adjust", calibrated on "calibrate"."""
         adjust = ColumnTable.joined(self._tables("adjust", detectors))
         calibrate = self._tables("calibrate", detectors)
+        copies = self._spoilt(detectors)
         found = {}
         for name, setting in SETTINGS.items():
-            scale = Scale.of(setting, detectors, adjust)
+            scale = Scale.of(setting, detectors, adjust, copies)
             scores = [scale(table) for table in calibrate]
             total = np.concatenate([own.total for own in scores])
             by_depth = np.concatenate([own.worst_depth for own in scores])
             found[name] = Scorer(scale, Calibration(total), Calibration(by_depth))
         return found
 
+    def _spoilt(self, detectors: Mapping[str, Detector]) -> Spoilt:
+        """The columns of spoilt copies of the "adjust" part."""
+        texts = list(islice(self.split.read("adjust"), MOST))
+        vocabulary = list(self.encoder.reads_text().get_vocab())
+        made = spoilt(texts, texts, vocabulary, min(COPIES * len(texts), MOST), self.split.seed)
+        tables: list[ColumnTable] = []
+        depths = {depth for detector in detectors.values() for depth in detector.depths}
+        places = self._run([copy.text for copy in made], depths, _collecting(detectors, tables), TextCounts())
+        return Spoilt(ColumnTable.joined(tables), np.array([copy.kind for copy in made])[places])
+
     def _tables(self, part: str, detectors: Mapping[str, Detector]) -> list[ColumnTable]:
         """The columns of each batch of a part."""
         tables: list[ColumnTable] = []
-
-        def open(passage: Passage) -> Watch:
-            return passes.reading(detectors, passage, lambda table, tokens: tables.append(table))
-
-        self._pass(part, detectors.values(), open)
+        self._pass(part, detectors.values(), _collecting(detectors, tables))
         for table in tables:
             self._lengths.update(table.lengths.tolist())
         # Some texts turn out to be empty when they are tokenized.
@@ -278,16 +290,22 @@ class _Learning:
         return tables
 
     def _pass(self, part: str, detectors: Iterable[Detector], open: Open) -> None:
-        encoder, counts = self.encoder, TextCounts()
-        depths = {depth for detector in detectors for depth in detector.depths}
+        counts = TextCounts()
+        self._run(self.split.read(part), {depth for d in detectors for depth in d.depths}, open, counts)
+        counts.check_known()
+        self._counts[part] = counts
+
+    def _run(self, texts: Iterable[str], depths: set[int], open: Open, counts: TextCounts) -> list[int]:
+        """Run the encoder on texts; the places of the texts in the order in which they went through it."""
+        encoder, places = self.encoder, []
         with Reader(encoder.model, encoder.anatomy, self.special, depths, open):
-            for batch in batches(encoder.tokenizer, self.split.read(part), encoder.limit, self.batch_size, counts):
+            for batch in batches(encoder.tokenizer, texts, encoder.limit, self.batch_size, counts):
                 encoder.run(batch.inputs)
+                places += batch.numbers.tolist()
                 self._done += len(batch.numbers)
                 if self.progress is not None:
                     self.progress(self._done)
-        counts.check_known()
-        self._counts[part] = counts
+        return places
 
     def _left_out(self) -> Counter[str]:
         skipped = sum(counts.skipped for counts in self._counts.values())
@@ -316,6 +334,15 @@ def special_of(tokenizer: Any) -> tuple[int, ...]:
 def _members() -> list[str]:
     """The names of the detectors that the settings use."""
     return list(dict.fromkeys(name for setting in SETTINGS.values() for name in setting.members))
+
+
+def _collecting(detectors: Mapping[str, Detector], tables: list[ColumnTable]) -> Open:
+    """Reads every pass with all detectors, and appends its columns to the tables."""
+
+    def open(passage: Passage) -> Watch:
+        return passes.reading(detectors, passage, lambda table, tokens: tables.append(table))
+
+    return open
 
 
 def check_free(folder: Path) -> None:

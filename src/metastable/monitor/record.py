@@ -13,7 +13,9 @@ import torch
 
 from metastable.encoder.hooks import Passage
 from metastable.monitor.detectors import DETECTORS
+from metastable.monitor.exposure import EXPOSURE
 from metastable.monitor.scoring import Assessment
+from metastable.monitor.spoiling import KINDS
 
 # Most words in a record.
 SHOWN = 3
@@ -131,7 +133,7 @@ def records(
     fired = found.p_by_depth <= alpha
     layers = [found.depths[row.argmax()] if row.any() else None for row in fired]
     shown, places, values = _most_anomalous(found)
-    top = [int(np.argmax(row)) if ok else 0 for row, ok in zip(found.by_member, found.usable, strict=True)]
+    top = [int(np.argmax(row)) if ok else 0 for row, ok in zip(found.by_term, found.usable, strict=True)]
     ids, masks = passage.ids.tolist(), passage.mask.tolist()
     made = []
     for i, usable in enumerate(found.usable):
@@ -155,11 +157,19 @@ def records(
                 n=n,
                 alpha=alpha,
                 least=found.least,
-                because=DETECTORS[found.names[top[i]]].words,
+                because=_because(found, i, found.names[top[i]]),
                 shown_by=shown[i],
             )
         )
     return made
+
+
+def _because(found: Assessment, text: int, term: str) -> str:
+    """What an anomaly means to a detector, or to the classifier of spoilt texts."""
+    if term != EXPOSURE:
+        return DETECTORS[term].words
+    assert found.kinds is not None
+    return f"it is like a clean text with {list(KINDS)[int(found.kinds[text])]}"
 
 
 def _most_anomalous(found: Assessment) -> tuple[list[str | None], list[list[int]], list[list[float]]]:
@@ -171,8 +181,8 @@ def _most_anomalous(found: Assessment) -> tuple[list[str | None], list[list[int]
     able = [place for place, name in enumerate(found.names) if name in found.tokens]
     if not able:
         return [None] * texts, [[]] * texts, [[]] * texts
-    by_member = np.nan_to_num(found.by_member[:, able], nan=-math.inf)
-    best = by_member.argmax(axis=1)
+    by_term = np.nan_to_num(found.by_term[:, able], nan=-math.inf)
+    best = by_term.argmax(axis=1)
     stacked = torch.stack([found.tokens[found.names[place]] for place in able])
     own = stacked[torch.from_numpy(best).to(stacked.device), torch.arange(texts, device=stacked.device)]
     top = own.topk(min(CANDIDATES, own.shape[1]), dim=1)

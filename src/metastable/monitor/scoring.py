@@ -1,7 +1,9 @@
 """From detectors' columns to p-values: one scale for all columns, one number per detector, one score per text.
 
-    columns ─► z by column (`Adjustment`) ─► a number per detector, adjusted ─► `Surprise` ─► `combine` ─► p
-            └► mean z by depth ───────────────────────────────────────────────► `Surprise` ─► `worst`   ─► p by depth
+    columns ─► z by column (`Adjustment`) ─┬► a number per detector, adjusted ─┬► `Surprise` ─► weighted sum ─┐
+                                           └► `Exposure`, adjusted ────────────┘                              │
+                                           └► mean z by depth ─► `Surprise` ─► `worst` ─► p by depth          │
+                                                                 p ◄─ rank ◄─ `TailAdjustment` ◄───────────────┘
 
 Everything up to the score is fitted on the "adjust" part of the clean texts (`Scale`) and is then a fixed function of a
 text. Only p-values use the "calibrate" part (`Scorer`). So p-values are exact for a clean text that is exchangeable
@@ -10,19 +12,22 @@ with the calibration texts, whatever the detectors are and however badly they we
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from metastable.arrays import whole
 from metastable.errors import BadInput
-from metastable.monitor.conformal import Calibration, Surprise, combine, ladder, worst
+from metastable.monitor.conformal import Calibration, Surprise, ladder, worst
 from metastable.monitor.detectors.base import Detector
-from metastable.monitor.length_adjustment import Adjustment, shaped
+from metastable.monitor.exposure import EXPOSURE, Exposure
+from metastable.monitor.length_adjustment import Adjustment, TailAdjustment, shaped
+from metastable.monitor.moments import Moments, blended, whitening
 from metastable.monitor.split import DELTA
 
 # Most texts that a `Surprise` is fitted on. It is a curve: more points cost time per text and gain nothing.
@@ -33,18 +38,34 @@ SURPRISED = 2000
 class Setting:
     """Which detectors are used together.
 
-    members : by the name of a detector, which of its depths, counted from 0 in its own order; None for all columns
+    members : by the name of a detector, which of its depths: those nearest to these shares of the encoder's layers;
+        None for all columns
+    exposed : the detectors whose columns the classifier of spoilt texts sees; () for no classifier
+    weights : of the surprises in the sum, by the name of a detector or `EXPOSURE`; others have no weight and only
+        explain
     """
 
     name: str
-    members: Mapping[str, tuple[int, ...] | None]
+    members: Mapping[str, tuple[float, ...] | None]
+    exposed: tuple[str, ...]
+    weights: Mapping[str, float]
+
+    @classmethod
+    def plain(cls, name: str, members: Mapping[str, tuple[float, ...] | None]) -> Setting:
+        """Fisher's sum over all members, without a classifier."""
+        return cls(name, members, (), dict.fromkeys(members, 1.0))
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """What has a surprise: the members, then the classifier if there is one."""
+        return (*self.members, EXPOSURE) if self.exposed else (*self.members,)
 
     def places(self, detector: Detector) -> tuple[int, ...]:
         """Which of a detector's columns are used."""
         chosen = self.members[detector.name]
         if chosen is None:
             return tuple(range(len(detector.columns)))
-        depths = {detector.depths[i] for i in chosen if i < len(detector.depths)}
+        depths = {min(detector.depths, key=lambda d: abs(d - share * detector.layers)) for share in chosen}
         return tuple(i for i, column in enumerate(detector.columns) if column.depth in depths)
 
     def depths(self, detector: Detector) -> tuple[int | None, ...]:
@@ -56,8 +77,30 @@ class Setting:
 SETTINGS = {
     setting.name: setting
     for setting in (
-        Setting("light", {"pooled-mahalanobis": None, "place-surprise": (0,)}),
-        Setting("full", {"token-mahalanobis": None, "place-surprise": None}),
+        Setting(
+            "light",
+            {
+                "pooled-mahalanobis": (0, 1 / 3, 2 / 3, 1),
+                "place-surprise": (1 / 3,),
+                "nearest-texts": None,
+                "concentration": (0, 1 / 2),
+            },
+            ("pooled-mahalanobis", "place-surprise", "concentration"),
+            {EXPOSURE: 2.0, "pooled-mahalanobis": 1.0, "nearest-texts": 1.0},
+        ),
+        Setting(
+            "full",
+            {
+                "token-mahalanobis": None,
+                "place-surprise": None,
+                "pooled-mahalanobis": (0, 1 / 3, 2 / 3, 1),
+                "nearest-texts": None,
+                "concentration": None,
+                "attention-entropy": None,
+            },
+            ("token-mahalanobis", "place-surprise", "concentration", "attention-entropy"),
+            {EXPOSURE: 2.0, "token-mahalanobis": 1.0, "pooled-mahalanobis": 1.0, "nearest-texts": 1.0},
+        ),
     )
 }
 
@@ -86,14 +129,38 @@ class ColumnTable:
 
 
 @dataclass(frozen=True)
-class Member:
-    """Turns one detector's columns into one number per text: the mean of the adjusted columns, adjusted again.
+class Vector:
+    """log |W(z − μ)|²/k of a vector z of k numbers, W C Wᵀ = I with C their covariance, shrunk: unusual in any way.
 
-    The second adjustment is needed because the spread of a mean depends on the correlation of its columns, and that
-    depends on length.
+    C = (1 − α) S + α (tr S/k) I with Ledoit and Wolf's α: see `moments`.
+    """
+
+    white: np.ndarray
+    mean: np.ndarray
+
+    @classmethod
+    def of(cls, z: np.ndarray) -> Vector:
+        moments = Moments(z.shape[1])
+        moments.add(torch.from_numpy(z))
+        white = whitening(blended(moments.covariance, moments.ledoit_wolf()))
+        return cls(white.numpy(), moments.mean.numpy())
+
+    def __call__(self, z: np.ndarray) -> np.ndarray:
+        square = np.square((z - self.mean) @ self.white.T).mean(axis=1)
+        return np.asarray(np.log(square + 1e-9))
+
+
+@dataclass(frozen=True)
+class Member:
+    """Turns one detector's columns into one number per text, adjusted for length again.
+
+    The number is the mean of the adjusted columns, or of a two-sided detector the `Vector` of them. The second
+    adjustment is needed because the spread of the number depends on the correlation of its columns, and that depends on
+    length.
 
     places : which of the detector's columns
     depths : where each of these columns is read; None for the text as a whole
+    vector : None unless the detector is two-sided
     """
 
     name: str
@@ -101,33 +168,52 @@ class Member:
     depths: tuple[int | None, ...]
     first: Adjustment
     second: Adjustment
+    vector: Vector | None = None
 
     @classmethod
     def of(cls, detector: Detector, places: tuple[int, ...], columns: np.ndarray, lengths: np.ndarray) -> Member:
         first = Adjustment.of(columns[:, places], lengths)
-        mean = first(columns[:, places], lengths).mean(axis=1)
+        z = first(columns[:, places], lengths)
+        vector = Vector.of(z) if detector.two_sided else None
+        number = z.mean(axis=1) if vector is None else vector(z)
         depths = tuple(detector.columns[place].depth for place in places)
-        return cls(detector.name, places, depths, first, Adjustment.of(mean[:, None], lengths))
+        return cls(detector.name, places, depths, first, Adjustment.of(number[:, None], lengths), vector)
+
+    def adjusted(self, table: ColumnTable) -> np.ndarray:
+        """The adjusted columns, (texts, k)."""
+        return self.first(table.columns[self.name][:, self.places], table.lengths)
 
     def number(self, z: np.ndarray) -> np.ndarray:
         """One number per text, (texts,), from adjusted columns (texts, k)."""
-        return z.mean(axis=1)
+        return z.mean(axis=1) if self.vector is None else self.vector(z)
 
-    def __call__(self, columns: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """From all the detector's columns (texts, K): the number, (texts, 1), and the anomaly of the k chosen ones."""
-        z = self.first(columns[:, self.places], lengths)
-        return self.second(self.number(z)[:, None], lengths), z
+    def __call__(self, z: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """The number adjusted for length, (texts,), from adjusted columns (texts, k)."""
+        return self.second(self.number(z)[:, None], lengths)[:, 0]
+
+    def anomaly(self, z: np.ndarray) -> np.ndarray:
+        """How anomalous each of the adjusted columns is, (texts, k)."""
+        return z if self.vector is None else np.abs(z)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the adjustments, for JSON."""
+        """Everything but the arrays, for JSON."""
         return {"name": self.name, "places": list(self.places), "depths": list(self.depths)}
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        found = {f"first.{name}": array for name, array in vars(self.first).items()}
+        found |= {f"second.{name}": array for name, array in vars(self.second).items()}
+        return found if self.vector is None else found | {f"vector.{n}": a for n, a in vars(self.vector).items()}
 
     @classmethod
     def from_arrays(cls, kept: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Member:
-        """kept : what `to_dict` gave"""
+        """kept : what `to_dict` gave; arrays : what `to_arrays` gave"""
         name, places, depths = str(kept["name"]), wholes(kept["places"], "places"), wholes(kept["depths"], "depths")
-        first = Adjustment.from_arrays(within(arrays, f"{name}.first."), len(places))
-        return cls(name, places, depths, first, Adjustment.from_arrays(within(arrays, f"{name}.second."), 1))
+        first = Adjustment.from_arrays(within(arrays, "first."), len(places))
+        second = Adjustment.from_arrays(within(arrays, "second."), 1)
+        vector = None
+        if own := within(arrays, "vector."):
+            vector = Vector(shaped(own, "white", (len(places), len(places))), shaped(own, "mean", (len(places),)))
+        return cls(name, places, depths, first, second, vector)
 
 
 def wholes(values: Iterable[Any], name: str) -> tuple[int, ...]:
@@ -142,49 +228,81 @@ def within(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarra
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of texts before p-values. total : (texts,). by_member : (texts, members). by_depth : (texts, depths)."""
+    """Scores of texts before p-values.
+
+    total : (texts,), the weighted sum of surprises, adjusted for length: see `TailAdjustment`
+    by_term : (texts, terms), the surprise of each detector and of the classifier
+    by_depth : (texts, depths), the surprise of each depth
+    kinds : (texts,), the kind of spoilt text that each is most like; None without a classifier
+    """
 
     total: np.ndarray
-    by_member: np.ndarray
+    by_term: np.ndarray
     by_depth: np.ndarray
+    kinds: np.ndarray | None
 
     @property
     def worst_depth(self) -> np.ndarray:
         return worst(self.by_depth) if self.by_depth.shape[1] else self.total
 
 
-MakeMember = Callable[[Detector, tuple[int, ...], np.ndarray, np.ndarray], Member]
+@dataclass(frozen=True)
+class Spoilt:
+    """Columns of spoilt copies of clean texts, and the number of each copy's kind in `spoiling.KINDS`."""
+
+    table: ColumnTable
+    kinds: np.ndarray
 
 
 @dataclass(frozen=True)
 class Scale:
     """A fixed function from a text's columns to its score, fitted on the "adjust" part; see the module's docstring.
 
+    exposure, exposed : the classifier of spoilt texts and the adjustment of its log-odds; None without one
     surprise_by_depth : None if no column belongs to a depth
+    tail : of the weighted sum
     """
 
     setting: Setting
     members: tuple[Member, ...]
+    exposure: Exposure | None
+    exposed: Adjustment | None
     surprise: Surprise
     surprise_by_depth: Surprise | None
+    tail: TailAdjustment
 
     @classmethod
     def of(
-        cls,
-        setting: Setting,
-        detectors: Mapping[str, Detector],
-        adjust: ColumnTable,
-        member_of: MakeMember = Member.of,
+        cls, setting: Setting, detectors: Mapping[str, Detector], adjust: ColumnTable, spoilt: Spoilt | None = None
     ) -> Scale:
+        """spoilt : copies of the texts of `adjust`, for a setting with a classifier"""
         if absent := [name for name in setting.members if name not in detectors]:
             raise BadInput(f"the setting {setting.name!r} needs the detector {absent[0]!r}, which is not there")
         members = tuple(
-            member_of(d, setting.places(d), adjust.columns[d.name], adjust.lengths)
+            Member.of(d, setting.places(d), adjust.columns[d.name], adjust.lengths)
             for d in (detectors[name] for name in setting.members)
         )
+        exposure = exposed = None
+        z = {member.name: member.adjusted(adjust) for member in members}
+        if setting.exposed:
+            assert spoilt is not None, "a setting with a classifier needs spoilt copies"
+            copies = {m.name: m.adjusted(spoilt.table) for m in members if m.name in setting.exposed}
+            exposure = Exposure.of(_joined(z, setting), _joined(copies, setting), spoilt.kinds)
+            exposed = Adjustment.of(exposure(_joined(z, setting))[:, None], adjust.lengths)
         some = np.unique(np.linspace(0, len(adjust) - 1, min(len(adjust), SURPRISED)).astype(int))
-        numbers, by_depth = _numbers(members, adjust[some])
-        return cls(setting, members, Surprise(numbers), Surprise(by_depth) if by_depth.shape[1] else None)
+        rows, lengths = {name: own[some] for name, own in z.items()}, adjust.lengths[some]
+        surprise = Surprise(_terms(setting, members, exposure, exposed, rows, lengths))
+        by_depth = _by_depth(members, rows)
+        total = surprise(_terms(setting, members, exposure, exposed, z, adjust.lengths)) @ _weights(setting)
+        return cls(
+            setting,
+            members,
+            exposure,
+            exposed,
+            surprise,
+            Surprise(by_depth) if by_depth.shape[1] else None,
+            TailAdjustment.of(total, adjust.lengths),
+        )
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
@@ -192,24 +310,50 @@ class Scale:
         return _all_depths(self.members)
 
     def __call__(self, table: ColumnTable) -> Scores:
-        numbers, by_depth = _numbers(self.members, table)
-        surprises = self.surprise(numbers)
+        z = {member.name: member.adjusted(table) for member in self.members}
+        surprises = self.surprise(_terms(self.setting, self.members, self.exposure, self.exposed, z, table.lengths))
+        by_depth = _by_depth(self.members, z)
         if self.surprise_by_depth is not None:
             by_depth = self.surprise_by_depth(by_depth)
-        return Scores(combine(surprises), surprises, by_depth)
+        total = self.tail(surprises @ _weights(self.setting), table.lengths)
+        kinds = None if self.exposure is None else self.exposure.kinds(_joined(z, self.setting))
+        return Scores(total, surprises, by_depth, kinds)
+
+
+def _weights(setting: Setting) -> np.ndarray:
+    return np.array([setting.weights.get(term, 0.0) for term in setting.terms])
+
+
+def _joined(z: Mapping[str, np.ndarray], setting: Setting) -> np.ndarray:
+    """The columns that the classifier sees, (texts, columns)."""
+    return np.concatenate([z[name] for name in setting.exposed], axis=1)
+
+
+def _terms(
+    setting: Setting,
+    members: Sequence[Member],
+    exposure: Exposure | None,
+    exposed: Adjustment | None,
+    z: Mapping[str, np.ndarray],
+    lengths: np.ndarray,
+) -> np.ndarray:
+    """The number of each term of the setting, (texts, terms)."""
+    found = [member(z[member.name], lengths) for member in members]
+    if exposure is not None and exposed is not None:
+        found.append(exposed(exposure(_joined(z, setting))[:, None], lengths)[:, 0])
+    return np.stack(found, axis=1)
 
 
 def _all_depths(members: Sequence[Member]) -> tuple[int, ...]:
     return tuple(sorted({depth for member in members for depth in member.depths if depth is not None}))
 
 
-def _numbers(members: Sequence[Member], table: ColumnTable) -> tuple[np.ndarray, np.ndarray]:
-    """Each detector's number, (texts, members), and the mean anomaly of all columns at each depth, (texts, depths)."""
-    found = [member(table.columns[member.name], table.lengths) for member in members]
+def _by_depth(members: Sequence[Member], z: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The mean anomaly of all columns at each depth, (texts, depths)."""
     at = np.array([-1 if depth is None else depth for member in members for depth in member.depths])
-    z = np.concatenate([strange for _, strange in found], axis=1)
-    by_depth = [z[:, at == depth].mean(axis=1) for depth in _all_depths(members)]
-    return np.concatenate([n for n, _ in found], axis=1), np.stack(by_depth, axis=1) if by_depth else z[:, :0]
+    anomaly = np.concatenate([member.anomaly(z[member.name]) for member in members], axis=1)
+    found = [anomaly[:, at == depth].mean(axis=1) for depth in _all_depths(members)]
+    return np.stack(found, axis=1) if found else anomaly[:, :0]
 
 
 @dataclass(frozen=True)
@@ -221,10 +365,12 @@ class Assessment:
         numbers of these texts are NaN.
     score : (texts,)
     p_marginal, p_value : (texts,), of the score; p_value is calibration-conditional at δ = 0.1, see `conformal`
-    by_member : (texts, members), the surprise of each detector
+    by_term : (texts, terms), the surprise of each detector and of the classifier of spoilt texts
+    kinds : (texts,), the kind of spoilt text that each is most like, as its number in `spoiling.KINDS`; None without a
+        classifier
     p_by_depth : (texts, depths), calibration-conditional, corrected for the number of depths
     depths : the depths of `p_by_depth`
-    names : the names of the detectors
+    names : the names of the terms
     tokens : by detector, (texts, n), the anomaly of each token; only for detectors that look at single tokens
     least : the smallest possible p_value
     """
@@ -234,7 +380,8 @@ class Assessment:
     score: np.ndarray
     p_marginal: np.ndarray
     p_value: np.ndarray
-    by_member: np.ndarray
+    by_term: np.ndarray
+    kinds: np.ndarray | None
     p_by_depth: np.ndarray
     depths: tuple[int, ...]
     names: tuple[str, ...]
@@ -301,10 +448,11 @@ class Scorer:
             score=_spread(scores.total, usable),
             p_marginal=_spread(ranks / (self.texts + 1), usable),
             p_value=_spread(self.ladder[ranks - 1], usable),
-            by_member=_spread(scores.by_member, usable),
+            by_term=_spread(scores.by_term, usable),
+            kinds=None if scores.kinds is None else _spread(scores.kinds.astype(np.float64), usable),
             p_by_depth=_spread(by_depth, usable),
             depths=self.scale.depths,
-            names=tuple(member.name for member in self.scale.members),
+            names=self.setting.terms,
             tokens=tokens or {},
             least=self.least,
         )
@@ -314,10 +462,11 @@ class Scorer:
         assert scale.surprise_by_depth is not None, "the columns of the library's settings belong to depths"
         arrays = {"surprise": scale.surprise.scores, "surprise_by_depth": scale.surprise_by_depth.scores}
         arrays |= {"calibration": self.calibration.scores, "by_depth": self.by_depth.scores}
-        for member in scale.members:
-            arrays |= {f"{member.name}.first.{name}": array for name, array in vars(member.first).items()}
-            arrays |= {f"{member.name}.second.{name}": array for name, array in vars(member.second).items()}
-        return arrays
+        parts = {f"member.{member.name}": member.to_arrays() for member in scale.members}
+        parts["tail"] = vars(scale.tail)
+        if scale.exposure is not None and scale.exposed is not None:
+            parts |= {"exposure": vars(scale.exposure), "exposed": vars(scale.exposed)}
+        return arrays | {f"{part}.{name}": array for part, own in parts.items() for name, array in own.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything that is not in the arrays, for JSON."""
@@ -326,12 +475,19 @@ class Scorer:
     @classmethod
     def from_arrays(cls, setting: Setting, kept: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Scorer:
         """kept : what `to_dict` gave."""
-        members = tuple(Member.from_arrays(member, arrays) for member in kept["members"])
-        surprise = Surprise(shaped(arrays, "surprise", (-1, len(members))))
+        members = tuple(Member.from_arrays(m, within(arrays, f"member.{m['name']}.")) for m in kept["members"])
+        exposure = exposed = None
+        if setting.exposed:
+            columns = sum(len(member.places) for member in members if member.name in setting.exposed)
+            exposure = Exposure.from_arrays(within(arrays, "exposure."), columns)
+            exposed = Adjustment.from_arrays(within(arrays, "exposed."), 1)
+        surprise = Surprise(shaped(arrays, "surprise", (-1, len(setting.terms))))
         by_depth = Surprise(shaped(arrays, "surprise_by_depth", (-1, len(_all_depths(members)))))
+        tail = TailAdjustment.from_arrays(within(arrays, "tail."))
         calibration = Calibration(shaped(arrays, "calibration", (-1,)))
         own = Calibration(shaped(arrays, "by_depth", (calibration.texts,)))
-        return cls(Scale(setting, members, surprise, by_depth), calibration, own)
+        scale = Scale(setting, members, exposure, exposed, surprise, by_depth, tail)
+        return cls(scale, calibration, own)
 
 
 def _spread(values: np.ndarray, usable: np.ndarray) -> np.ndarray:

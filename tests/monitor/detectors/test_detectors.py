@@ -12,6 +12,7 @@ from tests.monitor.detectors import harness
 from tests.monitor.detectors.harness import DETECTORS, Captured
 
 NAMES = tuple(detectors.DETECTORS)
+FITTED = tuple(name for name, kind in detectors.DETECTORS.items() if kind.stages)
 OF_TOKENS = ("token-mahalanobis", "place-surprise", "unigram-rarity")
 MIXED = (
     "Rain.",
@@ -46,10 +47,17 @@ def test_shapes(name):
 
 
 def test_names_and_depths():
-    assert list(NAMES) == ["token-mahalanobis", "place-surprise", "pooled-mahalanobis"]
-    by_name = [harness.fitted(name) for name in NAMES]
-    assert [detector.depths for detector in by_name] == [(0, 2, 4, 6), (2, 3), tuple(range(7))]
-    assert [len(detector.columns) for detector in by_name] == [8, 4, 7]
+    everywhere = tuple(range(7))
+    expected = {
+        "token-mahalanobis": ((0, 2, 4, 6), 8),
+        "place-surprise": ((2, 3), 4),
+        "pooled-mahalanobis": (everywhere, 7),
+        "nearest-texts": ((6,), 1),
+        "concentration": (everywhere, 6 * 7 + 6),
+        "attention-entropy": ((3,), 2 * 12),
+    }
+    found = {name: harness.fitted(name) for name in NAMES}
+    assert {name: (detector.depths, len(detector.columns)) for name, detector in found.items()} == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -67,7 +75,7 @@ def test_what_is_saved_scores_the_same_bit_by_bit(name):
     assert {key: a.tobytes() for key, a in again.to_arrays().items()} == {k: a.tobytes() for k, a in arrays.items()}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FITTED)
 def test_damaged_arrays_are_refused_and_blank_detectors_do_not_score(name):
     encoder, arrays = harness.minilm(), harness.fitted(name).to_arrays()
     first = next(iter(arrays))
@@ -176,7 +184,7 @@ def test_depths_may_be_left_out(name):
         assert (found[:, ~inside] == 0).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FITTED)
 def test_only_passes_that_come_to_their_end_are_learned_from(name):
     encoder = harness.small()
     batches = [harness.random_texts(encoder, range(1, 12), seed) for seed in range(4)]
@@ -193,8 +201,17 @@ def test_only_passes_that_come_to_their_end_are_learned_from(name):
     assert all((found[key] == expected[key]).all() for key in expected)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FITTED)
 def test_nothing_learned_is_said_in_one_line(name):
     encoder = harness.small()
     with pytest.raises(BadInput, match="learned from"):
         harness.learn(encoder, DETECTORS[name](encoder), [harness.random_texts(encoder, (0, 0), seed=0)])
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(FITTED)))
+def test_detectors_without_stages_learn_nothing(name):
+    detector = harness.fitted(name)
+    assert detector.to_arrays() == {}
+    for call in (lambda: detector.learn(0, None), lambda: detector.settle(0)):
+        with pytest.raises(RuntimeError, match="nothing to learn"):
+            call()

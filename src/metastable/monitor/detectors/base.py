@@ -71,6 +71,8 @@ class Detector(ABC):
     name : as users type it
     words : why a text is anomalous to this detector, to follow "because": "its words are unlike those of …"
     stages : passes over the clean texts that fitting takes
+    two_sided : whether columns that are too small are as anomalous as columns that are too large
+    layers : the number L of layers of the encoder
     depths : where the detector reads tokens
     columns : what it computes, in order
     """
@@ -78,12 +80,14 @@ class Detector(ABC):
     name: ClassVar[str]
     words: ClassVar[str]
     stages: ClassVar[int] = 1
+    two_sided: ClassVar[bool] = False
 
     depths: tuple[int, ...]
     columns: tuple[Column, ...]
 
     def __init__(self, encoder: Encoder) -> None:
         """An unfitted detector. Subclasses choose the depths and columns that it has on this encoder."""
+        self.layers = len(encoder.anatomy.layers)
         self._width, self._lenses = encoder.anatomy.layers[0].width, lenses(encoder.anatomy)
         self._arrays: dict[str, Tensor] = {}
         self._elsewhere: dict[torch.device, dict[str, Tensor]] = {}
@@ -130,6 +134,21 @@ class Detector(ABC):
         self.keep({name: torch.tensor(shaped(arrays, name, shape)) for name, shape in self.shapes().items()})
 
 
+class Unfitted(Detector):
+    """A detector that learns nothing itself: `monitor.scoring` compares its columns with those of clean texts."""
+
+    stages = 0
+
+    def learn(self, stage: int, passage: Passage) -> Watch:
+        raise RuntimeError(f"{self.name} has no stages, and nothing to learn")
+
+    def settle(self, stage: int) -> None:
+        raise RuntimeError(f"{self.name} has no stages, and nothing to learn")
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
+
 class Gathering:
     """A watch that collects rows at each depth and hands them over when the pass is complete.
 
@@ -161,6 +180,13 @@ def adding(*receivers: Mapping[int, Moments | Sample]) -> Callable[[dict[int, Te
 def chosen_units(depth: Depth) -> Tensor:
     """x̂ of all chosen tokens of a passage, one after another, (tokens, d)."""
     return depth.lens(depth.x[depth.passage.chosen])
+
+
+def leading(passage: Passage, most: int) -> tuple[Tensor, Tensor]:
+    """The places of the first `most` chosen tokens of each text, in order, (texts, m), and which of them are there."""
+    m = min(most, passage.chosen.shape[1])
+    places = (~passage.chosen).to(torch.uint8).argsort(dim=1, stable=True)[:, :m]
+    return places, torch.arange(m, device=places.device) < passage.counts.unsqueeze(1)
 
 
 def typical(values: Tensor) -> Tensor:

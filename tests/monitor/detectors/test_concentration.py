@@ -1,0 +1,83 @@
+"""Concentration and attention entropy: against loops over tokens and the model's own attentions."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.monitor.detectors import harness, reference
+
+TEXTS = ("The old ferry remembers a letter.", "It rains.", "Rain.", "the the the cat cat sat", harness.CLEAN[7])
+
+
+def literal(units):
+    """The six statistics of one cloud, (m, d), pair by pair."""
+    m = len(units)
+    if m == 1:
+        return [1.0] * 6
+    cosines = [[float(a @ b) for b in units] for a in units]
+    pairs = [cosines[i][j] for i in range(m) for j in range(m) if i != j]
+    nearest = [max(cosines[i][j] for j in range(m) if j != i) for i in range(m)]
+    beside = [cosines[i][i + 1] for i in range(m - 1)]
+    beyond = [cosines[i][i + 2] for i in range(m - 2)]
+    return [
+        np.mean(pairs),
+        np.mean(np.square(pairs)),
+        np.mean(nearest),
+        np.mean(sorted(nearest)[-3:]),
+        np.mean(beside),
+        np.mean(beyond) if beyond else 1.0,
+    ]
+
+
+def test_statistics_of_pairs_and_moves_token_by_token():
+    detector = harness.fitted("concentration")
+    found = harness.score(harness.minilm(), detector, harness.real_texts(harness.minilm(), TEXTS)).columns.numpy()
+    for row, text in enumerate(TEXTS):
+        units = reference.units(text)
+        expected = [value for cloud in units for value in literal(cloud)]
+        moves = [
+            np.mean([np.linalg.norm(b - a) for a, b in zip(x, y, strict=True)]) for x, y in itertools.pairwise(units)
+        ]
+        np.testing.assert_allclose(found[row], [*expected, *moves], rtol=1e-4, atol=1e-5)
+
+
+def test_repeated_words_are_near_each_other():
+    """What the detector is for: repeated words raise the cosine to the nearest token at depth 0 to 1."""
+    detector = harness.fitted("concentration")
+    found = harness.score(harness.minilm(), detector, harness.real_texts(harness.minilm(), TEXTS)).columns
+    place = [(column.name, column.depth) for column in detector.columns].index(("three_nearest", 0))
+    assert found[3, place] > 0.9 > found[0, place] + 0.2
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_long_texts_count_by_their_first_128_tokens(side):
+    """Padding on either side, and a text of more tokens: the tokens after the 128th change nothing but themselves."""
+    encoder, detector = harness.small(), harness.fitted_small("concentration")
+    long = harness.Captured.of(encoder, harness.random_texts(encoder, (150, 20), seed=4))
+    whole = long.score(detector).columns
+    n = 152
+    keep = torch.arange(n).repeat(2, 1)
+    keep[0, 129:] = -1  # the special token at the front and 128 tokens
+    keep[1, 22:] = -1
+    if side == "left":
+        keep = torch.stack([torch.cat([row[row < 0], row[row >= 0]]) for row in keep])
+    cut = long.placed(torch.arange(2), keep, garbage=math.nan).score(detector).columns
+    torch.testing.assert_close(cut, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_entropies_are_those_of_the_model_s_attentions():
+    encoder, detector = harness.small(), harness.fitted_small("attention-entropy")
+    inputs = harness.random_texts(encoder, (5, 9, 1), seed=3)
+    with torch.no_grad():
+        attentions = encoder.model(**inputs, output_attentions=True).attentions
+    found = harness.score(encoder, detector, inputs).columns
+    heads = len(detector.columns) // 2
+    for place, column in enumerate(detector.columns):
+        for text, n in enumerate((7, 11, 3)):
+            rows = attentions[column.depth][text, place % heads, 1 : n - 1, :n].double()
+            entropy = float(-(rows * rows.log()).sum(dim=1).mean() / math.log(n))
+            words = float(rows[:, 1 : n - 1].sum(dim=1).mean())
+            assert found[text, place] == pytest.approx(entropy if place < heads else words, rel=1e-4)
