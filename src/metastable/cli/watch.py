@@ -368,19 +368,20 @@ def _alarm_words(alarm: dict[str, Any]) -> str:
     return _raised(of, alarm["log_e_then"], alarm["threshold_log_e"], alarm["alpha"])
 
 
-def _raised(of: str, log_e: float, threshold: float, alpha: float) -> str:
+def _raised(of: str, log_e: float, threshold: float, alpha: float, among: str = "streams") -> str:
     once = f"at most 1 of {1 / alpha:.0f}" if alpha < 0.5 else f"at most {alpha:g} of all"
     evidence = f"e-value {_power(log_e)} ≥ {_power(threshold)}"
-    return f"{of} is not like the clean texts ({evidence}; this happens in {once} clean streams)"
+    return f"{of} is not like the clean texts ({evidence}; this happens in {once} clean {among})"
 
 
 def _raised_words(row: dict[str, Any], text: int, monitor: Monitor) -> Iterator[str]:
     """The alarms that a record raised. text : its number among the scored texts"""
     where = _where(text, row["line"])
     if row["alarm"]:
-        again = f", episode {row['episode']}" if row["episode"] > 1 else ""
-        of = f"alarm at {where}{again}: the stream"
-        yield _raised(of, row["log_e"], monitor.alarm.threshold, monitor.alpha)
+        again = row["episode"] > 1
+        of = f"alarm at {where}{', episode ' + str(row['episode']) if again else ''}: the stream"
+        among = "episodes" if again else "streams"
+        yield _raised(of, row["log_e"], monitor.alarm.threshold, monitor.alpha, among)
     if row["slice_alarm"] and monitor.slices is not None:
         own = monitor.slices.of(row["slice"])
         of = f"alarm at {where}: {_named(own.value, own.others)}"
@@ -400,10 +401,9 @@ def _after_words(alarm: dict[str, Any]) -> str:
         f"{after['strange']} of the {after['texts']} following texts are strange "
         f"(expected for clean texts: at most about {after['expected_at_most']:.2g})"
     )
-    evidence = f"e-value of these texts alone at most {_power(after['peak_log_e'])}"
-    if after["persists"]:
-        return f"{at}: the shift persists: {strange}, {evidence} ≥ {_power(after['threshold_log_e'])}"
-    return f"{at}: these texts do not show that the shift persists: {strange}, {evidence}"
+    reached = f"the e-value of these texts alone reached {_power(after['peak_log_e'])}"
+    found = f"{strange}, and {reached} (threshold {_power(after['threshold_log_e'])})"
+    return f"{at}: " + ("the shift persists: " if after["persists"] else "no sign that the shift persists: ") + found
 
 
 def _episode_lines(found: dict[str, Any]) -> list[str]:

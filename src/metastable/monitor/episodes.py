@@ -15,6 +15,7 @@ Given a calibration set in G:
 Over calibration sets, a clean stream ever raises an alarm with probability at most δ + (α − δ) = α, as without
 episodes. If a stream has k episodes of clean texts, for example between shifts, any of them raises an alarm with
 probability at most δ + k (α − δ) (the union bound), and the expected number of these alarms is at most k (α − δ) on G.
+Each single one of them raises it with probability at most α.
 There is no promise for an episode with shifted texts in it, because evidence from before the shift ended still counts.
 
 **Does the shift persist?** The N texts after an alarm have evidence of their own, which starts from 1 with the first of
@@ -28,7 +29,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,8 +42,7 @@ KEPT = 100
 PIECE = 256
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A text of the stream: its number among the scored texts, from 1, and its line, if it has one."""
 
     text: int

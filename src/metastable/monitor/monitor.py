@@ -348,9 +348,10 @@ class Monitor:
         reasons : of the rejected texts
         lines, values : the line and the slice of each text, or None
         """
-        scored = np.flatnonzero(~np.isnan(p_marginal))
+        usable = ~np.isnan(p_marginal)
+        scored: list[int] = np.flatnonzero(usable).tolist()
         places = [Place(self._scored + number, lines[row]) for number, row in enumerate(scored, start=1)]
-        p, strange = p_marginal[scored], p_value[scored] <= self.alpha
+        p, strange = p_marginal[usable], p_value[usable] <= self.alpha
         self._scored += len(scored)
         self._strange += int(strange.sum())
         self._rejected.update(map(kind, reasons))
@@ -364,7 +365,7 @@ class Monitor:
         if found is not None:
             after[1:] = zip(found.log_e.tolist(), found.episode.tolist(), strict=True)
         self._newest = after[-1]
-        by_text = [after[number] for number in np.cumsum(~np.isnan(p_marginal))]
+        by_text = [after[number] for number in np.cumsum(usable).tolist()]
         of_slice: list[float | None] = [None] * len(p_marginal)
         for row, log_e in zip(scored, [] if own is None else own.log_e.tolist(), strict=own is not None):
             of_slice[row] = log_e
@@ -483,9 +484,9 @@ class _Marks:
         ]
 
 
-def _rows(found: Evidence | None, scored: np.ndarray) -> frozenset[int]:
+def _rows(found: Evidence | None, scored: list[int]) -> frozenset[int]:
     """The rows of texts that raised an alarm. scored : the rows of the texts that the alarm took"""
-    return frozenset() if found is None else frozenset(int(scored[row]) for row in found.rows)
+    return frozenset() if found is None else frozenset(scored[row] for row in found.rows)
 
 
 def kind(reason: str) -> str:
