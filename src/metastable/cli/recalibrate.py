@@ -116,6 +116,7 @@ def _asked(texts: int, target: Path, source: str) -> bool:
     try:
         return typer.confirm(f"accept {'this text' if texts == 1 else f'these {texts} texts'} into {target}?", err=True)
     except typer.Abort:
+        print(file=sys.stderr)  # the question has no answer that ends its line
         return False
 
 
