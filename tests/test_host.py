@@ -128,6 +128,7 @@ def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit
         ),
         "History": lambda: ms.History(model, texts[:4], tokenizer=tokenizer, out=own_path(".history")).report(),
         "Baseline.fit": lambda: ms.Baseline.fit(model, texts, tokenizer=tokenizer).save(own_path(".baseline")),
+        "Baseline.accept": lambda: baseline.accept(model, [f"{text} w3" for text in texts[:8]], tokenizer=tokenizer),
         "Monitor": examine,
     }
 
@@ -137,7 +138,7 @@ NAMES = [
     *("zero_temperature_flow", "clouds", "simulate", "simulate hardmax", "mean_field", "theory", "wasserstein"),
     *("simulate a block", "theory of a block", "Block.from_encoder"),
     *("certificate", "phases", "figures", "report", "save and load", "claims", "audit", "audit report", "compare"),
-    *("length", "compress", "merge_tokens", "exit_layer", "History", "Baseline.fit", "Monitor"),
+    *("length", "compress", "merge_tokens", "exit_layer", "History", "Baseline.fit", "Baseline.accept", "Monitor"),
 ]
 
 

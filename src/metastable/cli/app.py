@@ -19,6 +19,7 @@ from metastable.cli.compress import compress
 from metastable.cli.exit import exit_layer
 from metastable.cli.lab import lab
 from metastable.cli.length import length
+from metastable.cli.recalibrate import recalibrate
 from metastable.cli.simulate import simulate
 from metastable.cli.sweep import sweep
 from metastable.cli.watch import watch
@@ -56,6 +57,9 @@ app.command("exit", epilog="Example:  metastable exit ./my-encoder --labelled se
 )
 app.command(epilog="Example:  metastable compare ./before ./after --texts sentences.txt --out moved")(compare)
 app.command(epilog="Example:  metastable calibrate ./my-encoder --texts clean.txt --out baseline")(calibrate)
+app.command(epilog="Example:  metastable recalibrate ./my-encoder --baseline baseline --texts reviewed.txt")(
+    recalibrate
+)
 app.command(epilog="Example:  tail -F texts.log | metastable watch ./my-encoder --baseline baseline --out watched")(
     watch
 )

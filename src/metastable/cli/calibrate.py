@@ -54,7 +54,7 @@ def calibrate(
         if not overwrite and (out / "baseline.json").exists():
             raise BadInput(f"--out {out} holds a baseline; --overwrite replaces it")
         unread: Counter[str] = Counter()
-        usable, labelled = itertools.tee(_usable(texts, unread))
+        usable, labelled = itertools.tee(usable_lines(texts, unread))
         try:
             # Some texts go through the model twice: to fit detectors, and to be scored by them.
             with Texts(what="passes of texts through the model") as bar:
@@ -70,7 +70,7 @@ def calibrate(
                 )
         except BadInput as error:
             if unread:
-                raise BadInput(f"{error} ({_listed(unread)})") from error
+                raise BadInput(f"{error} ({listed(unread)})") from error
             raise
         found.save(out)
         left_out = unread + Counter(found.facts["left_out"])
@@ -82,7 +82,7 @@ def check_texts(texts: str) -> None:
         raise BadInput(f"{texts} is no file; give a file with one text a line, or - for standard input")
 
 
-def _usable(texts: str, unread: Counter[str]) -> Iterator[Line]:
+def usable_lines(texts: str, unread: Counter[str]) -> Iterator[Line]:
     from metastable.encoder.texts import lines
     from metastable.monitor.monitor import kind
 
@@ -144,9 +144,9 @@ def _lines(found: Baseline, out: Path, left_out: Counter[str]) -> list[str]:
     if facts["cut"]:
         lines.append(f"cut to the model's limit: {facts['cut']}")
     if left_out:
-        lines.append(f"left out: {_listed(left_out)}")
+        lines.append(f"left out: {listed(left_out)}")
     return [*lines, f"baseline: {out}"]
 
 
-def _listed(reasons: Counter[str]) -> str:
+def listed(reasons: Counter[str]) -> str:
     return f"{reasons.total()} lines: " + ", ".join(f"{count} × {reason}" for reason, count in reasons.most_common())

@@ -40,6 +40,23 @@ def watch(
             "p-value is at most alpha."
         ),
     ] = 0.01,
+    reset_after_alarm: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Begin again N texts after an alarm, with evidence 1, and say whether the shift persists in these N "
+            "texts. Without it the alarm stays raised.",
+        ),
+    ] = None,
+    sliced_by: Annotated[
+        str | None,
+        typer.Option(
+            "--slice",
+            metavar="FIELD",
+            help="A field of the JSON lines, such as source or language. Each of its values gets an alarm of its own; "
+            "all alarms share alpha. Clean texts of each value must be like the calibration texts.",
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for records.jsonl and summary.json.")] = None,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="Lines are JSON objects with a field text.")] = False,
     batch_size: BatchSize = 32,
@@ -78,16 +95,16 @@ def watch(
     Ctrl-C, a summary follows on standard error.
 
     The alarm assumes that texts are independent of each other and that the calibration texts were drawn like the clean
-    stream.
+    stream. If neighbouring texts are visibly alike, a warning says so.
 
-    Exit code: 1 if the alarm was raised; else 2 if lines were rejected, or there were none; else 0.
+    Exit code: 1 if the alarm, or one of a slice, was raised; else 2 if lines were rejected, or there were none; else 0.
     But 130 after Ctrl-C, 143 after SIGTERM and 141 if the reader of standard output went away, with or without an
     alarm: see the summary (none is printed after 141), or summary.json in --out.
     """
     with one_line_errors(debug, resumes=False), ExitStack() as stack:
         _open_closed()
         check_texts(texts)
-        _check_flags(batch_size, out, resume, overwrite)
+        _check_flags(batch_size, out, resume, overwrite, reset_after_alarm)
         from metastable.encoder.load import load
         from metastable.encoder.texts import lines
         from metastable.errors import choice
@@ -103,8 +120,11 @@ def watch(
         if distributed and not stream.regular(texts):
             raise BadInput("--workers and --scheduler need all texts at once, and a pipe has them later; give a file")
         jsonl = jsonl or Path(texts).suffix.lower() == ".jsonl"
+        if sliced_by is not None and (not jsonl or sliced_by == "text"):
+            what = "is the text itself" if jsonl else "needs JSON lines"
+            raise BadInput(f"--slice {sliced_by} {what}; give another field of a .jsonl file, or of --jsonl")
         # Lines are read from here on, while the model is loaded.
-        intake = stream.Intake(lines(texts, jsonl), stream.AHEAD * batch_size)
+        intake = stream.Intake(lines(texts, jsonl, sliced_by), stream.AHEAD * batch_size)
         known = Baseline.load(baseline)
         encoder = load(model, allow_pickle, tokenizer)
         known.check(encoder)
@@ -113,7 +133,12 @@ def watch(
             few = f"the smallest p-value of this baseline is {least:.2g}"
             print(f"no single text can be strange at {alpha:g}: {few}; calibrate with more texts", file=sys.stderr)
         sinks = [] if prometheus is None else [_served(prometheus)]
-        monitor = Monitor(encoder.model, known, setting, sinks, alpha, encoder.reads_text(), keep=1)
+        monitor = Monitor(
+            *(encoder.model, known, setting, sinks, alpha, encoder.reads_text()),
+            keep=1,
+            reset_after=reset_after_alarm,
+            slices=sliced_by is not None,
+        )
         digest = hashlib.sha256((baseline / "baseline.json").read_bytes()).hexdigest()
         facts = {
             "encoder": known.fingerprint,
@@ -123,6 +148,8 @@ def watch(
             "batch_size": batch_size,
             "private": private,
             "jsonl": jsonl,
+            "reset_after_alarm": reset_after_alarm,
+            "slice": sliced_by,
         }
         folder = None
         if out is not None:
@@ -146,9 +173,11 @@ def watch(
         raise typer.Exit(code)
 
 
-def _check_flags(batch_size: int, out: Path | None, resume: bool, overwrite: bool) -> None:
+def _check_flags(batch_size: int, out: Path | None, resume: bool, overwrite: bool, reset_after: int | None) -> None:
     if batch_size < 1:
         raise BadInput(f"--batch-size is {batch_size}; it must be at least 1")
+    if reset_after is not None and reset_after < 1:
+        raise BadInput(f"--reset-after-alarm is {reset_after}; it must be a number of texts, at least 1")
     if (resume or overwrite) and out is None:
         raise BadInput(f"{'--resume' if resume else '--overwrite'} is about the records in a folder; give --out too")
     if resume and overwrite:
@@ -199,7 +228,7 @@ def _through(
         code = EXIT_BROKEN_PIPE
     if code is not None:
         return code
-    if summary["alarm"]["raised"]:
+    if summary["alarm"]["raised"] or any(own["alarms_raised"] for own in summary["slices"] or ()):
         return EXIT_FINDING
     return EXIT_BAD_INPUT if summary["rejected"] or not summary["texts"] else 0
 
@@ -217,7 +246,9 @@ class Screen:
         self.lines = as_json or not self.terminal
         typed = texts == "-" and sys.stdin is not None and sys.stdin.isatty()
         self.live = sys.stderr.isatty() and not typed
-        self._announced = False
+        # What was told so far: alarms, the newest episode whose end was told, and the warning of dependence.
+        self._announced, self._ended, self._warned = False, monitor.alarm.episode - 1, False
+        self._scored = monitor.counts.scored
         if typed:
             print("one text a line; Ctrl-D ends", file=sys.stderr)
 
@@ -229,18 +260,36 @@ class Screen:
             elif sentence := _sentence(row, self.monitor.alpha):
                 self._clear()
                 print(sentence)
-            if row["alarm"]:
+            self._scored += row["status"] == "scored"
+            if row["alarm"] or row["slice_alarm"]:
                 self._write(waiting)
                 waiting = []
                 self._clear()
-                print(_alarm_words(self.monitor.summary()["alarm"]), file=sys.stderr)
-                self._announced = True
+                self._tell_ends(row["episode"])
+                for words in _raised_words(row, self._scored, self.monitor):
+                    print(words, file=sys.stderr)
+                self._announced = self._announced or row["alarm"]
         self._write(waiting)
+        self._tell_ends(self.monitor.alarm.episode)
+        if self.monitor.dependence.warned_at is not None and not self._warned:
+            self._warned = True
+            self._clear()
+            print(_dependence_words(self.monitor.dependence.to_dict()), file=sys.stderr)
         if self.live:
             counts = self.monitor.counts
             words = f"{counts.texts} texts, {counts.strange} strange, {counts.texts - counts.scored} rejected"
             words += f", log e-value {self.monitor.alarm.log_e:.1f}"
+            if self.monitor.episodes.reset_after is not None:
+                words += f", episode {self.monitor.alarm.episode}"
             print(f"\r\x1b[2K{words}", end="", file=sys.stderr, flush=True)
+
+    def _tell_ends(self, episode: int) -> None:
+        """Say whether the shift persisted, for each episode before this one that has not been told."""
+        for one in self.monitor.episodes.raised:
+            if self._ended < one.episode < episode:
+                self._clear()
+                print(_after_words(one.to_dict()), file=sys.stderr)
+        self._ended = max(self._ended, episode - 1)
 
     def summary(self, found: dict[str, Any], new: int) -> None:
         """The end of the stream. new : texts that were examined by this command."""
@@ -252,7 +301,7 @@ class Screen:
         elif found["texts"] and not new:
             print(f"nothing new: all {found['texts']} lines have a record already", file=sys.stderr)
         else:
-            print("\n".join(_summary_lines(found, self._announced)), file=sys.stderr)
+            print("\n".join(_summary_lines(found, self._announced, self._warned)), file=sys.stderr)
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
         """Rows as JSON lines; on a terminal in ASCII, so that no character of a text controls the terminal."""
@@ -277,12 +326,15 @@ def _sentence(row: dict[str, Any], alpha: float) -> str | None:
     where = f"line {row['line']}" + ("" if row["id"] is None else f" ({row['id']})")
     if row["status"] == "scored" and row["p_value"] > alpha:
         return None
-    found = f"{where}{' rejected' if row['status'] == 'rejected' else ''}: {row['reason']}"
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in found)
+    return _printable(f"{where}{' rejected' if row['status'] == 'rejected' else ''}: {row['reason']}")
 
 
-def _summary_lines(found: dict[str, Any], announced: bool) -> list[str]:
-    """The summary for a terminal. announced : the alarm was already shown when it was raised."""
+def _printable(words: str) -> str:
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)
+
+
+def _summary_lines(found: dict[str, Any], announced: bool, warned: bool) -> list[str]:
+    """The summary for a terminal. announced, warned : alarms and the warning were shown when they were raised."""
     texts, scored, alarm = found["texts"], found["scored"], found["alarm"]
     if not texts:
         return ["the stream is empty: no text was scored; give one text a line"]
@@ -299,6 +351,12 @@ def _summary_lines(found: dict[str, Any], announced: bool) -> list[str]:
         lines.append(f"{sum(found['rejected'].values())} rejected: {parts}")
     if not announced:
         lines.append(_alarm_words(alarm))
+    if alarm["reset_after"] is not None and alarm["raised"]:
+        lines += _episode_lines(found)
+    if found["slices"] is not None:
+        lines += _slice_lines(found["slices"])
+    if found["dependence"]["warned"] and not warned:
+        lines.append(_dependence_words(found["dependence"]))
     return [*lines, f"the alarm assumes: {alarm['assumes']}"]
 
 
@@ -306,12 +364,88 @@ def _alarm_words(alarm: dict[str, Any]) -> str:
     at = _power(alarm["threshold_log_e"])
     if not alarm["raised"]:
         return f"no alarm: e-value {_power(alarm['log_e'])}, at most {_power(alarm['peak_log_e'])}; alarm at {at}"
-    where = "" if alarm["line"] == alarm["text"] else f" (line {alarm['line']})"
-    share = alarm["alpha"]
-    once = f"at most 1 of {1 / share:.0f}" if share < 0.5 else f"at most {share:g} of all"
+    of = f"alarm at {_where(alarm['text'], alarm['line'])}: the stream"
+    return _raised(of, alarm["log_e_then"], alarm["threshold_log_e"], alarm["alpha"])
+
+
+def _raised(of: str, log_e: float, threshold: float, alpha: float, among: str = "streams") -> str:
+    once = f"at most 1 of {1 / alpha:.0f}" if alpha < 0.5 else f"at most {alpha:g} of all"
+    evidence = f"e-value {_power(log_e)} ≥ {_power(threshold)}"
+    return f"{of} is not like the clean texts ({evidence}; this happens in {once} clean {among})"
+
+
+def _raised_words(row: dict[str, Any], text: int, monitor: Monitor) -> Iterator[str]:
+    """The alarms that a record raised. text : its number among the scored texts"""
+    where = _where(text, row["line"])
+    if row["alarm"]:
+        again = row["episode"] > 1
+        of = f"alarm at {where}{', episode ' + str(row['episode']) if again else ''}: the stream"
+        among = "episodes" if again else "streams"
+        yield _raised(of, row["log_e"], monitor.alarm.threshold, monitor.alpha, among)
+    if row["slice_alarm"] and monitor.slices is not None:
+        own = monitor.slices.of(row["slice"])
+        of = f"alarm at {where}: {_named(own.value, own.others)}"
+        yield _printable(_raised(of, row["slice_log_e"], own.episodes.alarm.threshold, monitor.alpha))
+
+
+def _where(text: int, line: int | None) -> str:
+    return f"text {text}" + ("" if line == text else f" (line {line})")
+
+
+def _after_words(alarm: dict[str, Any]) -> str:
+    """What the texts after an alarm say."""
+    after, at = alarm["after"], f"after the alarm at {_where(alarm['text'], alarm['line'])}"
+    if not after["texts"]:
+        return f"{at}: no further text yet"
+    strange = (
+        f"{after['strange']} of the {after['texts']} following texts are strange "
+        f"(expected for clean texts: at most about {after['expected_at_most']:.2g})"
+    )
+    reached = f"the e-value of these texts alone reached {_power(after['peak_log_e'])}"
+    found = f"{strange}, and {reached} (threshold {_power(after['threshold_log_e'])})"
+    return f"{at}: " + ("the shift persists: " if after["persists"] else "no sign that the shift persists: ") + found
+
+
+def _episode_lines(found: dict[str, Any]) -> list[str]:
+    """All alarms and the episode that is going on."""
+    alarm, alarms = found["alarm"], found["alarms"]
+    newest, total = alarms[-1], found["alarms_raised"]
+    texts = ", ".join(str(one["text"]) for one in alarms[-5:])
+    few = "" if total <= 5 else "the newest: "
+    lines = [f"{total} alarm{'' if total == 1 else 's'}, at text{'' if total == 1 else 's'} {few}{texts}"]
+    if newest["episode"] == alarm["episode"]:
+        return [*lines, _after_words(newest)]
+    now = f"e-value {_power(alarm['log_e'])}, alarm at {_power(alarm['threshold_log_e'])}"
+    return [*lines, f"episode {alarm['episode']} is going on without an alarm: {now}"]
+
+
+def _slice_lines(slices: list[dict[str, Any]]) -> list[str]:
+    """The slices with an alarm, at most 10 of them, and how many there are."""
+    raised = [own for own in slices if own["alarms_raised"]]
+    lines = [f"{len(slices)} slice{'' if len(slices) == 1 else 's'}, {len(raised)} with an alarm"]
+    for own in raised[:10]:
+        first = own["alarms"][0]
+        more = f", and {own['alarms_raised'] - 1} more" if own["alarms_raised"] > 1 else ""
+        lines.append(
+            f"{_named(own['slice'], own['others'])}: alarm at {_where(first['text'], first['line'])}{more}; "
+            f"{own['scored']} texts, {own['strange']} strange"
+        )
+    if len(raised) > 10:
+        lines.append(f"and {len(raised) - 10} more slices with an alarm: see summary.json in --out")
+    return [_printable(line) for line in lines]
+
+
+def _named(value: str | int | None, others: bool) -> str:
+    if others:
+        return "the slice of all further values"
+    return "the slice of texts without a value" if value is None else f"slice {value!r}"
+
+
+def _dependence_words(found: dict[str, Any]) -> str:
     return (
-        f"alarm at text {alarm['text']}{where}: the stream is not like the clean texts "
-        f"(e-value {_power(alarm['log_e_then'])} ≥ {at}; this happens in {once} clean streams)"
+        f"warning: neighbouring texts are alike (seen up to text {found['text']}; {found['level']:.0%} of streams of "
+        "independent texts get this warning). The alarm is promised for independent texts only. Name the documents at "
+        "calibration, and watch a thinned or shuffled stream: for example one text per document."
     )
 
 

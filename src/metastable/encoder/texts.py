@@ -38,7 +38,7 @@ CHARACTERS = 8
 """Characters per token of the model's limit. Longer texts are tokenized alone, from their beginning."""
 
 LONGEST_ID = 200
-"""The longest id of a text, in characters; longer ids are cut."""
+"""The longest id or slice of a text, in characters; longer ones are cut."""
 
 PIECE = 2**20
 """Texts are tokenized together up to about this many characters. The rest of one longer text is cut off."""
@@ -54,6 +54,7 @@ class Line:
     id, document : the fields of these names in a line of `.jsonl`, if they are strings or whole numbers. Texts of one
         document are not independent of each other.
     query : the field of this name, if it is a string: a question that the text answers.
+    slice : the field that `lines` was told to take as the slice, if it is a string or a whole number
     """
 
     number: int
@@ -62,6 +63,7 @@ class Line:
     id: str | int | None = None
     document: str | None = None
     query: str | None = None
+    slice: str | int | None = None
 
 
 def read_texts(path: str | Path) -> Iterator[str]:
@@ -84,17 +86,18 @@ def read_lines(path: str | Path) -> Iterator[Line]:
         raise BadInput(f"{_named(path)} holds no text; give a file with one text a line")
 
 
-def lines(path: str | Path, jsonl: bool | None = None) -> Iterator[Line]:
+def lines(path: str | Path, jsonl: bool | None = None, sliced_by: str | None = None) -> Iterator[Line]:
     """Every line of a file. Lines that cannot be used have a reason instead of a text.
 
     jsonl : whether a line is a JSON object with a "text" field; None decides by the ending `.jsonl`
+    sliced_by : the field that becomes `Line.slice`
     """
     if str(path) == "-":
-        yield from _lines(_standard_input(), bool(jsonl))
+        yield from _lines(_standard_input(), bool(jsonl), sliced_by)
         return
     try:
         with Path(path).open("rb") as file:
-            yield from _lines(file, Path(path).suffix.lower() == ".jsonl" if jsonl is None else jsonl)
+            yield from _lines(file, Path(path).suffix.lower() == ".jsonl" if jsonl is None else jsonl, sliced_by)
     except OSError as error:
         raise BadInput(f"{_named(path)} cannot be read: {error.strerror or error}; give a file of texts") from error
 
@@ -120,7 +123,7 @@ def _standard_input() -> IO[bytes]:
         return sys.stdin.buffer
 
 
-def _lines(file: IO[bytes], jsonl: bool) -> Iterator[Line]:
+def _lines(file: IO[bytes], jsonl: bool, sliced_by: str | None) -> Iterator[Line]:
     number = 0
     while raw := file.readline(LONGEST_LINE):
         number += 1
@@ -129,10 +132,10 @@ def _lines(file: IO[bytes], jsonl: bool) -> Iterator[Line]:
                 pass
             yield Line(number, None, f"is longer than {LONGEST_LINE // 2**20} MiB; give one text a line")
             continue
-        yield _line(number, raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw, jsonl)
+        yield _line(number, raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw, jsonl, sliced_by)
 
 
-def _line(number: int, raw: bytes, jsonl: bool) -> Line:
+def _line(number: int, raw: bytes, jsonl: bool, sliced_by: str | None) -> Line:
     if b"\0" in raw:
         return Line(number, None, "holds a NUL byte, so it is binary or UTF-16; save it as UTF-8 text")
     try:
@@ -141,11 +144,11 @@ def _line(number: int, raw: bytes, jsonl: bool) -> Line:
         bad = f"byte 0x{raw[error.start]:02x} at place {error.start + 1}"
         return Line(number, None, f"is not UTF-8 ({bad}); save it as UTF-8 text")
     if jsonl and not blank(text):
-        return _record(number, text)
+        return _record(number, text, sliced_by)
     return Line(number, text)
 
 
-def _record(number: int, text: str) -> Line:
+def _record(number: int, text: str, sliced_by: str | None) -> Line:
     wanted = 'give one object a line with a "text" field'
     try:
         record = json.loads(text)
@@ -158,17 +161,16 @@ def _record(number: int, text: str) -> Line:
     if not isinstance(found, str):
         return Line(number, None, f'has a "text" of type {type(found).__name__}; it must be a string')
     reason = unusable(found)
-    name, document = _name(record.get("id")), _name(record.get("document"))
-    if len(str(name)) > LONGEST_ID:
-        name = str(name)[: LONGEST_ID - 1] + "…"
+    document = _name(record.get("document"))
     query = record.get("query")
     return Line(
         number,
         None if reason else found,
         reason,
-        name,
+        _short(_name(record.get("id"))),
         None if document is None else str(document),
         query if isinstance(query, str) and not unusable(query) else None,
+        None if sliced_by is None else _short(_name(record.get(sliced_by))),
     )
 
 
@@ -177,6 +179,10 @@ def _name(value: Any) -> str | int | None:
     if isinstance(value, str):
         return None if unusable(value) else value
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _short(name: str | int | None) -> str | int | None:
+    return name if len(str(name)) <= LONGEST_ID else str(name)[: LONGEST_ID - 1] + "…"
 
 
 def unusable(text: str) -> str | None:

@@ -139,6 +139,7 @@ class Alarm:
     texts : m, the number of calibration texts behind the p-values, which are marginal: `Calibration.p_values`
     alpha : the probability that a clean stream ever raises the alarm is at most alpha
     delta : the part of alpha for unlucky calibration sets; alpha/2 unless given
+    episode : the number of the episode, for streams with several alarms; see `episodes`
 
     Attributes
     ----------
@@ -153,7 +154,8 @@ class Alarm:
     (False, True, 9)
     """
 
-    def __init__(self, texts: int, alpha: float = 0.01, delta: float | None = None) -> None:
+    def __init__(self, texts: int, alpha: float = 0.01, delta: float | None = None, episode: int = 1) -> None:
+        self.episode = episode
         self.alpha = share(alpha, "alpha")
         self.delta = self.alpha / 2 if delta is None else share(delta, "delta")
         if self.delta >= self.alpha:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,6 +35,9 @@ from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, Spo
 from metastable.monitor.split import TOKENS, Split, enough
 from metastable.monitor.spoiling import spoilt
 from metastable.run import storage as store
+
+if TYPE_CHECKING:
+    from metastable.monitor.review import Review
 
 SCHEMA = "metastable.baseline/4"
 FILES = ("baseline.json", "baseline.safetensors")
@@ -57,6 +61,8 @@ class Baseline:
         median and most tokens of a text), `documents` (in each part, None without labels), `commonest` (the share of
         the most frequent text), `seed`, `versions`
     arrays : what each detector learned, by the detector's name
+    accepted : reviewed texts that joined the calibration texts later, one entry for each call of `accept`: `when`
+        (UTC), `by`, `texts` (their number) and `sha256` (of each text, see `review.digest`)
 
     A loaded baseline has its detectors after `check` has seen the encoder, because they read its layers.
     """
@@ -69,11 +75,14 @@ class Baseline:
     settings: dict[str, Scorer]
     facts: dict[str, Any]
     arrays: dict[str, dict[str, np.ndarray]]
+    accepted: tuple[dict[str, Any], ...] = ()
     _detectors: dict[str, Detector] | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
         settings = "; ".join(f"{name}: {', '.join(own.setting.members)}" for name, own in self.settings.items())
-        return f"Baseline({self.encoder_name}, {sum(self.facts['parts'].values())} clean texts; {settings})"
+        later = sum(entry["texts"] for entry in self.accepted)
+        texts = f"{sum(self.facts['parts'].values())} clean texts" + (f" and {later} accepted later" if later else "")
+        return f"Baseline({self.encoder_name}, {texts}; {settings})"
 
     @classmethod
     def fit(
@@ -115,6 +124,30 @@ class Baseline:
             found.settings = learning.scorers(found.detectors)
             found.facts = {**learning.facts(), "seed": int(seed), "versions": store.versions()}
         return found
+
+    def review(
+        self,
+        model: Any,
+        texts: Iterable[str],
+        *,
+        batch_size: int = 32,
+        progress: Callable[[int], None] | None = None,
+        allow_pickle: bool = False,
+        tokenizer: Any = None,
+    ) -> Review:
+        """What it would change to accept these texts as clean ones. The parameters are those of `fit`."""
+        from metastable.monitor.review import Review
+
+        encoder = load(model, allow_pickle, tokenizer)
+        self.check(encoder)
+        return Review.of(self, encoder, texts, batch_size, progress)
+
+    def accept(self, model: Any, texts: Iterable[str], by: str | None = None, **options: Any) -> Baseline:
+        """A new baseline with reviewed texts among its calibration texts: `review(model, texts, …).accepted(by)`.
+
+        See `metastable.monitor.review` for what is then promised.
+        """
+        return self.review(model, texts, **options).accepted(by)
 
     @property
     def detectors(self) -> dict[str, Detector]:
@@ -181,6 +214,7 @@ class Baseline:
             "facts": self.facts,
             "detectors": {name: sorted(own) for name, own in self.arrays.items()},
             "settings": {name: scorer.to_dict() for name, scorer in self.settings.items()},
+            "accepted": list(self.accepted),
             "sha256": hashlib.sha256(data).hexdigest(),
         }
         write_json(folder / FILES[0], {**content, "checksum": checksum(content)})
@@ -211,7 +245,9 @@ class Baseline:
                 or {name: sorted(own) for name, own in of_detectors.items()} != content["detectors"]
             ):
                 raise ValueError("its names, facts or detectors are not what they should be")
-            return cls(*names, tokenizer, special, settings, facts, of_detectors)
+            # A baseline without accepted texts may have been written before there were any.
+            accepted = _accepted(content.get("accepted", []))
+            return cls(*names, tokenizer, special, settings, facts, of_detectors, accepted)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             # The text of a KeyError is only the key.
             why = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:160]
@@ -378,6 +414,20 @@ def check_writable(folder: Path) -> None:
     except OSError as error:
         why = f"a baseline cannot be written to {str(folder)!r}: {error.strerror or error}"
         raise BadInput(f"{why}; give another folder") from error
+
+
+def _accepted(entries: Any) -> tuple[dict[str, Any], ...]:
+    """The saved entries of accepted texts; ValueError if one is not what it should be."""
+    for entry in entries:
+        if (
+            set(entry) != {"when", "by", "texts", "sha256"}
+            or not isinstance(entry["when"], str)
+            or not isinstance(entry["by"], str | None)
+            or len(entry["sha256"]) != entry["texts"]
+            or not all(isinstance(one, str) and re.fullmatch("[0-9a-f]{64}", one) for one in entry["sha256"])
+        ):
+            raise ValueError("its accepted texts are not what they should be")
+    return tuple(entries)
 
 
 def _content(folder: Path) -> dict[str, Any]:

@@ -30,10 +30,13 @@ from metastable.errors import BadInput
 from metastable.files import Mutex
 from metastable.monitor.alarm import Alarm
 from metastable.monitor.baseline import Baseline
+from metastable.monitor.dependence import Dependence
+from metastable.monitor.episodes import Episodes, Evidence, Place
 from metastable.monitor.examiner import Examiner, one_line
 from metastable.monitor.record import NO_TOKEN, NOT_FINITE, Record, records
 from metastable.monitor.scoring import Assessment
 from metastable.monitor.sinks import Sink
+from metastable.monitor.slices import Slices
 
 log = logging.getLogger("metastable.monitor")
 
@@ -90,8 +93,11 @@ class Monitor:
     alpha : the probability that a clean stream ever raises an alarm is at most alpha; a text is anomalous if its
         p-value is at most alpha
     tokenizer : for `examine` and for the words in records; a model in memory has none of its own
-    on_alarm : called once with the monitor when the alarm is raised, in the thread of the pass
+    on_alarm : called with the monitor at each text that raises an alarm, in the thread of the pass
     keep : how many of the newest records are kept
+    reset_after : begin a new episode, with evidence 1, this many texts after an alarm, and say whether the shift
+        persists; see `episodes` for what is then promised. None: the alarm stays raised.
+    slices : whether texts belong to slices with alarms of their own, which share alpha; see `slices`
     """
 
     def __init__(
@@ -105,10 +111,17 @@ class Monitor:
         *,
         on_alarm: Callable[[Monitor], object] | None = None,
         keep: int = 1000,
+        reset_after: int | None = None,
+        slices: bool = False,
     ) -> None:
         self.baseline = baseline if isinstance(baseline, Baseline) else Baseline.load(os.fspath(baseline))
         self.setting, self.alpha = setting, alpha
-        self.alarm = Alarm(self.baseline.scorer(setting).texts, alpha)
+        texts = self.baseline.scorer(setting).texts
+        self.slices = Slices(texts, alpha, reset_after) if slices else None
+        self.episodes = Episodes(texts, alpha, None, reset_after) if self.slices is None else self.slices.overall
+        self.dependence = Dependence()
+        # `log_e` and `episode` of the newest scored text.
+        self._newest = 0.0, 1
         self.sinks = tuple(sinks)
         for sink in self.sinks:
             if not all(callable(getattr(sink, name, None)) for name in ("write", "close")):
@@ -126,20 +139,26 @@ class Monitor:
         self._unreadable: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
         self._logged: set[tuple[str, str]] = set()
-        self._raised_line: int | None = None
 
     def __repr__(self) -> str:
         counts, at = self.counts, self.raised_at
         state = "no alarm" if at is None else f"alarm at text {at}"
+        if self.episodes.total > 1:
+            state += f" and {self.episodes.total - 1} more"
         return (
             f"Monitor({self.baseline.encoder_name}, {self.setting}, alpha={self.alpha:g}: {counts.scored} scored, "
             f"{counts.texts - counts.scored} rejected, {state})"
         )
 
     @property
+    def alarm(self) -> Alarm:
+        """The alarm over all texts, of the episode that is going on. It counts the texts of its episode."""
+        return self.episodes.alarm
+
+    @property
     def raised_at(self) -> int | None:
-        """The number, from 1, of the scored text that raised the alarm; None if there is no alarm."""
-        return self.alarm.raised_at
+        """The number, from 1, of the scored text that raised the first alarm over all texts; None without an alarm."""
+        return None if self.episodes.first is None else self.episodes.first.place.text
 
     @property
     def records(self) -> list[Record]:
@@ -169,9 +188,13 @@ class Monitor:
         return self.counts.failures
 
     def summary(self) -> dict[str, Any]:
-        """The stream so far, for JSON: counts and the alarm."""
+        """The stream so far, for JSON: counts, the alarm over all texts, its episodes, slices and dependence.
+
+        "alarm" has the place and the evidence of the first alarm, and the evidence of the episode that is going on.
+        "alarms" are the first one and the newest.
+        """
         with self._lock:
-            counts, alarm = self.counts, self.alarm
+            counts, alarm, first = self.counts, self.alarm, self.episodes.first
             return {
                 "texts": counts.texts,
                 "scored": counts.scored,
@@ -179,21 +202,28 @@ class Monitor:
                 "cut": counts.cut,
                 "rejected": counts.rejected,
                 "alarm": {
-                    "raised": alarm.raised_at is not None,
-                    "text": alarm.raised_at,
-                    "line": self._raised_line,
-                    "log_e_then": alarm.raised_log_e,
+                    "raised": first is not None,
+                    "text": None if first is None else first.place.text,
+                    "line": None if first is None else first.place.line,
+                    "log_e_then": None if first is None else first.log_e,
                     "log_e": alarm.log_e,
                     "peak_log_e": alarm.peak,
                     "threshold_log_e": alarm.threshold,
-                    "alpha": alarm.alpha,
+                    "alpha": self.alpha,
                     "assumes": ASSUMES,
+                    "episode": alarm.episode,
+                    "reset_after": self.episodes.reset_after,
                 },
+                **self.episodes.to_dict(),
+                "slices": None if self.slices is None else [own.to_dict() for own in self.slices],
+                "dependence": self.dependence.to_dict(),
             }
 
     def __enter__(self) -> Monitor:
         if isinstance(self._model, (str, os.PathLike)):
             raise BadInput(f"model is the name {str(self._model)!r}; give a live model, or use examine without `with`")
+        if self.slices is not None:
+            raise BadInput("slices is True, and texts of a live model have no slice; use examine, or leave it out")
         with self._lock:
             if self._reader is not None:
                 raise BadInput("this monitor is entered already; leave it first, or make another one")
@@ -217,17 +247,38 @@ class Monitor:
                 for sink in self.sinks:
                     self._try("sink", sink.close)
 
-    def examine(self, texts: Iterable[str], batch_size: int = 32) -> list[Record]:
+    def examine(
+        self, texts: Iterable[str], batch_size: int = 32, slices: Iterable[str | int | None] | None = None
+    ) -> list[Record]:
         """Run the encoder on texts: one record for each, in order. They count as the next texts of the stream.
 
         A text that cannot be used has a record with the reason. How texts are put into batches changes scores by the
         rounding of float32 only. The live model is not touched, and its own passes are not disturbed.
+
+        slices : one value per text, if the monitor has slices
         """
         given = texts if isinstance(texts, str) else list(texts)
+        values = None if slices is None else self._values(slices, len(given))
         made = self.examiner().records(given, batch_size, self._fail)
+        if values is not None:
+            made = [replace(record, slice=value) for record, value in zip(made, values, strict=True)]
         if self._with_text:
             made = [replace(record, text=text) for record, text in zip(made, given, strict=True)]
         return self.take(made)
+
+    def _values(self, slices: Iterable[str | int | None], texts: int) -> list[str | int | None]:
+        if self.slices is None:
+            raise BadInput("the monitor has no slices; make it with slices=True")
+        if isinstance(slices, str):
+            raise BadInput(f"slices is one string, {slices[:20]!r}; give a list with one value for each text")
+        values = list(slices)
+        if len(values) != texts:
+            raise BadInput(f"there are {len(values)} slices and {texts} texts; give one slice for each text")
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, str | int | None):
+                kind = type(value).__name__
+                raise BadInput(f"a slice is of type {kind}; give strings, whole numbers or None")
+        return values
 
     def examiner(self) -> Examiner:
         """What makes the records of texts, without any effect on counts, alarm and sinks."""
@@ -237,14 +288,14 @@ class Monitor:
             return self._examiner
 
     def take(self, made: Sequence[Record]) -> list[Record]:
-        """Take records as the next texts of the stream; returns them with `log_e` and `alarm`.
+        """Take records as the next texts of the stream; returns them with the marks of the alarms.
 
         `examine` calls this. Call it yourself for records that an `Examiner` made, for example in another process.
         """
         with self._lock:
-            done, raised = self._counted(made)
+            done, marks = self._counted(made)
             self._deliver(_Block(lambda: done), len(done))
-        self._announce(raised)
+        self._announce(marks)
         return done
 
     def replay(self, past: Iterable[Record]) -> None:
@@ -253,16 +304,16 @@ class Monitor:
             for record in past:
                 self._counted([record])
 
-    def _counted(self, made: Sequence[Record]) -> tuple[list[Record], int | None]:
-        """Records with `log_e` and `alarm`, and the place of the one that raised the alarm."""
+    def _counted(self, made: Sequence[Record]) -> tuple[list[Record], _Marks]:
+        """Records with their marks."""
         p_marginal, p_value = (
             np.array([getattr(record, name) for record in made], dtype=np.float64) for name in ("p_marginal", "p_value")
         )
-        log_e, raised = self._count(p_marginal, p_value, [r.because for r in made if r.p_marginal is None])
+        reasons = [record.because for record in made if record.p_marginal is None]
+        lines, values = [record.line for record in made], [record.slice for record in made]
+        marks = self._count(p_marginal, p_value, reasons, lines, values)
         self._cut += sum(bool(record.cut) for record in made if record.p_value is not None)
-        if raised is not None:
-            self._raised_line = made[raised].line
-        return _stamped(made, log_e, raised), raised
+        return marks.on(made), marks
 
     def _passed(self, tokenizer: Any, passage: Passage, found: Assessment) -> None:
         """A pass of the live model has ended. Words are made on demand, and the inputs may have changed by then."""
@@ -270,35 +321,61 @@ class Monitor:
         with self._lock:
             empty = found.lengths[~found.usable] == 0
             reasons = [NO_TOKEN if none else NOT_FINITE for none in empty]
-            log_e, raised = self._count(found.p_marginal, found.p_value, reasons)
+            nowhere = [None] * len(found.usable)
+            marks = self._count(found.p_marginal, found.p_value, reasons, nowhere, nowhere)
 
             def make() -> list[Record]:
-                made = _stamped(records(found, own, tokenizer, alpha=self.alpha), log_e, raised)
+                made = marks.on(records(found, own, tokenizer, alpha=self.alpha))
                 if not self._with_text or tokenizer is None:
                     return made
                 rows = zip(made, own.ids, own.chosen, strict=True)
                 return [replace(record, text=tokenizer.decode(ids[chosen])) for record, ids, chosen in rows]
 
             self._deliver(_Block(make), len(found.usable))
-        self._announce(raised)
+        self._announce(marks)
 
-    def _count(self, p_marginal: np.ndarray, p_value: np.ndarray, reasons: list[str]) -> tuple[np.ndarray, int | None]:
-        """Count texts and give their p-values to the alarm. Returns `log_e` after each text, and the row of the alarm.
+    def _count(
+        self,
+        p_marginal: np.ndarray,
+        p_value: np.ndarray,
+        reasons: list[str],
+        lines: Sequence[int | None],
+        values: Sequence[str | int | None],
+    ) -> _Marks:
+        """Count texts and give their p-values to the alarms.
 
         p_marginal, p_value : (texts,), NaN for rejected texts
         reasons : of the rejected texts
+        lines, values : the line and the slice of each text, or None
         """
         usable = ~np.isnan(p_marginal)
-        self._scored += int(usable.sum())
-        self._strange += int((p_value <= self.alpha).sum())
+        scored: list[int] = np.flatnonzero(usable).tolist()
+        places = [Place(self._scored + number, lines[row]) for number, row in enumerate(scored, start=1)]
+        p, strange = p_marginal[usable], p_value[usable] <= self.alpha
+        self._scored += len(scored)
+        self._strange += int(strange.sum())
         self._rejected.update(map(kind, reasons))
-        p, before, at = p_marginal[usable], self.alarm.log_e, self.alarm.raised_at
-        found = self._try("alarm", self.alarm.evidence, p)
-        log_e = np.concatenate([[before], np.full(len(p), before) if found is None else found])[np.cumsum(usable)]
-        if at is not None or self.alarm.raised_at is None:
-            return log_e, None
-        place = self.alarm.raised_at - 1 - (self.alarm.count - len(p))
-        return log_e, int(np.flatnonzero(usable)[place])
+        found: Evidence | None = self._try("alarm", self.episodes.take, p, strange, places)
+        own: Evidence | None = None
+        if self.slices is not None:
+            own = self._try("alarm", self.slices.take, p, strange, places, [values[row] for row in scored])
+        self._try("alarm", self.dependence.update, p)
+        # A rejected text has the evidence of the text before it.
+        after = [self._newest] * (len(p) + 1)
+        if found is not None:
+            after[1:] = zip(found.log_e.tolist(), found.episode.tolist(), strict=True)
+        self._newest = after[-1]
+        by_text = [after[number] for number in np.cumsum(usable).tolist()]
+        of_slice: list[float | None] = [None] * len(p_marginal)
+        for row, log_e in zip(scored, [] if own is None else own.log_e.tolist(), strict=own is not None):
+            of_slice[row] = log_e
+        return _Marks(
+            log_e=[log_e for log_e, _ in by_text],
+            episode=[episode for _, episode in by_text],
+            alarms=_rows(found, scored),
+            slice_log_e=of_slice,
+            slice_alarms=_rows(own, scored),
+        )
 
     def _deliver(self, block: _Block, texts: int) -> None:
         self._kept.extend((block, row) for row in range(texts))
@@ -309,9 +386,10 @@ class Monitor:
             if (state := getattr(sink, "state", None)) is not None:
                 self._try("sink", state, self.alarm)
 
-    def _announce(self, raised: int | None) -> None:
-        if raised is not None and self._on_alarm is not None:
-            self._try("on_alarm", self._on_alarm, self)
+    def _announce(self, marks: _Marks) -> None:
+        if self._on_alarm is not None:
+            for _ in marks.alarms | marks.slice_alarms:
+                self._try("on_alarm", self._on_alarm, self)
 
     def _checked(self) -> Examiner:
         """An examiner for the encoder inside the model, if it can be watched and is the baseline's."""
@@ -382,8 +460,33 @@ class _Block:
         return self._made
 
 
-def _stamped(made: Iterable[Record], log_e: np.ndarray, raised: int | None) -> list[Record]:
-    return [replace(r, log_e=float(log_e[row]), alarm=row == raised) for row, r in enumerate(made)]
+@dataclass(frozen=True)
+class _Marks:
+    """What the alarms make of some texts: evidence and episode by text, and the rows that raised an alarm."""
+
+    log_e: list[float]
+    episode: list[int]
+    alarms: frozenset[int]
+    slice_log_e: list[float | None]
+    slice_alarms: frozenset[int]
+
+    def on(self, made: Iterable[Record]) -> list[Record]:
+        return [
+            replace(
+                record,
+                log_e=self.log_e[row],
+                episode=self.episode[row],
+                alarm=row in self.alarms,
+                slice_log_e=self.slice_log_e[row],
+                slice_alarm=row in self.slice_alarms,
+            )
+            for row, record in enumerate(made)
+        ]
+
+
+def _rows(found: Evidence | None, scored: list[int]) -> frozenset[int]:
+    """The rows of texts that raised an alarm. scored : the rows of the texts that the alarm took"""
+    return frozenset() if found is None else frozenset(scored[row] for row in found.rows)
 
 
 def kind(reason: str) -> str:

@@ -28,6 +28,7 @@ CANDIDATES = 8
 WRITTEN = (
     *("line", "id", "status", "p_value", "p_marginal", "score", "first_layer", "detector", "tokens"),
     *("n", "cut", "reason", "sha", "log_e", "alarm"),
+    *("episode", "slice", "slice_log_e", "slice_alarm"),
 )
 
 NO_TOKEN = "has no token of its own; give a text with a word in it"
@@ -61,6 +62,9 @@ class Record:
     sha : the first 12 hexadecimal digits of the SHA-256 of that line
     log_e : the evidence of the alarm after this text; None if no monitor has taken the record
     alarm : whether this very text raised the alarm
+    episode : the number of the episode, from 1: alarms restart it, if the monitor was told so; see `episodes`
+    slice : the slice that the text belongs to, if it has one
+    slice_log_e, slice_alarm : evidence of the alarm of this slice after this text, and whether this text raised it
     alpha : a text is anomalous if p_value ≤ alpha
     least : the smallest possible p_value
     because : what an anomaly means to `detector`, or why the text was rejected
@@ -82,6 +86,10 @@ class Record:
     sha: str | None = None
     log_e: float | None = None
     alarm: bool = False
+    episode: int | None = None
+    slice: str | int | None = None
+    slice_log_e: float | None = None
+    slice_alarm: bool = False
     alpha: float = 0.01
     least: float = 0.0
     because: str = ""

@@ -435,10 +435,31 @@ class Scorer:
         """The smallest possible calibration-conditional p-value."""
         return float(self.ladder[0])
 
-    def assess(self, table: ColumnTable, tokens: Mapping[str, Tensor] | None = None) -> Assessment:
-        usable = table.lengths > 0
+    def threshold(self, alpha: float) -> float | None:
+        """A text is strange at level alpha if its score is above this; None if no text can be strange at this level.
+
+        p = b_j ≤ α if the rank j is at most J = #{j : b_j ≤ α}, that is if fewer than J calibration scores are ≥ s.
+        """
+        ranks = int((self.ladder <= alpha).sum())
+        return float(self.calibration.scores[-ranks]) if ranks else None
+
+    def usable(self, table: ColumnTable) -> np.ndarray:
+        """(texts,) of bool; False for texts without a token of their own, or with numbers that are not finite."""
+        found = table.lengths > 0
         for member in self.scale.members:
-            usable &= np.isfinite(table.columns[member.name][:, member.places]).all(axis=1)
+            found &= np.isfinite(table.columns[member.name][:, member.places]).all(axis=1)
+        return found
+
+    def extended(self, table: ColumnTable) -> Scorer:
+        """The same scale with more clean texts, all of them usable, among the calibration texts; see `review`."""
+        scores = self.scale(table)
+        total = np.concatenate([self.calibration.scores, scores.total])
+        return Scorer(
+            self.scale, Calibration(total), Calibration(np.concatenate([self.by_depth.scores, scores.worst_depth]))
+        )
+
+    def assess(self, table: ColumnTable, tokens: Mapping[str, Tensor] | None = None) -> Assessment:
+        usable = self.usable(table)
         scores = self.scale(table[usable])
         ranks = self.calibration.ranks(scores.total)
         by_depth = self.ladder[self.by_depth.ranks(scores.by_depth) - 1]

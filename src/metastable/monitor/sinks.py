@@ -73,6 +73,8 @@ class Prometheus:
     p_value                         a histogram of p-values
     last_p_value                    the p-value of the newest text
     alarm_log_e, alarm_raised       the logarithm of the alarm's e-value; 1 once it is raised, else 0
+    alarm_episode                   the number of the episode; with it, alarm_raised goes back to 0
+    alarms_total{of}                alarms so far, of "all" texts or of a "slice"; names of slices are not exported
 
     each with the prefix and an underscore before it. Serve them with `prometheus_client.start_http_server`.
 
@@ -95,16 +97,23 @@ class Prometheus:
         self._p_values = metrics.p_values.labels(self.monitor)
         self._last = metrics.last.labels(self.monitor)
         self._log_e, self._raised = metrics.log_e.labels(self.monitor), metrics.raised.labels(self.monitor)
+        self._episode = metrics.episode.labels(self.monitor)
+        self._alarms = {of: metrics.alarms.labels(self.monitor, of) for of in ("all", "slice")}
 
     def write(self, record: Record) -> None:
         self._texts[record.status].inc()
         if record.p_value is not None:
             self._p_values.observe(record.p_value)
             self._last.set(record.p_value)
+        if record.alarm:
+            self._alarms["all"].inc()
+        if record.slice_alarm:
+            self._alarms["slice"].inc()
 
     def state(self, alarm: Alarm) -> None:
         self._log_e.set(alarm.log_e)
         self._raised.set(alarm.raised_at is not None)
+        self._episode.set(alarm.episode)
 
     def failed(self, kind: str) -> None:
         self._failures.labels(self.monitor, kind).inc()
@@ -128,10 +137,15 @@ class _Metrics:
         self.last = Gauge("last_p_value", "P-value of the newest text", by_name, **own)
         self.log_e = Gauge("alarm_log_e", "Logarithm of the alarm's e-value", by_name, **own)
         self.raised = Gauge("alarm_raised", "1 once the alarm is raised", by_name, **own)
+        self.episode = Gauge("alarm_episode", "Number of the episode of the alarm", by_name, **own)
+        self.alarms = Counter("alarms_total", "Alarms of all texts and of slices", [*by_name, "of"], **own)
         self._monitors = 0
         done: list[Any] = []
         try:
-            for metric in (self.texts, self.failures, self.p_values, self.last, self.log_e, self.raised):
+            for metric in (
+                *(self.texts, self.failures, self.p_values, self.last),
+                *(self.log_e, self.raised, self.episode, self.alarms),
+            ):
                 registry.register(metric)
                 done.append(metric)
         except ValueError:

@@ -103,13 +103,13 @@ def batches(intake: Intake, size: int, done: int = 0, past: Iterable[Record] = (
 
     Lines that are done are skipped in whole batches, so that the following batches are the same as without a stop.
 
-    past : the records of the lines that are done; the lines must have the same sha and id
+    past : the records of the lines that are done; the lines must have the same sha, id and slice
     """
     known = iter(past)
     passed = 0
     while batch := intake.take(size, whole=True):
         for line, then in zip(batch[: max(done - passed, 0)], known, strict=False):
-            if (sha(line), line.id) != (then.sha, then.id):
+            if (sha(line), line.id, line.slice) != (then.sha, then.id, then.slice):
                 raise BadInput(
                     f"line {line.number} is not the text of its record; give the same texts, or use --overwrite"
                 )
@@ -131,11 +131,11 @@ Examine = Callable[[list[str]], Sequence[Record]]
 
 
 def examined(lines: Sequence[Line], examine: Examine) -> list[Record]:
-    """The records of lines, with line number, id and sha."""
+    """The records of lines, with line number, id, slice and sha."""
     found = iter(examine([line.text for line in lines if line.text is not None]))
     records = (Record.rejected(line.reason or "") if line.text is None else next(found) for line in lines)
     return [
-        replace(record, line=line.number, id=line.id, sha=sha(line))
+        replace(record, line=line.number, id=line.id, slice=line.slice, sha=sha(line))
         for record, line in zip(records, lines, strict=True)
     ]
 
@@ -207,10 +207,13 @@ class StreamFolder:
 def _restored(row: dict[str, Any], number: int) -> Record:
     """The record of line `number` from its row in records.jsonl; an error if it is not one."""
     names = ("status", "p_value", "p_marginal", "cut", "line")
-    found = Record(**{name: row[name] for name in names}, because=row["reason"], id=row.get("id"), sha=row.get("sha"))
+    own = {name: row[name] for name in names} | {name: row.get(name) for name in ("id", "sha", "slice")}
+    found = Record(**own, because=row["reason"])
     given = (found.p_value, found.p_marginal)
     scored = all(isinstance(p, float) and 0 < p <= 1 for p in given)
     rejected = given == (None, None)
+    if isinstance(found.slice, bool) or not isinstance(found.slice, str | int | None):
+        raise TypeError("the slice")
     if found.line != number or not (scored or rejected) or found.status != ("scored" if scored else "rejected"):
         raise ValueError(f"line {found.line}")
     return found

@@ -1,0 +1,243 @@
+"""`metastable watch` after an alarm, by slices, and on dependent texts; the same in Python."""
+
+import json
+import random
+from dataclasses import replace
+
+import numpy as np
+import prometheus_client
+import pytest
+from typer.testing import CliRunner
+
+from metastable.cli.app import app
+from metastable.errors import BadInput
+from metastable.monitor.monitor import Monitor
+from metastable.monitor.record import WRITTEN, Record
+from metastable.monitor.sinks import Prometheus
+from tests.monitor.conftest import ODD
+from tests.monitor.live.helpers import Kept
+from tests.monitor.test_commands import killed_at
+
+
+def invoke(*arguments, stdin=None):
+    return CliRunner().invoke(app, list(map(str, arguments)), input=stdin)
+
+
+@pytest.fixture
+def watching(small, small_baseline_folder):
+    return ["watch", small, "--baseline", small_baseline_folder, "--batch-size", "4"]
+
+
+def odd(count, seed=0):
+    rng = random.Random(seed)
+    return [f"{rng.choice(ODD)} {number}" for number in range(count)]
+
+
+@pytest.fixture(scope="module")
+def turning(stream):
+    """Clean, shifted, clean, shifted; every fifteenth line is empty."""
+    found = [*stream[:40], *odd(16), *stream[40:120], *odd(16, 1), *stream[120:160]]
+    for place in range(14, len(found), 15):
+        found[place] = ""
+    return found
+
+
+def lines(texts, sources=("a", "b", "c")):
+    """The texts as JSON lines; odd ones are of the source b, the others of all sources in turn; some have none."""
+    rows = []
+    for number, text in enumerate(texts):
+        source = "b" if any(word in text for word in ("zebra", "karate", "dragon", "ghost")) else sources[number % 3]
+        rows.append({"text": text} | ({} if number % 10 == 9 and source != "b" else {"source": source}))
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture(scope="module")
+def path(turning, tmp_path_factory):
+    found = tmp_path_factory.mktemp("life") / "texts.jsonl"
+    found.write_text(lines(turning))
+    return found
+
+
+def test_a_shift_that_comes_back_raises_two_alarms_and_resuming_gives_the_same_bytes(watching, path, tmp_path):
+    watching = [*watching, path, "--reset-after-alarm", 12, "--slice", "source"]
+    whole = invoke(*watching, "--out", tmp_path / "whole")
+    assert whole.exit_code == 1, whole.output
+    expected = {name: (tmp_path / "whole" / name).read_bytes() for name in ("records.jsonl", "summary.json")}
+    found, summary = [json.loads(row) for row in whole.stdout.splitlines()], json.loads(expected["summary.json"])
+    raised = [row["line"] for row in found if row["alarm"]]
+    alarms = summary["alarms"]
+    assert [alarm["line"] for alarm in alarms] == raised
+    assert len(raised) == summary["alarms_raised"] == 2
+    assert 40 < raised[0] <= 56
+    assert 136 < raised[1] <= 152
+    assert [alarm["episode"] for alarm in alarms] == [1, 2]
+    assert summary["alarm"]["episode"] == found[-1]["episode"] == 3
+    assert [row["episode"] for row in found] == sorted(row["episode"] for row in found)
+    for alarm in alarms:
+        scored = [row for row in found if row["status"] == "scored"]
+        assert scored[alarm["text"] - 1]["line"] == alarm["line"]
+        after = scored[alarm["text"] : alarm["text"] + 12]
+        assert {row["episode"] for row in after} == {alarm["episode"]}
+        assert scored[alarm["text"] + 12]["episode"] == alarm["episode"] + 1
+        assert alarm["after"]["texts"] == 12
+        assert alarm["after"]["strange"] == sum(row["p_value"] <= 0.01 for row in after)
+        assert whole.stderr.count(f"alarm at text {alarm['text']} (line {alarm['line']})") >= 2
+    # Kill it after the first alarm, tear a line, go on.
+    out, size = tmp_path / "out", sum(len(row) + 1 for row in expected["records.jsonl"].split(b"\n")[:60])
+    killed_at([*watching, "--out", out], out, min(size, len(expected["records.jsonl"]) // 2))
+    assert invoke(*watching, "--out", out, "--resume").exit_code == 1
+    assert {name: (out / name).read_bytes() for name in expected} == expected
+    # At a line in the middle of the N texts after the alarm, and at an empty line.
+    for cut in (raised[0] + 3, 60, 75):
+        rows = expected["records.jsonl"].split(b"\n")[:cut]
+        (out / "records.jsonl").write_bytes(b"\n".join(rows) + b'\n{"line"')
+        assert invoke(*watching, "--out", out, "--resume").exit_code == 1
+        assert {name: (out / name).read_bytes() for name in expected} == expected
+    for other in (["--reset-after-alarm", 13, "--slice", "source"], ["--reset-after-alarm", 12]):
+        refused = invoke(*watching[:-4], *other, "--out", out, "--resume")
+        assert refused.exit_code == 2
+        assert "was made with" in refused.stderr
+    # Records of a slice that is now another one are refused.
+    path_of = tmp_path / "other.jsonl"
+    path_of.write_text(path.read_text().replace('"source": "a"', '"source": "z"', 1))
+    refused = invoke(*[path_of if one == path else one for one in watching], "--out", out, "--resume")
+    assert "is not the text of its record" in refused.stderr
+
+
+def test_slices_are_listed_and_the_one_that_raised_is_named(watching, path, tmp_path):
+    result = invoke(*watching, path, "--slice", "source", "--out", tmp_path / "out", "--private")
+    assert result.exit_code == 1, result.output
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    found = [json.loads(row) for row in result.stdout.splitlines()]
+    assert [own["slice"] for own in summary["slices"]] == ["a", "b", "c", None]
+    for own in summary["slices"]:
+        mine = [row for row in found if row["status"] == "scored" and row["slice"] == own["slice"]]
+        assert own["scored"] == len(mine)
+        assert own["strange"] == sum(row["p_value"] <= 0.01 for row in mine)
+        assert [alarm["line"] for alarm in own["alarms"]] == [row["line"] for row in mine if row["slice_alarm"]]
+        assert own["log_e"] == mine[-1]["slice_log_e"]
+        assert own["alarms_raised"] == (own["slice"] == "b")
+    assert "slice 'b' is not like the clean texts" in result.stderr
+    assert "4 slices, 1 with an alarm" in result.stderr
+    assert all(row["slice_log_e"] is None for row in found if row["status"] == "rejected")
+
+
+def test_an_alarm_of_a_slice_alone_is_a_finding(watching, stream, tmp_path):
+    """Six odd texts of one source among many others: its own alarm is raised, and the exit code says so."""
+    texts = [*stream[:60], *(text for pair in zip(odd(8), stream[60:68], strict=True) for text in pair), *stream[68:80]]
+    result = invoke(*watching, "--jsonl", "--slice", "source", "--json", stdin=lines(texts))
+    summary = json.loads(result.stdout.splitlines()[-1])
+    assert [own["alarms_raised"] for own in summary["slices"] if own["slice"] == "b"] == [1]
+    assert result.exit_code == 1
+    without = invoke(*watching, "--jsonl", "--json", stdin=lines(texts))
+    assert json.loads(without.stdout.splitlines()[-1])["slices"] is None
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--reset-after-alarm", "0"], "--reset-after-alarm is 0"),
+        (["--slice", "source"], "needs JSON lines"),
+        (["--slice", "text", "--jsonl"], "is the text itself"),
+    ],
+)
+def test_bad_options_are_one_line(more, words, watching, tmp_path):
+    result = invoke(*watching, *more, "--out", tmp_path / "out", stdin="A text.\n")
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def record(rank, m, line=None, slice=None):
+    return Record("scored", p_value=rank / 1000, p_marginal=rank / (m + 1), line=line, slice=slice)
+
+
+@pytest.fixture
+def monitor_of(small_baseline):
+    """A monitor that is only given records, and its m."""
+
+    def made(**more):
+        return Monitor("nowhere", small_baseline, "full", **more), small_baseline.settings["full"].texts
+
+    return made
+
+
+def test_dependent_texts_are_warned_of_and_independent_ones_are_not(monitor_of):
+    rng = np.random.default_rng(0)
+    for alike in (True, False):
+        monitor, m = monitor_of()
+        levels = np.repeat(rng.integers(1, m + 1, 200), 5) if alike else rng.integers(1, m + 1, 1000)
+        monitor.take([record(int(rank), m) for rank in levels])
+        found = monitor.summary()["dependence"]
+        assert found["warned"] == alike
+        assert (found["text"] is None) != alike
+
+
+def test_the_command_says_what_to_do_about_dependent_texts(watching, stream, monkeypatch):
+    """A stream in which each text comes several times in a row."""
+    given = "\n".join(text for text in stream[:80] for _ in range(4))
+    result = invoke(*watching, "--json", stdin=given)
+    assert json.loads(result.stdout.splitlines()[-1])["dependence"]["warned"]
+    assert result.stderr.count("warning: neighbouring texts are alike") == 1
+    assert "documents" in result.stderr
+
+
+def test_metrics_tell_episodes_and_count_alarms_of_slices(monitor_of):
+    registry = prometheus_client.CollectorRegistry()
+    monitor, m = monitor_of(reset_after=5, slices=True, sinks=[Prometheus(registry, monitor="x")])
+
+    def value(name, **labels):
+        return registry.get_sample_value(f"metastable_{name}", {"monitor": "x", **labels})
+
+    assert (value("alarms_total", of="all"), value("alarms_total", of="slice")) == (0, 0)
+    while monitor.episodes.total == 0:
+        monitor.take([record(1, m, slice="de")])
+    assert (value("alarm_raised"), value("alarm_episode"), value("alarms_total", of="all")) == (1, 1, 1)
+    monitor.take([record(m, m, slice="en")] * 5)
+    assert (value("alarm_raised"), value("alarm_episode"), value("alarms_total", of="all")) == (0, 2, 1)
+    while monitor.slices.of("de").episodes.total == 0:
+        monitor.take([record(1, m, slice="de")])
+    assert value("alarms_total", of="slice") == 1
+    assert "de" not in {label for metric in registry.collect() for s in metric.samples for label in s.labels.values()}
+
+
+def test_on_alarm_is_called_at_each_alarm_and_repr_counts_them(monitor_of):
+    calls, kept = [], Kept()
+    monitor, m = monitor_of(reset_after=5, on_alarm=lambda one: calls.append(one.episodes.total), sinks=[kept])
+    monitor.take([record(1, m, line=line) for line in range(1, 201)])
+    assert len(calls) == monitor.episodes.total == sum(one.alarm for one in kept.records) > 3
+    assert f"alarm at text {monitor.raised_at} and {monitor.episodes.total - 1} more" in repr(monitor)
+
+
+def test_slices_in_python(small, small_baseline_folder, stream):
+    monitor = Monitor(small, small_baseline_folder, slices=True)
+    found = monitor.examine(stream[:6], slices=["en", 7, None, "en", "en", 7])
+    assert [one.slice for one in found] == ["en", 7, None, "en", "en", 7]
+    assert [own["scored"] for own in monitor.summary()["slices"]] == [3, 2, 1]
+    for bad, words in (
+        (["en"], "1 slices and 2 texts"),
+        ("en", "one string"),
+        (["en", 1.5], "of type float"),
+        (["en", True], "of type bool"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            monitor.examine(stream[:2], slices=bad)
+    assert monitor.counts.texts == 6
+    with pytest.raises(BadInput, match="slices=True"):
+        Monitor(small, small_baseline_folder).examine(stream[:1], slices=["en"])
+    with pytest.raises(BadInput, match="live model have no slice"):
+        Monitor(monitor.examiner().encoder.model, small_baseline_folder, slices=True).__enter__()
+
+
+def test_records_of_before_are_read_without_the_new_fields(monitor_of):
+    from metastable.monitor.stream import _restored
+
+    monitor, m = monitor_of()
+    row = monitor.take([replace(record(5, m, line=1), cut=False)])[0].to_dict()
+    new = {"episode", "slice", "slice_log_e", "slice_alarm"}
+    assert new < set(WRITTEN)
+    old = {name: value for name, value in row.items() if name not in new}
+    assert _restored(old, 1) == _restored(row, 1)
+    with pytest.raises(TypeError):
+        _restored(row | {"slice": ["de"]}, 1)
