@@ -84,7 +84,7 @@ def check_texts(texts: str) -> None:
 
 def _usable(texts: str, unread: Counter[str]) -> Iterator[Line]:
     from metastable.encoder.texts import lines
-    from metastable.monitor.monitor import kind
+    from metastable.monitor.record import kind
 
     for line in lines(texts):
         if line.text is None:

@@ -22,6 +22,7 @@ from metastable.cli.options import AllowPickle, BatchSize, Debug, Model, Schedul
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
+    from metastable.monitor.baseline import Baseline
     from metastable.monitor.monitor import Monitor
     from metastable.monitor.record import Record
     from metastable.monitor.sinks import Prometheus
@@ -40,7 +41,7 @@ def watch(
             "p-value is at most alpha."
         ),
     ] = 0.01,
-    out: Annotated[Path | None, typer.Option(help="Folder for records.jsonl and summary.json.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for records.jsonl, summary.json and report.html.")] = None,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="Lines are JSON objects with a field text.")] = False,
     batch_size: BatchSize = 32,
     prometheus: Annotated[
@@ -51,7 +52,8 @@ def watch(
         bool,
         typer.Option(
             "--private",
-            help="Records quote no words of the texts. They keep ids and a short hash, which can confirm a guess.",
+            help="Records and report.html quote no words of the texts. They keep ids and a short hash, which can "
+            "confirm a guess. Without it, the strangest texts are kept in --out for report.html.",
         ),
     ] = False,
     resume: Annotated[
@@ -126,7 +128,8 @@ def watch(
         }
         folder = None
         if out is not None:
-            folder = stack.enter_context(stream.stream_folder(out, facts, resume, overwrite))
+            about = _about(known, monitor)
+            folder = stack.enter_context(stream.stream_folder(out, facts, resume, overwrite, about))
             monitor.replay(folder.past())
         done, size = monitor.counts.texts, stream.TOGETHER * batch_size
         if stream.regular(texts):
@@ -184,6 +187,8 @@ def _through(
                     rows = [record.to_dict(words=not private) for record in new]
                     if folder is not None:
                         folder.write(rows)
+                        if not private:
+                            folder.keep(new)
                     screen.show(rows)
     except Stopped as stopped:
         code = 128 + stopped.signal
@@ -192,6 +197,7 @@ def _through(
     summary = {"finished": code is None, **monitor.summary()}
     if folder is not None:
         folder.finish(summary)
+        _write_page(folder.folder)
     try:
         if code != EXIT_BROKEN_PIPE:
             screen.summary(summary, new=monitor.counts.texts - done)
@@ -202,6 +208,27 @@ def _through(
     if summary["alarm"]["raised"]:
         return EXIT_FINDING
     return EXIT_BAD_INPUT if summary["rejected"] or not summary["texts"] else 0
+
+
+def _about(known: Baseline, monitor: Monitor) -> dict[str, Any]:
+    """What the page of the stream needs besides the records."""
+    return {
+        "encoder": known.encoder_name,
+        "calibration_texts": monitor.alarm.texts,
+        "threshold_log_e": monitor.alarm.threshold,
+        "lengths": known.usual_lengths,
+    }
+
+
+def _write_page(folder: Path) -> None:
+    """Write report.html. The records are complete by now, and a page that fails does not change the exit code."""
+    from metastable.monitor.report import write_stream
+
+    try:
+        write_stream(folder)
+    except Exception as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        print(f"the page {folder / 'report.html'} was not written: {why}; the records are complete", file=sys.stderr)
 
 
 class Screen:

@@ -37,6 +37,8 @@ SCHEMA = "metastable.baseline/3"
 FILES = ("baseline.json", "baseline.safetensors")
 
 NO_TOKEN = "without a token of its own"
+# Most bars in the histogram of lengths.
+BARS = 40
 
 
 @dataclass(eq=False, repr=False)
@@ -149,6 +151,12 @@ class Baseline:
     def scorer(self, setting: str) -> Scorer:
         """The scorer of a setting; BadInput if there is no such setting."""
         return self.settings[choice(setting, "setting", self.settings)]
+
+    @property
+    def usual_lengths(self) -> tuple[int, int] | None:
+        """The 1st and the 99th percentile of the lengths of clean texts in tokens; None for older baselines."""
+        usual = self.facts["lengths"].get("usual")
+        return None if usual is None else (int(usual[0]), int(usual[1]))
 
     def save(self, path: str | Path) -> None:
         """Write the baseline into a folder, completely or not at all. Only another baseline is replaced."""
@@ -295,7 +303,6 @@ class _Learning:
 
     def facts(self) -> dict[str, Any]:
         """Facts about the texts, see `Baseline`."""
-        lengths = sorted(self._lengths.elements())
         return {
             "parts": {part: counts.texts for part, counts in self._counts.items()},
             "left_out": dict(sorted(self._left_out().items())),
@@ -304,8 +311,23 @@ class _Learning:
             "cut": sum(counts.cut for counts in self._counts.values()),
             "tokens": sum(counts.tokens - counts.special for counts in self._counts.values()),
             "unknown": sum(counts.unknown for counts in self._counts.values()),
-            "lengths": {"least": lengths[0], "median": lengths[len(lengths) // 2], "most": lengths[-1]},
+            "lengths": _lengths(np.sort(np.fromiter(self._lengths.elements(), dtype=np.int64))),
         }
+
+
+def _lengths(sorted_lengths: np.ndarray) -> dict[str, Any]:
+    """Facts about lengths, for JSON: extremes, median, 1st and 99th percentile, and a histogram."""
+    least, most, n = int(sorted_lengths[0]), int(sorted_lengths[-1]), len(sorted_lengths)
+    usual = [int(sorted_lengths[int(share * (n - 1))]) for share in (0.01, 0.99)]
+    edges = np.arange(least, most + 1 + (width := -(-(most + 1 - least) // BARS)), width)
+    counts = np.histogram(sorted_lengths, edges - 0.5)[0]
+    return {
+        "least": least,
+        "median": int(sorted_lengths[n // 2]),
+        "most": most,
+        "usual": usual,
+        "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
+    }
 
 
 def special_of(tokenizer: Any) -> tuple[int, ...]:

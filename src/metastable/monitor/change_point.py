@@ -1,25 +1,26 @@
 """Where a stream of p-values changed: an estimate with an interval.
 
-**The model.** Of n texts, those after place s and up to place e are shifted, 0 ≤ s < e ≤ n; all others are clean. P-values
-of clean texts are uniform. Those of shifted texts have a density h from a list of `LAWS`: with κ in (0, 1) and a share ε
-of texts that are affected,
+**The model.** Of n texts, those after place s and up to place e are shifted, 0 ≤ s < e ≤ n; all others are clean.
+P-values of clean texts are uniform. Those of shifted texts have a density h from the list `LAWS`: with κ in (0, 1) and
+a share ε of affected texts,
 
     h(p) = 1 − ε + ε κ p^{κ−1},
 
 averaged over each of the m + 1 ranks, as in `alarm`. With C_t = Σ_{i ≤ t} log h(p_i), the likelihood of (s, e), divided
-by that of a clean stream, is exp(C_e − C_s). A change may last to the end (prior probability ½) or end at any place (the
-other half, evenly). Every s and every h is equally likely beforehand, so
+by that of a clean stream, is exp(C_e − C_s). A change may last to the end (prior probability ½) or end at any place
+(the other half, evenly). Every s and every h is equally likely beforehand, so
 
     P(s | p) ∝ Σ_h Σ_{e > s} w_e exp(C_e − C_s),      w_n = ½ + ½/n,  w_e = ½/n otherwise.
 
-**The interval** is the range of the smallest set of places that holds 95 % of this probability. If the two laws are known
+**The interval** is the range of the smallest set of places that holds 95 % of this probability. If both laws are known
 and the stream is long on both sides, moving the change by k texts moves the likelihood by k places. For such a family,
-sets of probability 1 − a under the even prior contain the true place with probability 1 − a, whatever it is. That h is
-one of a list of laws costs little (`tests/monitor/test_change_point.py` has the coverage).
+sets of probability 1 − a under the even prior contain the true place with probability 1 − a, wherever it is. That h is
+one of a list of laws costs little (`tests/monitor/test_change_point.py` measures the coverage).
 
-**No change** is reported unless the evidence reaches 1/(α − δ). The evidence is the mean of the likelihood ratios above
-over s and those h whose κ is one of the alarm's, with the alarm's priced payoffs in place of κ p^{κ−1}. It is an e-value for all but a share δ of
-calibration sets (see `alarm`), so by Markov's inequality a clean stream reports a change with probability at most α.
+**No change** is reported unless the evidence reaches 1/(α − δ), δ = α/2. The evidence is the mean of the likelihood
+ratios above, over s and over those h whose κ is one of the alarm's, with the alarm's priced payoffs in place of
+κ p^{κ−1}. It is an e-value for all but a share δ of calibration sets (see `alarm`), so by Markov's inequality a clean
+stream reports a change with probability at most α.
 """
 
 from __future__ import annotations

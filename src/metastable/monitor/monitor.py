@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -31,7 +30,7 @@ from metastable.files import Mutex
 from metastable.monitor.alarm import Alarm
 from metastable.monitor.baseline import Baseline
 from metastable.monitor.examiner import Examiner, one_line
-from metastable.monitor.record import NO_TOKEN, NOT_FINITE, Record, records
+from metastable.monitor.record import NO_TOKEN, NOT_FINITE, Record, kind, records
 from metastable.monitor.scoring import Assessment
 from metastable.monitor.sinks import Sink
 
@@ -384,15 +383,6 @@ class _Block:
 
 def _stamped(made: Iterable[Record], log_e: np.ndarray, raised: int | None) -> list[Record]:
     return [replace(r, log_e=float(log_e[row]), alarm=row == raised) for row, r in enumerate(made)]
-
-
-def kind(reason: str) -> str:
-    """A reason without what is particular to its text.
-
-    >>> kind("is not UTF-8 (byte 0xc3 at place 5); save it as UTF-8 text")
-    'is not UTF-8'
-    """
-    return re.split(r"\s*[(,;]", reason, maxsplit=1)[0]
 
 
 def _refuse_unwatchable(model: nn.Module) -> None:

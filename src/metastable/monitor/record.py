@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, compress
@@ -251,3 +252,12 @@ def _ratio(p: float) -> str:
     """ "2 in 1000", rounded up."""
     out_of = 10 ** math.ceil(-math.log10(p) - 1e-9)
     return f"{math.ceil(p * out_of - 1e-9)} in {out_of}"
+
+
+def kind(reason: str) -> str:
+    """A reason without what is particular to its text.
+
+    >>> kind("is not UTF-8 (byte 0xc3 at place 5); save it as UTF-8 text")
+    'is not UTF-8'
+    """
+    return re.split(r"\s*[(,;]", reason, maxsplit=1)[0]
