@@ -22,6 +22,8 @@ BINS = 300
 """The number of bins: a plot has not many more pixels than three times that."""
 MARKED = 300
 """At most this many strange texts are marked."""
+LEAST = 10
+"""The least number of texts that the axis has room for."""
 HOVER = 60
 """Characters in a line of a hover text."""
 
@@ -108,9 +110,21 @@ def timeline(given: Timeline, words: Sequence[str] = ()) -> go.Figure:
     axis = {"type": "log", "range": [0.08, math.log10(least) - 0.25]}
     axis |= {"tickvals": [10.0**power for power in powers], "ticktext": [look.number(10.0**power) for power in powers]}
     figure.update_yaxes(title_text="p-value", **axis, row=1, col=1)
-    figure.update_yaxes(title_text="evidence E", tickprefix="10<sup>", ticksuffix="</sup>", row=2, col=1)
-    figure.update_xaxes(title_text="text", rangemode="tozero", row=2, col=1)
-    legend = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "font": {"size": 13}}
+    figure.update_yaxes(
+        title_text="evidence E", tickprefix="10<sup>", ticksuffix="</sup>", tickformat="d", row=2, col=1
+    )
+    most = max([*given.numbers[-1:], LEAST])
+    figure.update_xaxes(range=[0, 1.02 * most])
+    figure.update_xaxes(title_text="text", row=2, col=1)
+    legend = {
+        "orientation": "h",
+        "traceorder": "normal",
+        "yref": "container",
+        "y": 0,
+        "yanchor": "bottom",
+        "x": 0,
+        "font": {"size": 13},
+    }
     figure.update_layout(legend=legend, margin={"b": 116, "l": 62, "r": 12}, hovermode="closest")
     return figure
 
@@ -201,8 +215,9 @@ def _evidence(figure: go.Figure, given: Timeline, edges: np.ndarray | None) -> N
         figure.add_annotation(**note, font={"size": 12, "color": look.GREY})
         top = max(top, level)
     room = 0.08 * max(top - bottom, 1.0)
-    step = max(1, math.ceil((top - bottom) / 5))
-    figure.update_yaxes(range=[bottom - room, top + 2 * room], dtick=step, row=2, col=1)
+    steps = (float(f"{digit}e{power}") for power in range(300) for digit in (1, 2, 5))
+    step = next(step for step in steps if 5 * step >= top - bottom)
+    figure.update_yaxes(range=[bottom - room, top + 2 * room], dtick=step, tick0=0, row=2, col=1)
 
 
 def _changes(given: Timeline) -> list[tuple[int, int, int, str]]:
@@ -219,7 +234,7 @@ def first_depths(parts: Mapping[str, Mapping[int | None, float]]) -> go.Figure:
 
     parts : for each part of the stream, by first depth (None: no single depth), the number per 100 scored texts
     """
-    depths = sorted({depth for part in parts.values() for depth in part if depth is not None})
+    depths = list(range(1 + max((depth for part in parts.values() for depth in part if depth is not None), default=-1)))
     none = any(None in part for part in parts.values())
     names = [*map(str, depths), *(["none"] if none else [])]
     figure = look.plain(

@@ -85,8 +85,8 @@ def _of_script(written: str) -> tuple[str, str]:
 
 def _of_length(short: bool, low: float, high: float) -> tuple[str, str]:
     if short:
-        return "very short", f"These texts are shorter than 99 % of the usual ones: fewer than {low:g} tokens."
-    return "very long", f"These texts are longer than 99 % of the usual ones: more than {high:g} tokens."
+        return "very short", f"These texts are shorter than 99 % of the usual ones: fewer than {low:.0f} tokens."
+    return "very long", f"These texts are longer than 99 % of the usual ones: more than {high:.0f} tokens."
 
 
 def _of_detector(name: str, layer: int) -> tuple[str, str]:

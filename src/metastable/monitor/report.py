@@ -23,6 +23,8 @@ from metastable.report.page import figure_block, render_page, short_name, target
 
 # Characters of a text on the page.
 SHOWN = 600
+# Strange texts that are shown at once; the others are behind a click.
+FIRST = 6
 # Characters of an example of a group.
 EXAMPLE = 160
 
@@ -61,6 +63,7 @@ def render(watched: Watched, texts: Mapping[str, str] = NO_TEXTS) -> str:
         depths=figure_block("depths", figures.first_depths(_depths(watched, parts))) if watched.strange.any() else None,
         strangest=[_shown(watched, index, kept) for index in watched.strangest(KEPT)],
         strange=int(watched.strange.sum()),
+        first=FIRST,
         groups=_groups(watched, kept),
         parts=list(parts),
         comparison=_comparison(watched, parts),
@@ -86,23 +89,22 @@ def headline(watched: Watched, change: ChangePoint | None) -> str:
     if not scored:
         one = "The only text was rejected" if texts == 1 else f"All {texts} texts were rejected"
         return f"No text could be scored: {one[0].lower()}{one[1:]}."
-    told = f"{strange} of {scored} scored text{'' if scored == 1 else 's'} {'is' if strange == 1 else 'are'} strange, "
-    told += f"and clean texts would give at most about {_expected(watched)} on average"
+    if scored == 1:
+        told = f"the only scored text is {'strange' if strange else 'not strange'}"
+    else:
+        told = (
+            f"{strange} of {scored} scored texts {'is' if strange == 1 else 'are'} strange, and clean texts would give "
+        )
+        told += f"at most about {_expected(watched)}"
     if not watched.alarms:
         return f"No alarm: {told}."
-    began = "" if change is None else f", and the change began {_begin(watched, change)}"
+    began = "" if change is None else f", and the change began at about text {_numbered(watched, change.begin)[0]}"
     return f"The alarm was raised at text {watched.alarms[0]}{began}: {told}."
 
 
-def _begin(watched: Watched, change: ChangePoint) -> str:
-    at, low, high = _numbered(watched, change.begin)
-    if at == low == high:
-        return f"at text {at}"
-    return f"at about text {at}, between {low} and {high}"
-
-
 def _expected(watched: Watched) -> str:
-    return f"{watched.facts.alpha * watched.scored:.2g}"
+    expected = watched.facts.alpha * watched.scored
+    return f"{expected:.2g}" if expected < 10 else f"{expected:.0f}"
 
 
 def _numbered(watched: Watched, place: Any) -> tuple[int, int, int]:
@@ -183,6 +185,8 @@ def _parts(watched: Watched, change: ChangePoint | None) -> Parts:
         found = {"before the change": slice(0, begin), "after the change": slice(begin, end)}
         if end < n:
             found = {"before": slice(0, begin), "during the change": slice(begin, end), "after it": slice(end, n)}
+    elif n == 1:
+        found = {"the stream": slice(0, 1)}
     else:
         found = {"first half": slice(0, n // 2), "second half": slice(n // 2, n)}
     return {name: own for name, own in found.items() if own.stop > own.start}

@@ -12,7 +12,6 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +96,8 @@ class Columns:
     script: np.ndarray
 
 
-# Type codes of `array`, by the name of a column.
-CODES = dict.fromkeys(("place", "number", "n"), "q") | dict.fromkeys(("layer", "detector", "script"), "h")
-CODES |= dict.fromkeys(("p_value", "p_marginal", "log_e", "score"), "d")
+# Type codes of `array` for each column, in order.
+CODES = dict(zip(Columns.__annotations__, "qqddddqhhh", strict=True))
 
 
 class Watched:
@@ -123,7 +121,7 @@ class Watched:
         self.names: list[str] = []
         self._codes: dict[str, int] = {}
         self._columns = {name: array(code) for name, code in CODES.items()}
-        self.__dict__.pop("columns", None)
+        self._made: Columns | None = None
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Take the next record. A row that is none is counted as damaged."""
@@ -138,28 +136,28 @@ class Watched:
         self.records += 1
 
     def _add_scored(self, row: Mapping[str, Any]) -> None:
-        number = int(row.get("line") or self.records + 1)
-        log_e, layer = row.get("log_e"), row.get("first_layer")
-        values = {
-            "place": self.records,
-            "number": number,
-            "p_value": float(row["p_value"]),
-            "p_marginal": float(row["p_marginal"]),
-            "log_e": math.nan if log_e is None else float(log_e),
-            "score": float(row.get("score") or 0.0),
-            "n": int(row.get("n") or 0),
-            "layer": NO_LAYER if layer is None else int(layer),
-            "detector": self._code(str(row.get("detector"))),
-            "script": self._code(script(str(word["text"]) for word in row.get("tokens") or ())),
-        }
-        if not (0 < values["p_value"] <= 1 and 0 < values["p_marginal"] <= 1):
+        number, get = int(row.get("line") or self.records + 1), row.get
+        p_value, p_marginal = float(row["p_value"]), float(row["p_marginal"])
+        log_e, layer = get("log_e"), get("first_layer")
+        if not (0 < p_value <= 1 and 0 < p_marginal <= 1):
             raise ValueError("p-values are above 0 and at most 1")
-        for name, value in values.items():
-            self._columns[name].append(value)
-        self.cut += bool(row.get("cut"))
-        if row.get("alarm"):
+        values = (
+            self.records,
+            number,
+            p_value,
+            p_marginal,
+            math.nan if log_e is None else float(log_e),
+            float(get("score") or 0.0),
+            int(get("n") or 0),
+            NO_LAYER if layer is None else int(layer),
+            self._code(str(get("detector"))),
+            self._code(script([str(word["text"]) for word in get("tokens") or ()])),
+        )
+        for own, value in zip(self._columns.values(), values, strict=True):
+            own.append(value)
+        self.cut += bool(get("cut"))
+        if get("alarm"):
             self.alarms.append(number)
-        self.__dict__.pop("columns", None)
 
     def _code(self, name: str) -> int:
         if name not in self._codes:
@@ -167,9 +165,11 @@ class Watched:
             self.names.append(name)
         return self._codes[name]
 
-    @cached_property
+    @property
     def columns(self) -> Columns:
-        return Columns(**{name: np.array(own) for name, own in self._columns.items()})
+        if self._made is None or len(self._made.place) != self.scored:
+            self._made = Columns(**{name: np.array(own) for name, own in self._columns.items()})
+        return self._made
 
     @property
     def scored(self) -> int:
@@ -285,7 +285,7 @@ def kept_texts(path: Path) -> dict[str, KeptText]:
 
 def _parsed(line: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        found = json.loads(line.decode())
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
