@@ -24,6 +24,9 @@ MARKED = 300
 """At most this many strange texts are marked."""
 LEAST = 10
 """The least number of texts that the axis has room for."""
+LEGEND: dict[str, Any] = {"orientation": "h", "traceorder": "normal", "yref": "container", "y": 0, "yanchor": "bottom"}
+LEGEND |= {"x": 0, "font": {"size": 13}}
+"""A legend along the bottom of the figure."""
 HOVER = 60
 """Characters in a line of a hover text."""
 
@@ -116,16 +119,7 @@ def timeline(given: Timeline, words: Sequence[str] = ()) -> go.Figure:
     most = max([*given.numbers[-1:], LEAST])
     figure.update_xaxes(range=[0, 1.02 * most])
     figure.update_xaxes(title_text="text", row=2, col=1)
-    legend = {
-        "orientation": "h",
-        "traceorder": "normal",
-        "yref": "container",
-        "y": 0,
-        "yanchor": "bottom",
-        "x": 0,
-        "font": {"size": 13},
-    }
-    figure.update_layout(legend=legend, margin={"b": 116, "l": 62, "r": 12}, hovermode="closest")
+    figure.update_layout(legend=LEGEND, margin={"b": 116, "l": 62, "r": 12}, hovermode="closest")
     return figure
 
 
@@ -253,8 +247,7 @@ def first_depths(parts: Mapping[str, Mapping[int | None, float]]) -> go.Figure:
         )
     figure.update_xaxes(title_text="first strange depth", type="category")
     figure.update_yaxes(title_text="of 100 texts", rangemode="tozero")
-    legend = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "font": {"size": 13}}
-    figure.update_layout(barmode="group", legend=legend, margin={"b": 110})
+    figure.update_layout(barmode="group", legend=LEGEND, margin={"b": 110})
     return figure
 
 

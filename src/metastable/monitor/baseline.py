@@ -27,6 +27,7 @@ from metastable.errors import BadInput, choice
 from metastable.files import read_json, recover, replacing, write, write_json
 from metastable.monitor import passes
 from metastable.monitor.conformal import Calibration
+from metastable.monitor.coverage import coverage
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.detectors.base import Detector
 from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, wholes, within
@@ -35,6 +36,8 @@ from metastable.run import storage as store
 
 SCHEMA = "metastable.baseline/3"
 FILES = ("baseline.json", "baseline.safetensors")
+# The page that `calibrate` writes beside them.
+REPORT = "report.html"
 
 NO_TOKEN = "without a token of its own"
 # Most bars in the histogram of lengths.
@@ -51,8 +54,9 @@ class Baseline:
     special : ids of the special tokens
     settings : the `Scorer` of each setting, by name
     facts : about the clean texts: `parts` (texts in each), `left_out` (by reason), `cut`, `tokens`, `lengths` (least,
-        median and most tokens of a text), `documents` (in each part, None without labels), `commonest` (the share of
-        the most frequent text), `seed`, `versions`
+        median and most tokens of a text, their 1st and 99th percentile, a histogram), `coverage` (false positives on
+        clean texts by setting, see `monitor.coverage`), `documents` (in each part, None without labels), `commonest`
+        (the share of the most frequent text), `seed`, `versions`
     arrays : what each detector learned, by the detector's name
 
     A loaded baseline has its detectors after `check` has seen the encoder, because they read its layers.
@@ -81,7 +85,7 @@ class Baseline:
         documents: Iterable[Any] | None = None,
         seed: int = 0,
         batch_size: int = 32,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
         allow_pickle: bool = False,
         tokenizer: Any = None,
     ) -> Baseline:
@@ -94,8 +98,8 @@ class Baseline:
             used are left out and counted.
         documents : one label per text. Texts of one document are dependent and stay in one part; see `Split`.
         seed : decides which document goes to which part
-        progress : called after each batch with the number of texts that went through the model so far; texts that
-            detectors are fitted on go through it more than once
+        progress : called after each batch with the number of texts that went through the model so far, and with the
+            number of all; texts that detectors are fitted on go through it more than once
         """
         whole(seed, "seed", 0, "it must be a whole number, 0 or more")
         whole(batch_size, "batch_size", 1, "it must be at least 1")
@@ -151,6 +155,12 @@ class Baseline:
     def scorer(self, setting: str) -> Scorer:
         """The scorer of a setting; BadInput if there is no such setting."""
         return self.settings[choice(setting, "setting", self.settings)]
+
+    def report(self, path: str | Path) -> Path:
+        """Write a page about the baseline: what it is, and false positives on clean texts. It needs no network."""
+        from metastable.monitor import baseline_report
+
+        return baseline_report.write(self, path)
 
     @property
     def usual_lengths(self) -> tuple[int, int] | None:
@@ -227,12 +237,19 @@ class _Learning:
     A text of the "adjust" or the "calibrate" part leaves a few numbers behind: its columns.
 
     special : ids of the special tokens
+    coverage : false positives on clean texts, by setting; see `coverage`
     """
 
-    def __init__(self, encoder: Encoder, split: Split, batch_size: int, progress: Callable[[int], None] | None) -> None:
+    def __init__(
+        self, encoder: Encoder, split: Split, batch_size: int, progress: Callable[[int, int], None] | None
+    ) -> None:
         self.encoder, self.split, self.batch_size, self.progress = encoder, split, batch_size, progress
         self.special = special_of(encoder.reads_text())
+        self.coverage: dict[str, list[dict[str, Any]]] = {}
         self._done = 0
+        # Texts that detectors are fitted on go through the model once for each stage.
+        stages = max(DETECTORS[name].stages for name in _members())
+        self._passes = split.texts + (stages - 1) * split.counts["fit"]
         self._counts: dict[str, TextCounts] = {}
         self._lengths: Counter[int] = Counter()
 
@@ -260,14 +277,13 @@ class _Learning:
     def scorers(self, detectors: Mapping[str, Detector]) -> dict[str, Scorer]:
         """Scales fitted on "adjust", calibrated on "calibrate"."""
         adjust = ColumnTable.joined(self._tables("adjust", detectors))
-        calibrate = self._tables("calibrate", detectors)
+        calibrate = ColumnTable.joined(self._tables("calibrate", detectors))
+        halves = np.frombuffer(self.split.halves, dtype=np.uint8)[self._order]
         found = {}
         for name, setting in SETTINGS.items():
-            scale = Scale.of(setting, detectors, adjust)
-            scores = [scale(table) for table in calibrate]
-            total = np.concatenate([own.total for own in scores])
-            by_depth = np.concatenate([own.worst_depth for own in scores])
-            found[name] = Scorer(scale, Calibration(total), Calibration(by_depth))
+            calibrated = partial(_calibrated, Scale.of(setting, detectors, adjust))
+            found[name] = calibrated(calibrate)
+            self.coverage[name] = coverage(calibrated, calibrate, halves)
         return found
 
     def _tables(self, part: str, detectors: Mapping[str, Detector]) -> list[ColumnTable]:
@@ -277,7 +293,7 @@ class _Learning:
         def open(passage: Passage) -> Watch:
             return passes.reading(detectors, passage, lambda table, tokens: tables.append(table))
 
-        self._pass(part, detectors.values(), open)
+        self._order = self._pass(part, detectors.values(), open)
         for table in tables:
             self._lengths.update(table.lengths.tolist())
         # Some texts turn out to be empty when they are tokenized.
@@ -285,17 +301,21 @@ class _Learning:
         enough(known, self._left_out())
         return tables
 
-    def _pass(self, part: str, detectors: Iterable[Detector], open: Open) -> None:
+    def _pass(self, part: str, detectors: Iterable[Detector], open: Open) -> np.ndarray:
+        """Returns the numbers of the texts within their part, in the order in which they were read."""
         encoder, counts = self.encoder, TextCounts()
+        order: list[int] = []
         depths = {depth for detector in detectors for depth in detector.depths}
         with Reader(encoder.model, encoder.anatomy, self.special, depths, open):
             for batch in batches(encoder.tokenizer, self.split.read(part), encoder.limit, self.batch_size, counts):
                 encoder.run(batch.inputs)
+                order += batch.numbers.tolist()
                 self._done += len(batch.numbers)
                 if self.progress is not None:
-                    self.progress(self._done)
+                    self.progress(self._done, self._passes)
         counts.check_known()
         self._counts[part] = counts
+        return np.array(order, dtype=np.int64)
 
     def _left_out(self) -> Counter[str]:
         skipped = sum(counts.skipped for counts in self._counts.values())
@@ -311,8 +331,14 @@ class _Learning:
             "cut": sum(counts.cut for counts in self._counts.values()),
             "tokens": sum(counts.tokens - counts.special for counts in self._counts.values()),
             "unknown": sum(counts.unknown for counts in self._counts.values()),
+            "coverage": self.coverage,
             "lengths": _lengths(np.sort(np.fromiter(self._lengths.elements(), dtype=np.int64))),
         }
+
+
+def _calibrated(scale: Scale, table: ColumnTable) -> Scorer:
+    scores = scale(table)
+    return Scorer(scale, Calibration(scores.total), Calibration(scores.worst_depth))
 
 
 def _lengths(sorted_lengths: np.ndarray) -> dict[str, Any]:
@@ -347,7 +373,7 @@ def check_free(folder: Path) -> None:
     if not folder.is_dir():
         raise BadInput(f"{str(folder)!r} is a file; give a folder for the baseline")
     held = sorted(entry.name for entry in folder.iterdir())
-    if other := [name for name in held if name not in FILES]:
+    if other := [name for name in held if name not in (*FILES, REPORT)]:
         raise BadInput(f"the folder {str(folder)!r} holds {other[0]!r}, which is no part of a baseline; give another")
     # A damaged or an older baseline may be replaced.
     if held and not str(_content(folder).get("schema")).startswith(SCHEMA.partition("/")[0] + "/"):

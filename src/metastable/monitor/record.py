@@ -23,6 +23,9 @@ LONGEST = 40
 # Tokens that are considered for a record. Several may be pieces of one word, which is named once.
 CANDIDATES = 8
 
+# A text with a p-value up to this one is called unusual, if it is not strange.
+UNUSUAL = 0.05
+
 # What is written of a record, in order.
 WRITTEN = (
     *("line", "id", "status", "p_value", "p_marginal", "score", "first_layer", "detector", "tokens"),
@@ -102,7 +105,8 @@ class Record:
         if self.p_value is None:
             return self.because
         if not self.strange:
-            return f"ordinary: p = {_rounded_up(self.p_value)}"
+            below = f"unusual, but above the threshold {self.alpha:g}" if self.p_value <= UNUSUAL else "ordinary"
+            return f"{below}: p = {_rounded_up(self.p_value)}"
         relation = "is at most" if self.p_value <= self.least else "="
         share = f"p {relation} {_rounded_up(self.p_value)}: at most {_ratio(self.p_value)} clean texts are this strange"
         if self.first_layer is not None:
