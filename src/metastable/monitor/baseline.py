@@ -30,6 +30,7 @@ from metastable.monitor.conformal import Calibration
 from metastable.monitor.coverage import coverage
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.detectors.base import Detector
+from metastable.monitor.notebook import table
 from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, wholes, within
 from metastable.monitor.split import TOKENS, Split, enough
 from metastable.run import storage as store
@@ -75,6 +76,17 @@ class Baseline:
     def __repr__(self) -> str:
         settings = "; ".join(f"{name}: {', '.join(own.setting.members)}" for name, own in self.settings.items())
         return f"Baseline({self.encoder_name}, {sum(self.facts['parts'].values())} clean texts; {settings})"
+
+    def _repr_html_(self) -> str:
+        """The baseline in a notebook."""
+        parts, lengths = self.facts["parts"], self.facts["lengths"]
+        rows: dict[str, object] = {
+            "clean texts": ", ".join(f"{count} to {part}" for part, count in parts.items()),
+            "tokens of a text": f"{lengths['least']} to {lengths['most']}, median {lengths['median']}",
+        }
+        for name, scorer in self.settings.items():
+            rows[f"setting {name}"] = f"{', '.join(scorer.setting.members)}; smallest p-value {scorer.least:.2g}"
+        return table(f"Baseline of {self.encoder_name}", rows)
 
     @classmethod
     def fit(
@@ -294,8 +306,8 @@ class _Learning:
             return passes.reading(detectors, passage, lambda table, tokens: tables.append(table))
 
         self._order = self._pass(part, detectors.values(), open)
-        for table in tables:
-            self._lengths.update(table.lengths.tolist())
+        for own in tables:
+            self._lengths.update(own.lengths.tolist())
         # Some texts turn out to be empty when they are tokenized.
         known = {part: self._counts[part].texts if part in self._counts else n for part, n in self.split.counts.items()}
         enough(known, self._left_out())

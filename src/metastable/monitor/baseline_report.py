@@ -38,8 +38,8 @@ def warnings(baseline: Baseline) -> list[str]:
         )
     if documents is not None and sum(documents.values()) < MANY:
         found.append(
-            f"the texts are from {sum(documents.values())} documents; texts of one document are alike, so give texts of "
-            f"about {MANY}"
+            f"the texts are from {sum(documents.values())} documents; texts of one document are alike, so give texts "
+            f"of about {MANY}"
         )
     found += [sentence.removeprefix("Warning: ") for sentence in unknown_tokens(facts)]
     if facts["cut"] > MUCH * texts:
@@ -53,8 +53,8 @@ def warnings(baseline: Baseline) -> list[str]:
                 entry = row["p_marginal"][f"{t:g}"]
                 if entry["off"]:
                     found.append(
-                        f"setting {name}: {entry['share']:.1%} of clean texts of {row['least']} to {row['most']} tokens "
-                        f"have p ≤ {t:g}; texts of this length are found strange too often"
+                        f"setting {name}: {entry['share']:.1%} of clean texts of {row['least']} to {row['most']} "
+                        f"tokens have p ≤ {t:g}; texts of this length are found strange too often"
                     )
     return found
 

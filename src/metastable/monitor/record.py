@@ -14,6 +14,7 @@ import torch
 
 from metastable.encoder.hooks import Passage
 from metastable.monitor.detectors import DETECTORS
+from metastable.monitor.notebook import table
 from metastable.monitor.scoring import Assessment
 
 # Most words in a record.
@@ -117,6 +118,17 @@ class Record:
         # Words that another detector points to are not the reason of this one.
         join = ": " if self.shown_by == self.detector else "; most unusual of its words: "
         return f"{share}; {where} {self.because}" + (f"{join}{words}" if words else "")
+
+    def _repr_html_(self) -> str:
+        """The record in a notebook."""
+        if self.p_value is None:
+            return table("rejected", {"reason": self.reason})
+        rows: dict[str, object] = {"p-value": _rounded_up(self.p_value), "reason": self.reason}
+        rows |= {"first layer": self.first_layer} if self.first_layer is not None else {}
+        rows |= {"words": ", ".join(f"{word.text} ({word.value:g})" for word in self.tokens)} if self.tokens else {}
+        rows |= {"detector": self.detector, "tokens": self.n, "cut": "yes" if self.cut else "no"}
+        name = "a text" if self.line is None else f"text {self.line}"
+        return table(f"{name}: {'strange' if self.strange else 'not strange'} at {self.alpha:g}", rows)
 
     def to_dict(self, words: bool = True) -> dict[str, Any]:
         """The record for JSON. Without `words`, no word of the text is in it."""

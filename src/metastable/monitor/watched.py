@@ -42,6 +42,8 @@ class StreamFacts:
     threshold : the logarithm of the evidence at which the alarm is raised
     lengths : the 1st and the 99th percentile of the lengths of clean texts, in tokens
     finished : whether the stream was read to its end
+    private : whether no words of the texts may be shown
+    missing : earlier texts of the stream without a record
     """
 
     alpha: float = 0.01
@@ -52,6 +54,7 @@ class StreamFacts:
     lengths: tuple[int, int] | None = None
     finished: bool | None = None
     private: bool = False
+    missing: int = 0
 
     @classmethod
     def of_summary(cls, path: Path) -> StreamFacts:
