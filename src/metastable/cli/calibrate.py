@@ -136,7 +136,7 @@ def _lines(found: Baseline, out: Path) -> list[str]:
         if rows:
             share = rows[0]["p_value"]["0.01"]
             lines.append(
-                f"setting {name}: {share['share']:.2%} of clean texts that were left out have p ≤ 0.01 "
+                f"setting {name}: {share['share']:.2%} of held-out clean texts have p ≤ 0.01 "
                 f"({share['low']:.2%} to {share['high']:.2%})"
             )
     lines += [f"warning: {sentence}" for sentence in warnings(found)]

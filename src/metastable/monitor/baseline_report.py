@@ -80,7 +80,7 @@ def render(baseline: Baseline) -> str:
         settings=[_setting(name, scorer) for name, scorer in baseline.settings.items()],
         thresholds=[f"{t:g}" for t in THRESHOLDS],
         coverage=facts.get("coverage", {}),
-        percent=_percent,
+        percent=_hundredths,
         histogram=None
         if histogram is None
         else figure_block("lengths", figures.length_histogram(histogram["edges"], histogram["counts"])),
@@ -96,14 +96,19 @@ def _headline(baseline: Baseline, warned: int) -> str:
         shares = [row["p_value"]["0.01"]["share"] for row in rows]
         low, high = _percent(min(shares)), _percent(max(shares))
         share = low if low == high else f"{low} to {high}"
-        told += f": {share} of clean texts that were left out are strange at p ≤ 0.01"
+        told += f": {share} of held-out clean texts are strange at p ≤ 0.01"
     if warned:
         told += f", and there {'is one warning' if warned == 1 else f'are {warned} warnings'}"
     return f"{told}."
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %" if share < 0.0995 else f"{100 * share:.0f} %"
+    return f"{_hundredths(share)} %"
+
+
+def _hundredths(share: float) -> str:
+    """A share in per cent, without the sign."""
+    return f"{100 * share:.{2 if share < 0.00995 else 1}f}"
 
 
 def _setting(name: str, scorer: Any) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def render(watched: Watched, texts: Mapping[str, str] = NO_TEXTS) -> str:
         headline=headline(watched, change),
         notes=_notes(watched, change),
         promise=promise(facts.alpha),
-        numbers=_numbers(watched, change),
+        numbers=tiles(watched, change),
         timeline=figure_block("timeline", draw(watched, change)) if watched.scored else None,
         depths=figure_block("depths", figures.first_depths(_depths(watched, parts))) if watched.strange.any() else None,
         strangest=[_shown(watched, index, kept) for index in watched.strangest(KEPT)],
@@ -130,8 +130,8 @@ def _notes(watched: Watched, change: ChangePoint | None) -> list[str]:
     return found
 
 
-def _numbers(watched: Watched, change: ChangePoint | None) -> dict[str, tuple[str, str]]:
-    """Name, value and meaning of the tiles."""
+def tiles(watched: Watched, change: ChangePoint | None) -> dict[str, tuple[str, str]]:
+    """The numbers at the top of a page: by name, the value and its meaning."""
     rejected, scored = len(watched.rejected), watched.scored
     cut = f", {watched.cut} cut to the model's limit" if watched.cut else ""
     found = {"texts": (str(watched.records), f"{scored} scored, {rejected} rejected{cut}")}
