@@ -491,14 +491,15 @@ class Tail:
     restarted : how often the file was found to be another one than before, or shorter
     """
 
-    HEAD = 256
-    """Bytes at the beginning of a file that tell it from another one."""
+    HEAD = 1024
+    """Bytes at the beginning of a file that tell it from another one; systems use inode numbers again."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.restarted = 0
         self._offset = 0
         self._head = b""
+        self._file: int | None = None
 
     def read(self, most: int = 64 * CHUNK) -> list[tuple[int, bytes]]:
         """The whole lines that are new, without their newlines, each with its place in the file.
@@ -509,16 +510,16 @@ class Tail:
         """
         try:
             with open(self.path, "rb") as file:
-                head = file.read(self.HEAD)
-                if os.fstat(file.fileno()).st_size < self._offset or not head.startswith(self._head):
-                    self.restarted += 1
-                    self._offset, self._head = 0, b""
+                head, found = file.read(self.HEAD), os.fstat(file.fileno())
+                same = found.st_ino == self._file and found.st_size >= self._offset and head.startswith(self._head)
+                if self._offset and not same:
+                    self._restart()
+                self._file = found.st_ino
                 file.seek(self._offset)
                 data = file.read(most)
         except FileNotFoundError:
             if self._offset:
-                self.restarted += 1
-                self._offset, self._head = 0, b""
+                self._restart()
             return []
         found = []
         for line in data.split(b"\n")[:-1]:
@@ -527,6 +528,10 @@ class Tail:
         # Whole lines only: the next writer may remove a torn one.
         self._head = head[: self._offset]
         return found
+
+    def _restart(self) -> None:
+        self.restarted += 1
+        self._offset, self._head = 0, b""
 
     def line(self, place: int) -> bytes:
         """The line at a place that `read` gave."""

@@ -217,7 +217,7 @@ def _comparison(watched: Watched, parts: Parts) -> list[tuple[str, list[str]]]:
 
     edges = [int(columns.number[own.start]) for own in parts.values()]
     detectors = Counter(watched.names[code] for code in columns.detector[strange])
-    for (_, own), first, after in zip(parts.items(), edges, [*edges[1:], math.inf], strict=True):
+    for (_, own), first, after in zip(parts.items(), edges, [*edges[1:], math.inf], strict=False):
         size, odd = own.stop - own.start, int(strange[own].sum())
         add("texts", f"{first} to {int(columns.number[own.stop - 1])}")
         add("scored", str(size))
