@@ -688,3 +688,47 @@ def test_memory_is_flat(early, late, allowed, watching, stream, tmp_path):
     repeated(tmp_path / "many.txt", stream, late)
     first, last = peaks(watching, tmp_path / "many.txt", (early, late))
     assert last - first <= allowed, f"{first:.0f} MiB after {early} texts, {last:.0f} MiB after {late}"
+
+
+def test_a_stream_in_a_folder_has_a_page_that_quotes_its_strangest_texts(watching, stream, tmp_path):
+    """Also after --resume; and with --private no word of a text is in any file of the folder."""
+    odd = [f"{text} {number}" for number, text in enumerate(ODD * 2)]
+    (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in [*stream[:20], *odd[:4]]))
+    out = tmp_path / "out"
+    invoke(*watching, tmp_path / "texts.txt", "--out", out)
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert all(text.split()[-1] in page and page.count(f"<mark>{text.split()[0]}</mark>") for text in odd[:4])
+    with (tmp_path / "texts.txt").open("a") as file:
+        file.writelines(f"{text}\n" for text in odd[4:])
+    invoke(*watching, tmp_path / "texts.txt", "--out", out, "--resume")
+    kept = json.loads((out / "strangest.json").read_text(encoding="utf-8"))["texts"]
+    assert {own["text"] for own in kept.values()} >= set(odd)
+    assert all(hashlib.sha256(own["text"].encode()).hexdigest().startswith(key) for key, own in kept.items())
+    invoke(*watching, tmp_path / "texts.txt", "--out", out, "--overwrite", "--private")
+    assert not (out / "strangest.json").exists()
+    for file in out.iterdir():
+        content = file.read_text(encoding="utf-8")
+        assert not any(word in content for word in ("zebra", "karate", "dragon", "ghost")), file
+
+
+def test_a_page_that_cannot_be_made_costs_no_record(watching, texts, tmp_path, monkeypatch):
+    from metastable.monitor import report
+
+    def fail(*given):
+        raise RuntimeError("no page today")
+
+    whole = invoke(*watching, texts(6), "--out", tmp_path / "whole")
+    monkeypatch.setattr(report, "render", fail)
+    result = invoke(*watching, texts(6), "--out", tmp_path / "out")
+    assert result.exit_code == whole.exit_code
+    assert "no page today" in result.stderr
+    assert not (tmp_path / "out" / "report.html").exists()
+    records = [(tmp_path / name / "records.jsonl").read_bytes() for name in ("whole", "out")]
+    assert records[0] == records[1]
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["finished"] is True
+
+
+def test_a_report_of_something_else_is_not_written_over(watching, texts, tmp_path):
+    (tmp_path / "report.html").write_text("mine")
+    result = invoke(*watching, texts(2), "--out", tmp_path)
+    assert (result.exit_code, (tmp_path / "report.html").read_text()) == (2, "mine")
