@@ -27,7 +27,9 @@ def calibrate(
             help="Clean texts: one a line, or .jsonl with a field text and perhaps document; - is standard input."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the baseline.")] = Path("metastable-baseline"),
+    out: Annotated[Path, typer.Option(help="Folder for the baseline and its report.html.")] = Path(
+        "metastable-baseline"
+    ),
     seed: Annotated[int, typer.Option(help="Seed of the split into texts to fit on and texts to compare with.")] = 0,
     batch_size: BatchSize = 32,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another baseline in that folder.")] = False,
@@ -39,7 +41,8 @@ def calibrate(
     """Learn what an encoder does on clean texts, as the baseline that `watch` compares with.
 
     The texts must be like those of the clean stream, and independent of each other. If several texts come from one
-    document, give its name in the field document of .jsonl: a document is never split.
+    document, give its name in the field document of .jsonl: a document is never split. A page about the baseline is
+    written into its folder: report.html.
     """
     with one_line_errors(debug, resumes=False):
         from metastable.files import to_json

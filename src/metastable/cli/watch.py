@@ -77,7 +77,7 @@ def watch(
     """Examine each text of a stream, and the stream as a whole: one record per line, as JSON in a pipe.
 
     A line that cannot be used gets a record with the reason, and the stream goes on. At the end of the stream, or after
-    Ctrl-C, a summary follows on standard error.
+    Ctrl-C, a summary follows on standard error, and report.html is written into --out.
 
     The alarm assumes that texts are independent of each other and that the calibration texts were drawn like the clean
     stream.
