@@ -21,6 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 from metastable.cli.app import app
+from metastable.monitor.baseline import Baseline
 from metastable.monitor.stream import TOGETHER
 from tests.monitor.conftest import ODD
 
@@ -576,6 +577,14 @@ def test_calibrate_says_what_was_learned_and_watch_uses_it(small, clean, stream,
     assert "independent of each other" in result.stdout
     assert "warning" not in result.stdout
     assert f"baseline: {out}" in result.stdout
+    assert {entry.name for entry in out.iterdir()} == {"baseline.json", "baseline.safetensors", "report.html"}
+    page = (out / "report.html").read_text(encoding="utf-8")
+    rows = Baseline.load(out).facts["coverage"]
+    assert set(rows) == {"light", "full"}
+    for own in rows.values():
+        assert own[0]["texts"] == Baseline.load(out).facts["parts"]["calibrate"]
+        assert f"{100 * own[0]['p_marginal']['0.05']['share']:.1f} %" in page
+        assert own[0]["p_value"]["0.05"]["count"] <= own[0]["p_marginal"]["0.05"]["count"]
     refused = invoke("calibrate", small, "--texts", path, "--out", out)
     assert refused.exit_code == 2
     assert "--overwrite replaces it" in refused.stderr
@@ -586,6 +595,8 @@ def test_calibrate_says_what_was_learned_and_watch_uses_it(small, clean, stream,
     found = json.loads(piped.stdout, parse_constant=pytest.fail)
     assert found["schema"] == "metastable.calibrate/1"
     assert sum(found["parts"].values()) == len(clean)
+    assert Path(found["report"]).is_file()
+    assert set(found["coverage"]) == {"light", "full"}
     assert found["left_out"]["is not JSON"] == 1
     assert sum(found["left_out"].values()) == 4
     m = found["parts"]["calibrate"]

@@ -27,9 +27,7 @@ def calibrate(
             help="Clean texts: one a line, or .jsonl with a field text and perhaps document; - is standard input."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the baseline and its report.html.")] = Path(
-        "metastable-baseline"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for the baseline and report.html.")] = Path("metastable-baseline"),
     seed: Annotated[int, typer.Option(help="Seed of the split into texts to fit on and texts to compare with.")] = 0,
     batch_size: BatchSize = 32,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another baseline in that folder.")] = False,

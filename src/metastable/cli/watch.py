@@ -197,12 +197,13 @@ def _through(
     summary = {"finished": code is None, **monitor.summary()}
     if folder is not None:
         folder.finish(summary)
-        _write_page(folder.folder)
     try:
         if code != EXIT_BROKEN_PIPE:
             screen.summary(summary, new=monitor.counts.texts - done)
     except BrokenPipeError:
         code = EXIT_BROKEN_PIPE
+    if folder is not None:
+        _write_page(folder.folder, tell=code != EXIT_BROKEN_PIPE)
     if code is not None:
         return code
     if summary["alarm"]["raised"]:
@@ -220,15 +221,17 @@ def _about(known: Baseline, monitor: Monitor) -> dict[str, Any]:
     }
 
 
-def _write_page(folder: Path) -> None:
+def _write_page(folder: Path, tell: bool) -> None:
     """Write report.html. The records are complete by now, and a page that fails does not change the exit code."""
-    from metastable.monitor.report import write_stream
-
     try:
-        write_stream(folder)
+        from metastable.monitor.report import write_stream
+
+        told = f"page: {write_stream(folder)}"
     except Exception as error:
         why = " ".join(str(error).split()) or type(error).__name__
-        print(f"the page {folder / 'report.html'} was not written: {why}; the records are complete", file=sys.stderr)
+        told = f"the page {folder / 'report.html'} was not written: {why}; the records are complete"
+    if tell:
+        print(told, file=sys.stderr)
 
 
 class Screen:

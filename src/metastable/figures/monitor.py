@@ -106,7 +106,7 @@ def timeline(given: Timeline, words: Sequence[str] = ()) -> go.Figure:
         figure.add_scatter(
             x=[None], y=[None], name="alarm", mode="lines", line=line, showlegend=place == 0, row=2, col=1
         )
-    least = min([*given.p, given.alpha]) if len(given.p) else given.alpha
+    least = min(given.p.min(initial=1.0), given.alpha)
     figure.add_hline(y=given.alpha, line={"color": look.GREY, "width": 1, "dash": "dash"}, row=1, col=1)
     # Plotly takes the ends of a logarithmic axis as powers of ten.
     powers = list(range(0, math.floor(math.log10(least)) - 1, -1))

@@ -9,7 +9,7 @@ from metastable import figures
 from metastable.encoder.texts import unknown_tokens
 from metastable.monitor.coverage import THRESHOLDS
 from metastable.monitor.detectors import DETECTORS
-from metastable.monitor.split import MANY, SHARES
+from metastable.monitor.split import SHARES
 from metastable.report.page import figure_block, render_page, short_name, target_of, write_page
 
 if TYPE_CHECKING:
@@ -28,18 +28,13 @@ def write(baseline: Baseline, path: str | Path) -> Path:
 
 
 def warnings(baseline: Baseline) -> list[str]:
-    """What may make p-values wrong, one sentence each."""
+    """What may make p-values wrong, one sentence each. Texts of too few documents are refused by `Split.check`."""
     facts, found = baseline.facts, []
-    texts, commonest, documents = sum(facts["parts"].values()), facts["commonest"], facts["documents"]
+    texts, commonest = sum(facts["parts"].values()), facts["commonest"]
     if commonest > REPEATED:
         found.append(
             f"one text makes up {commonest:.1%} of the clean texts; if the stream repeats it less often, p-values are "
             f"off by up to {commonest / SHARES['calibrate']:.1%}"
-        )
-    if documents is not None and sum(documents.values()) < MANY:
-        found.append(
-            f"the texts are from {sum(documents.values())} documents; texts of one document are alike, so give texts "
-            f"of about {MANY}"
         )
     found += [sentence.removeprefix("Warning: ") for sentence in unknown_tokens(facts)]
     if facts["cut"] > MUCH * texts:

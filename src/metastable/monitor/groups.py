@@ -57,12 +57,9 @@ def groups(watched: Watched) -> list[Group]:
 
 def _usual_script(watched: Watched) -> str:
     """The script of most texts that are not strange; Latin if there are none."""
-    codes = watched.columns.script[~watched.strange]
-    codes = codes[[watched.names[code] != NONE for code in codes]] if len(codes) else codes
-    if not len(codes):
-        return "Latin"
-    names, counts = np.unique(codes, return_counts=True)
-    return watched.names[names[counts.argmax()]]
+    codes, counts = np.unique(watched.columns.script[~watched.strange], return_counts=True)
+    found = {watched.names[code]: int(n) for code, n in zip(codes, counts, strict=True) if watched.names[code] != NONE}
+    return max(found, key=lambda name: found[name], default="Latin")
 
 
 def _usual_lengths(watched: Watched) -> tuple[float, float]:
