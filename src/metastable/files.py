@@ -510,11 +510,11 @@ class Tail:
         """
         try:
             with open(self.path, "rb") as file:
-                head, found = file.read(self.HEAD), os.fstat(file.fileno())
-                same = found.st_ino == self._file and found.st_size >= self._offset and head.startswith(self._head)
+                head, now = file.read(self.HEAD), os.fstat(file.fileno())
+                same = now.st_ino == self._file and now.st_size >= self._offset and head.startswith(self._head)
                 if self._offset and not same:
                     self._restart()
-                self._file = found.st_ino
+                self._file = now.st_ino
                 file.seek(self._offset)
                 data = file.read(most)
         except FileNotFoundError:

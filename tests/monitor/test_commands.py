@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import random
+import re
 import select
 import shutil
 import signal
@@ -99,7 +100,7 @@ def test_every_line_has_its_record_and_the_stream_goes_on(watching, tmp_path):
     assert "11 texts, 4 scored" in result.stderr
     assert "7 rejected: 2 × is not UTF-8" in result.stderr
     assert "no alarm" in result.stderr
-    assert sorted(contents(tmp_path / "out")) == ["records.jsonl", "summary.json"]
+    assert sorted(contents(tmp_path / "out")) == ["records.jsonl", "report.html", "summary.json"]
 
 
 def test_jsonl_on_standard_input(watching):
@@ -703,12 +704,15 @@ def test_memory_is_flat(early, late, allowed, watching, stream, tmp_path):
 
 def test_a_stream_in_a_folder_has_a_page_that_quotes_its_strangest_texts(watching, stream, tmp_path):
     """Also after --resume; and with --private no word of a text is in any file of the folder."""
-    odd = [f"{text} {number}" for number, text in enumerate(ODD * 2)]
+    # A text with a space at its end is another one, and as strange.
+    odd = [*ODD, *(f"{text} " for text in ODD)]
     (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in [*stream[:20], *odd[:4]]))
     out = tmp_path / "out"
     invoke(*watching, tmp_path / "texts.txt", "--out", out)
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert all(text.split()[-1] in page and page.count(f"<mark>{text.split()[0]}</mark>") for text in odd[:4])
+    quoted = [re.sub("</?mark>", "", text) for text in re.findall("<blockquote>(.*?)</blockquote>", page)]
+    assert set(quoted) >= set(odd[:4])
+    assert "<mark>zebra</mark>" in page
     with (tmp_path / "texts.txt").open("a") as file:
         file.writelines(f"{text}\n" for text in odd[4:])
     invoke(*watching, tmp_path / "texts.txt", "--out", out, "--resume")
@@ -718,7 +722,9 @@ def test_a_stream_in_a_folder_has_a_page_that_quotes_its_strangest_texts(watchin
     invoke(*watching, tmp_path / "texts.txt", "--out", out, "--overwrite", "--private")
     assert not (out / "strangest.json").exists()
     for file in out.iterdir():
-        content = file.read_text(encoding="utf-8")
+        # plotly.js, in the head of the page, has a colour named ghostwhite.
+        content = file.read_text(encoding="utf-8").rpartition("<body>")[2]
+        assert len(content) > 0 or file.name == "lock"
         assert not any(word in content for word in ("zebra", "karate", "dragon", "ghost")), file
 
 

@@ -51,8 +51,8 @@ def coverage(
             return []
         judged = calibrated(table[there]).assess(table[here])
         sizes.append(int(there.sum()))
-        for name, values in found.items():
-            values[here] = getattr(judged, name)
+        for name, own in found.items():
+            own[here] = getattr(judged, name)
     usable = np.isfinite(found["p_marginal"])
     lengths, values = table.lengths[usable], {name: own[usable] for name, own in found.items()}
     classes = _classes(lengths)

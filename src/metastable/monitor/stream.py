@@ -22,7 +22,7 @@ from typing import Any
 
 from metastable.encoder.texts import Line
 from metastable.errors import BadInput
-from metastable.files import Lines, folder_for, locked, read_json, write_json
+from metastable.files import Lines, locked, read_json, write_json
 from metastable.monitor.record import Record
 from metastable.monitor.watched import KEPT, LONGEST, RECORDS, REPORT, SUMMARY, TEXTS, KeptText, kept_texts
 
@@ -256,7 +256,10 @@ def stream_folder(
     facts : what the records depend on; with `resume`, records that depend on something else are refused
     about : what the page needs besides the records; see `watched.StreamFacts`
     """
-    folder_for(folder, SUMMARY)
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"--out {folder} is a file; give a folder")
+    if (folder / REPORT).exists() and not (folder / SUMMARY).exists():
+        raise BadInput(f"--out {folder} holds a report of something else; give another folder")
     if (folder / "baseline.json").exists():
         raise BadInput(f"--out {folder} holds a baseline; give another folder for the records")
     _saved(folder / SUMMARY, folder / RECORDS)

@@ -123,7 +123,7 @@ class Watched:
         self.cut = self.damaged = self.records = 0
         self.names: list[str] = []
         self._codes: dict[str, int] = {}
-        self._columns = {name: array(code) for name, code in CODES.items()}
+        self._columns: dict[str, array[Any]] = {name: array(code) for name, code in CODES.items()}
         self._made: Columns | None = None
 
     def add(self, row: Mapping[str, Any]) -> None:
