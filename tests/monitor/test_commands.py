@@ -387,6 +387,7 @@ def test_a_slow_stream_is_answered_at_once_and_stopped_with_its_summary(number, 
     assert "Fatal" not in errors
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["finished"], summary["texts"], summary["scored"]) == (False, 4, 3)
+    assert "first 4 texts" in (out / "report.html").read_text(encoding="utf-8")
     counted = {line.split("}")[0]: line.split()[-1] for line in metrics.splitlines() if "_texts_total{" in line}
     assert sorted(counted.values()) == ["1.0", "3.0"]
 
