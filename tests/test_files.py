@@ -508,3 +508,49 @@ def test_an_identity_depends_on_every_part_and_on_order():
     assert files.sha256({"a": 1, "b": 2}) != files.sha256({"b": 2, "a": 1})
     assert files.sha256(1.0, "x") == files.sha256(1.0, "x")
     assert len({files.sha256(x) for x in (1, "1", [1], {"a": 1}, math.inf, None)}) == 6
+
+
+# --- files that others append to
+
+
+def test_a_tail_gives_each_whole_line_once_and_its_place(tmp_path):
+    path = tmp_path / "lines"
+    tail = files.Tail(path)
+    assert tail.read() == []
+    path.write_bytes(b"one\ntwo\nthr")
+    assert tail.read() == [(0, b"one"), (4, b"two")]
+    assert tail.read() == []
+    with path.open("ab") as file:
+        file.write(b"ee\n\nfour\n")
+    assert tail.read() == [(8, b"three"), (14, b""), (15, b"four")]
+    assert [tail.line(place) for place in (0, 4, 8, 14, 15)] == [b"one", b"two", b"three", b"", b"four"]
+    assert tail.restarted == 0
+
+
+def test_a_tail_takes_as_many_bytes_as_it_may(tmp_path):
+    path = tmp_path / "lines"
+    path.write_bytes(b"".join(b"%06d\n" % i for i in range(100)))
+    tail, found = files.Tail(path), []
+    while lines := tail.read(most=50):
+        assert len(lines) <= 7
+        found += lines
+    assert [int(line) for _, line in found] == list(range(100))
+
+
+@pytest.mark.parametrize("new", [b"a\n", b"other\nand\nlonger than before\n"], ids=["shorter", "longer"])
+@pytest.mark.parametrize("how", ["written over", "replaced", "removed first"])
+def test_a_tail_begins_again_with_another_file(how, new, tmp_path):
+    path = tmp_path / "lines"
+    path.write_bytes(b"one\ntwo\n")
+    tail = files.Tail(path)
+    assert len(tail.read()) == 2
+    if how == "removed first":
+        path.unlink()
+        assert tail.read() == []
+    if how == "replaced":
+        (tmp_path / "new").write_bytes(new)
+        (tmp_path / "new").rename(path)
+    else:
+        path.write_bytes(new)
+    assert [line for _, line in tail.read()] == new.splitlines()
+    assert tail.restarted == 1

@@ -84,6 +84,11 @@ def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit
         with ms.Monitor(model, baseline, tokenizer=tokenizer) as monitor:
             monitor.examine(texts[:8])
 
+    def monitor_pages():
+        monitor = ms.Monitor(model, baseline, tokenizer=tokenizer)
+        monitor.examine(texts[:8])
+        return monitor.report(own_path(".html")), monitor.to_frame(), baseline.report(own_path(".html"))
+
     def merge():
         own = copy.deepcopy(other)
         with ms.merge_tokens(own, after=1, share=0.25), torch.inference_mode():
@@ -130,6 +135,7 @@ def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit
         "Baseline.fit": lambda: ms.Baseline.fit(model, texts, tokenizer=tokenizer).save(own_path(".baseline")),
         "Baseline.accept": lambda: baseline.accept(model, [f"{text} w3" for text in texts[:8]], tokenizer=tokenizer),
         "Monitor": examine,
+        "Monitor.report": monitor_pages,
     }
 
 
@@ -139,6 +145,7 @@ NAMES = [
     *("simulate a block", "theory of a block", "Block.from_encoder"),
     *("certificate", "phases", "figures", "report", "save and load", "claims", "audit", "audit report", "compare"),
     *("length", "compress", "merge_tokens", "exit_layer", "History", "Baseline.fit", "Baseline.accept", "Monitor"),
+    "Monitor.report",
 ]
 
 

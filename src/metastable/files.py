@@ -481,3 +481,60 @@ def _sync(path: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+class Tail:
+    """The lines of a file that another process appends to, or may make later, or may replace.
+
+    Attributes
+    ----------
+    restarted : how often the file was found to be another one than before, or shorter
+    """
+
+    HEAD = 1024
+    """Bytes at the beginning of a file that tell it from another one; systems use inode numbers again."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.restarted = 0
+        self._offset = 0
+        self._head = b""
+        self._file: int | None = None
+
+    def read(self, most: int = 64 * CHUNK) -> list[tuple[int, bytes]]:
+        """The whole lines that are new, without their newlines, each with its place in the file.
+
+        A torn last line waits for its end. [] if there is no file. After a restart, all lines are new.
+
+        most : bytes that are read at once; call again until nothing comes
+        """
+        try:
+            with open(self.path, "rb") as file:
+                head, now = file.read(self.HEAD), os.fstat(file.fileno())
+                same = now.st_ino == self._file and now.st_size >= self._offset and head.startswith(self._head)
+                if self._offset and not same:
+                    self._restart()
+                self._file = now.st_ino
+                file.seek(self._offset)
+                data = file.read(most)
+        except FileNotFoundError:
+            if self._offset:
+                self._restart()
+            return []
+        found = []
+        for line in data.split(b"\n")[:-1]:
+            found.append((self._offset, line))
+            self._offset += len(line) + 1
+        # Whole lines only: the next writer may remove a torn one.
+        self._head = head[: self._offset]
+        return found
+
+    def _restart(self) -> None:
+        self.restarted += 1
+        self._offset, self._head = 0, b""
+
+    def line(self, place: int) -> bytes:
+        """The line at a place that `read` gave."""
+        with open(self.path, "rb") as file:
+            file.seek(place)
+            return file.readline().rstrip(b"\n")

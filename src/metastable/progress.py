@@ -1,8 +1,13 @@
-"""Progress bars with the time left, on a terminal and not in a pipe, and objects that watch a simulation."""
+"""Progress of long work, on standard error: a bar on a terminal, a line every ten seconds elsewhere.
+
+Also objects that watch a simulation.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
@@ -41,15 +46,27 @@ def watching(until: float, progress: bool | Watcher | None) -> Watcher:
     return Progress(until, progress)
 
 
-class _Bar:
-    """Context manager for one bar. With `show` None it is shown if standard error is a terminal."""
+SECONDS = 10.0
+"""The time between two lines of progress, and before the first one: short work prints nothing."""
 
-    def __init__(self, total: float | None, words: str, show: bool | None, after: str = "") -> None:
-        self.show = sys.stderr.isatty() if show is None else show
+
+class _Bar:
+    """Context manager for one bar. With `show` None it is shown if standard error is a terminal.
+
+    lines : print a line now and then if standard error is not a terminal. Commands do; a library prints nothing into
+        the log of its host.
+    """
+
+    def __init__(
+        self, total: float | None, words: str, show: bool | None, after: str = "", lines: bool = False
+    ) -> None:
+        self.show = _terminal() if show is None else show
         self._total, self._words, self._after = total, words, after
+        self._lines = lines and show is None and not self.show
         self._bar: Any = None
 
     def __enter__(self) -> Self:
+        self._begun = self._told = time.monotonic()
         if self.show:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -64,6 +81,21 @@ class _Bar:
     def _move(self, completed: float, **changes: str) -> None:
         if self._bar is not None:
             self._bar.update(self._task, completed=completed, **changes)
+        elif self._lines and time.monotonic() - self._told >= SECONDS:
+            self._tell(completed, changes.get("description", self._words))
+
+    def _tell(self, completed: float, words: str) -> None:
+        """One line: what is done, of how much and how long it will take if that is known."""
+        self._told = time.monotonic()
+        told = f"{words}: {self._done(completed)}, {_duration(self._told - self._begun)} elapsed"
+        if self._total and 0 < completed <= self._total:
+            told += f", about {_duration((self._told - self._begun) * (self._total / completed - 1))} left"
+        # A closed or full standard error is no reason to stop.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            print(told, file=sys.stderr, flush=True)
+
+    def _done(self, completed: float) -> str:
+        return f"{completed:.0%}"
 
     def __exit__(self, *exc: object) -> None:
         if self._bar is not None:
@@ -87,7 +119,7 @@ class Shares(_Bar):
     """A bar for several tasks: call it with the share of each task that is done."""
 
     def __init__(self, names: Sequence[str], show: bool | None) -> None:
-        super().__init__(1.0, "starting", show)
+        super().__init__(1.0, "starting", show, lines=True)
         self.names = names
 
     def __call__(self, shares: dict[str, float]) -> None:
@@ -98,12 +130,34 @@ class Shares(_Bar):
 
 
 class Texts(_Bar):
-    """A bar for texts whose number is unknown: call it with how many are done, and of how many if that is known."""
+    """Progress through texts: call it with how many are done, and of how many if that is known."""
 
     def __init__(self, show: bool | None = None, what: str = "texts") -> None:
-        super().__init__(None, "measuring", show, f"{{task.completed:.0f}} {what}")
+        super().__init__(None, "measuring", show, f"{{task.completed:.0f}} {what}", lines=True)
+        self._what = what
 
     def __call__(self, done: int, total: int | None = None) -> None:
-        if self._bar is not None and total is not None:
-            self._bar.update(self._task, total=total)
+        if total is not None:
+            self._total = total
+            if self._bar is not None:
+                self._bar.update(self._task, total=total)
         self._move(done)
+
+    def _done(self, completed: float) -> str:
+        of = "" if self._total is None else f" of {self._total:.0f}"
+        return f"{completed:.0f}{of} {self._what}"
+
+
+def _terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(8.4), _duration(75), _duration(7300)
+    ('8 s', '1 min 15 s', '2 h 1 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import random
+import re
 import select
 import shutil
 import signal
@@ -21,6 +22,7 @@ import pytest
 from typer.testing import CliRunner
 
 from metastable.cli.app import app
+from metastable.monitor.baseline import Baseline
 from metastable.monitor.stream import TOGETHER
 from tests.monitor.conftest import ODD
 
@@ -98,7 +100,7 @@ def test_every_line_has_its_record_and_the_stream_goes_on(watching, tmp_path):
     assert "11 texts, 4 scored" in result.stderr
     assert "7 rejected: 2 × is not UTF-8" in result.stderr
     assert "no alarm" in result.stderr
-    assert sorted(contents(tmp_path / "out")) == ["records.jsonl", "summary.json"]
+    assert sorted(contents(tmp_path / "out")) == ["records.jsonl", "report.html", "summary.json"]
 
 
 def test_jsonl_on_standard_input(watching):
@@ -385,6 +387,7 @@ def test_a_slow_stream_is_answered_at_once_and_stopped_with_its_summary(number, 
     assert "Fatal" not in errors
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["finished"], summary["texts"], summary["scored"]) == (False, 4, 3)
+    assert "first 4 texts" in (out / "report.html").read_text(encoding="utf-8")
     counted = {line.split("}")[0]: line.split()[-1] for line in metrics.splitlines() if "_texts_total{" in line}
     assert sorted(counted.values()) == ["1.0", "3.0"]
 
@@ -576,6 +579,14 @@ def test_calibrate_says_what_was_learned_and_watch_uses_it(small, clean, stream,
     assert "independent of each other" in result.stdout
     assert "warning" not in result.stdout
     assert f"baseline: {out}" in result.stdout
+    assert {entry.name for entry in out.iterdir()} == {"baseline.json", "baseline.safetensors", "report.html"}
+    page = (out / "report.html").read_text(encoding="utf-8")
+    rows = Baseline.load(out).facts["coverage"]
+    assert set(rows) == {"light", "full"}
+    for own in rows.values():
+        assert own[0]["texts"] == Baseline.load(out).facts["parts"]["calibrate"]
+        assert f"{100 * own[0]['p_marginal']['0.05']['share']:.1f} %" in page
+        assert own[0]["p_value"]["0.05"]["count"] <= own[0]["p_marginal"]["0.05"]["count"]
     refused = invoke("calibrate", small, "--texts", path, "--out", out)
     assert refused.exit_code == 2
     assert "--overwrite replaces it" in refused.stderr
@@ -586,6 +597,8 @@ def test_calibrate_says_what_was_learned_and_watch_uses_it(small, clean, stream,
     found = json.loads(piped.stdout, parse_constant=pytest.fail)
     assert found["schema"] == "metastable.calibrate/1"
     assert sum(found["parts"].values()) == len(clean)
+    assert Path(found["report"]).is_file()
+    assert set(found["coverage"]) == {"light", "full"}
     assert found["left_out"]["is not JSON"] == 1
     assert sum(found["left_out"].values()) == 4
     m = found["parts"]["calibrate"]
@@ -688,3 +701,52 @@ def test_memory_is_flat(early, late, allowed, watching, stream, tmp_path):
     repeated(tmp_path / "many.txt", stream, late)
     first, last = peaks(watching, tmp_path / "many.txt", (early, late))
     assert last - first <= allowed, f"{first:.0f} MiB after {early} texts, {last:.0f} MiB after {late}"
+
+
+def test_a_stream_in_a_folder_has_a_page_that_quotes_its_strangest_texts(watching, stream, tmp_path):
+    """Also after --resume; and with --private no word of a text is in any file of the folder."""
+    # A text with a space at its end is another one, and as strange.
+    odd = [*ODD, *(f"{text} " for text in ODD)]
+    (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in [*stream[:20], *odd[:4]]))
+    out = tmp_path / "out"
+    invoke(*watching, tmp_path / "texts.txt", "--out", out)
+    page = (out / "report.html").read_text(encoding="utf-8")
+    quoted = [re.sub("</?mark>", "", text) for text in re.findall("<blockquote>(.*?)</blockquote>", page)]
+    assert set(quoted) >= set(odd[:4])
+    assert "<mark>zebra</mark>" in page
+    with (tmp_path / "texts.txt").open("a") as file:
+        file.writelines(f"{text}\n" for text in odd[4:])
+    invoke(*watching, tmp_path / "texts.txt", "--out", out, "--resume")
+    kept = json.loads((out / "strangest.json").read_text(encoding="utf-8"))["texts"]
+    assert {own["text"] for own in kept.values()} >= set(odd)
+    assert all(hashlib.sha256(own["text"].encode()).hexdigest().startswith(key) for key, own in kept.items())
+    invoke(*watching, tmp_path / "texts.txt", "--out", out, "--overwrite", "--private")
+    assert not (out / "strangest.json").exists()
+    for file in out.iterdir():
+        # plotly.js, in the head of the page, has a colour named ghostwhite.
+        content = file.read_text(encoding="utf-8").rpartition("<body>")[2]
+        assert len(content) > 0 or file.name == "lock"
+        assert not any(word in content for word in ("zebra", "karate", "dragon", "ghost")), file
+
+
+def test_a_page_that_cannot_be_made_costs_no_record(watching, texts, tmp_path, monkeypatch):
+    from metastable.monitor import report
+
+    def fail(*given):
+        raise RuntimeError("no page today")
+
+    whole = invoke(*watching, texts(6), "--out", tmp_path / "whole")
+    monkeypatch.setattr(report, "render", fail)
+    result = invoke(*watching, texts(6), "--out", tmp_path / "out")
+    assert result.exit_code == whole.exit_code
+    assert "no page today" in result.stderr
+    assert not (tmp_path / "out" / "report.html").exists()
+    records = [(tmp_path / name / "records.jsonl").read_bytes() for name in ("whole", "out")]
+    assert records[0] == records[1]
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["finished"] is True
+
+
+def test_a_report_of_something_else_is_not_written_over(watching, texts, tmp_path):
+    (tmp_path / "report.html").write_text("mine")
+    result = invoke(*watching, texts(2), "--out", tmp_path)
+    assert (result.exit_code, (tmp_path / "report.html").read_text()) == (2, "mine")

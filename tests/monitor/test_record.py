@@ -144,6 +144,30 @@ def test_ordinary_texts_and_texts_at_no_depth():
     assert "no single depth" in found.reason
 
 
+@pytest.mark.parametrize(
+    ("p", "alpha", "strange", "words"),
+    [
+        (0.013, 0.01, False, ("unusual", "threshold 0.01:", "p = 0.013")),
+        (0.0100001, 0.01, False, ("unusual", "threshold 0.01:", "p = 0.011")),
+        (0.01, 0.01, True, ("p = 0.01:", "1 in 100")),
+        (0.05, 0.01, False, ("unusual", "p = 0.05")),
+        (0.0501, 0.01, False, ("ordinary", "p = 0.051")),
+        (0.03, 0.05, True, ("p = 0.03:",)),
+        (0.06, 0.05, False, ("ordinary", "p = 0.06")),
+        (0.06, 0.1, True, ("p = 0.06:",)),
+        (0.11, 0.1, False, ("ordinary", "p = 0.11")),
+        (2e-4, 1e-4, False, ("unusual", "threshold 0.0001:", "p = 0.0002")),
+    ],
+)
+def test_words_fit_the_number_at_every_level(p, alpha, strange, words):
+    passage = passage_of(["The ferry leaves."])
+    found = records(assessed(passage, p=p), passage, tokenizer(), alpha=alpha)[0]
+    assert found.strange == strange
+    assert all(word in found.reason for word in words), found.reason
+    assert ("unusual," in found.reason) == (words[0] == "unusual")
+    assert ("ordinary" in found.reason) == (words[0] == "ordinary")
+
+
 def test_the_level_decides():
     passage = passage_of(["The ferry leaves."])
     judged = assessed(passage, p=0.03)

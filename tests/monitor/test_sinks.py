@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -278,3 +280,26 @@ def test_the_package_is_imported_only_when_it_is_used(monkeypatch):
     found.loader.exec_module(fresh)
     with pytest.raises(BadInput, match="install"):
         fresh.Prometheus()
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are():
+    registry = prometheus_client.CollectorRegistry()
+    sink = Prometheus(registry, monitor="search")
+    sink.write(ordinary(0.5))
+    sink.failed("sink")
+    lines = prometheus_client.generate_latest(registry).decode().splitlines()
+    there = {re.split(r"[{ ]", line)[0] for line in lines if not line.startswith("#")}
+    folder = Path(__file__).parents[2] / "examples" / "grafana"
+    board = json.loads((folder / "dashboard.json").read_text(encoding="utf-8"))
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked += [variable["query"]["query"] for variable in board["templating"]["list"] if variable["type"] == "query"]
+    used = {name for expression in asked for name in re.findall(r"metastable_\w+", expression)}
+    assert used <= there
+    # The buckets that it reads exist, and every metric of the sink is on it.
+    assert {float(end) for expression in asked for end in re.findall(r'le="([\d.]+)"', expression)} <= set(BUCKETS)
+    plain = {re.sub(r"_(bucket|count|sum|created)$", "", name) for name in there}
+    assert {re.sub(r"_(bucket|count|sum|created)$", "", name) for name in used} >= {
+        name for name in plain if not name.endswith(("texts", "failures"))
+    }
+    named = set(re.findall(r"`(metastable_\w+)`", (folder / "README.md").read_text(encoding="utf-8")))
+    assert named <= plain

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from metastable.encoder.texts import Line
     from metastable.monitor.baseline import Baseline
 
-REPEATED = 0.01
-"""`calibrate` warns of a text that makes up a larger share of the clean texts."""
-
 
 def calibrate(
     model: Model,
@@ -30,7 +27,7 @@ def calibrate(
             help="Clean texts: one a line, or .jsonl with a field text and perhaps document; - is standard input."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the baseline.")] = Path("metastable-baseline"),
+    out: Annotated[Path, typer.Option(help="Folder for the baseline and report.html.")] = Path("metastable-baseline"),
     seed: Annotated[int, typer.Option(help="Seed of the split into texts to fit on and texts to compare with.")] = 0,
     batch_size: BatchSize = 32,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another baseline in that folder.")] = False,
@@ -42,11 +39,12 @@ def calibrate(
     """Learn what an encoder does on clean texts, as the baseline that `watch` compares with.
 
     The texts must be like those of the clean stream, and independent of each other. If several texts come from one
-    document, give its name in the field document of .jsonl: a document is never split.
+    document, give its name in the field document of .jsonl: a document is never split. A page about the baseline is
+    written into its folder: report.html.
     """
     with one_line_errors(debug, resumes=False):
         from metastable.files import to_json
-        from metastable.monitor.baseline import Baseline, check_writable
+        from metastable.monitor.baseline import REPORT, Baseline, check_writable
         from metastable.progress import Texts
 
         check_texts(texts)
@@ -72,9 +70,10 @@ def calibrate(
             if unread:
                 raise BadInput(f"{error} ({listed(unread)})") from error
             raise
+        found.facts["left_out"] = dict(unread + Counter(found.facts["left_out"]))
         found.save(out)
-        left_out = unread + Counter(found.facts["left_out"])
-        print(to_json(_plain(found, out, left_out)) if as_json else "\n".join(_lines(found, out, left_out)))
+        found.report(out / REPORT)
+        print(to_json(_plain(found, out)) if as_json else "\n".join(_lines(found, out)))
 
 
 def check_texts(texts: str) -> None:
@@ -84,7 +83,7 @@ def check_texts(texts: str) -> None:
 
 def usable_lines(texts: str, unread: Counter[str]) -> Iterator[Line]:
     from metastable.encoder.texts import lines
-    from metastable.monitor.monitor import kind
+    from metastable.monitor.record import kind
 
     for line in lines(texts):
         if line.text is None:
@@ -93,15 +92,15 @@ def usable_lines(texts: str, unread: Counter[str]) -> Iterator[Line]:
             yield line
 
 
-def _plain(found: Baseline, out: Path, left_out: Counter[str]) -> dict[str, Any]:
+def _plain(found: Baseline, out: Path) -> dict[str, Any]:
     """The baseline for machines."""
     return {
         "schema": "metastable.calibrate/1",
         "baseline": str(out),
         "encoder": found.encoder_name,
         "fingerprint": found.fingerprint,
+        "report": str(out / "report.html"),
         **found.facts,
-        "left_out": dict(left_out),
         "settings": {
             name: {
                 "detectors": list(scorer.setting.members),
@@ -114,13 +113,12 @@ def _plain(found: Baseline, out: Path, left_out: Counter[str]) -> dict[str, Any]
     }
 
 
-def _lines(found: Baseline, out: Path, left_out: Counter[str]) -> list[str]:
+def _lines(found: Baseline, out: Path) -> list[str]:
     """The baseline for a terminal."""
-    from metastable.encoder.texts import unknown_tokens
-    from metastable.monitor.split import SHARES
+    from metastable.monitor.baseline_report import warnings
 
     facts = found.facts
-    parts, lengths, documents, commonest = (facts[name] for name in ("parts", "lengths", "documents", "commonest"))
+    parts, lengths, documents, left_out = (facts[name] for name in ("parts", "lengths", "documents", "left_out"))
     lines = [
         f"{found.encoder_name} (weights {found.fingerprint[:12]}): {sum(parts.values())} clean texts, "
         f"{facts['tokens']} tokens, {lengths['least']} to {lengths['most']} per text, median {lengths['median']}",
@@ -130,22 +128,24 @@ def _lines(found: Baseline, out: Path, left_out: Counter[str]) -> list[str]:
     if documents is not None:
         lines.append(f"{sum(documents.values())} documents, {documents['calibrate']} of them to rank new texts among")
     lines.append("all guarantees are for texts that are independent of each other")
-    if commonest > REPEATED:
-        lines.append(
-            f"warning: one text makes up {commonest:.1%} of the clean texts; if the stream repeats it less often, "
-            f"p-values are off by up to {commonest / SHARES['calibrate']:.1%}"
-        )
     for name, scorer in found.settings.items():
         lines.append(
             f"setting {name}: {', '.join(scorer.setting.members)}; the smallest possible p-value is "
             f"{scorer.least:.2g}, and {1 / (scorer.texts + 1):.2g} for the alarm"
         )
-    lines += unknown_tokens(facts)
+    for name, rows in facts["coverage"].items():
+        if rows:
+            share = rows[0]["p_value"]["0.01"]
+            lines.append(
+                f"setting {name}: {share['share']:.2%} of held-out clean texts have p ≤ 0.01 "
+                f"({share['low']:.2%} to {share['high']:.2%})"
+            )
+    lines += [f"warning: {sentence}" for sentence in warnings(found)]
     if facts["cut"]:
         lines.append(f"cut to the model's limit: {facts['cut']}")
     if left_out:
-        lines.append(f"left out: {listed(left_out)}")
-    return [*lines, f"baseline: {out}"]
+        lines.append(f"left out: {listed(Counter(left_out))}")
+    return [*lines, f"baseline: {out}", f"page: {out / 'report.html'}"]
 
 
 def listed(reasons: Counter[str]) -> str:

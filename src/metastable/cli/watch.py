@@ -22,6 +22,7 @@ from metastable.cli.options import AllowPickle, BatchSize, Debug, Model, Schedul
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
+    from metastable.monitor.baseline import Baseline
     from metastable.monitor.monitor import Monitor
     from metastable.monitor.record import Record
     from metastable.monitor.sinks import Prometheus
@@ -57,7 +58,7 @@ def watch(
             "all alarms share alpha. Clean texts of each value must be like the calibration texts.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for records.jsonl and summary.json.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for records.jsonl, summary.json and report.html.")] = None,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="Lines are JSON objects with a field text.")] = False,
     batch_size: BatchSize = 32,
     prometheus: Annotated[
@@ -68,7 +69,8 @@ def watch(
         bool,
         typer.Option(
             "--private",
-            help="Records quote no words of the texts. They keep ids and a short hash, which can confirm a guess.",
+            help="Records and report.html quote no words of the texts. They keep ids and a short hash, which can "
+            "confirm a guess. Without it, the strangest texts are kept in --out for report.html.",
         ),
     ] = False,
     resume: Annotated[
@@ -92,7 +94,7 @@ def watch(
     """Examine each text of a stream, and the stream as a whole: one record per line, as JSON in a pipe.
 
     A line that cannot be used gets a record with the reason, and the stream goes on. At the end of the stream, or after
-    Ctrl-C, a summary follows on standard error.
+    Ctrl-C, a summary follows on standard error, and report.html is written into --out.
 
     The alarm assumes that texts are independent of each other and that the calibration texts were drawn like the clean
     stream. If neighbouring texts are visibly alike, a warning says so.
@@ -153,7 +155,8 @@ def watch(
         }
         folder = None
         if out is not None:
-            folder = stack.enter_context(stream.stream_folder(out, facts, resume, overwrite))
+            about = _about(known, monitor)
+            folder = stack.enter_context(stream.stream_folder(out, facts, resume, overwrite, about))
             monitor.replay(folder.past())
         done, size = monitor.counts.texts, stream.TOGETHER * batch_size
         if stream.regular(texts):
@@ -213,6 +216,8 @@ def _through(
                     rows = [record.to_dict(words=not private) for record in new]
                     if folder is not None:
                         folder.write(rows)
+                        if not private:
+                            folder.keep(new)
                     screen.show(rows)
     except Stopped as stopped:
         code = 128 + stopped.signal
@@ -226,11 +231,36 @@ def _through(
             screen.summary(summary, new=monitor.counts.texts - done)
     except BrokenPipeError:
         code = EXIT_BROKEN_PIPE
+    if folder is not None:
+        _write_page(folder.folder, tell=code != EXIT_BROKEN_PIPE)
     if code is not None:
         return code
     if summary["alarm"]["raised"] or any(own["alarms_raised"] for own in summary["slices"] or ()):
         return EXIT_FINDING
     return EXIT_BAD_INPUT if summary["rejected"] or not summary["texts"] else 0
+
+
+def _about(known: Baseline, monitor: Monitor) -> dict[str, Any]:
+    """What the page of the stream needs besides the records."""
+    return {
+        "encoder": known.encoder_name,
+        "calibration_texts": monitor.alarm.texts,
+        "threshold_log_e": monitor.alarm.threshold,
+        "lengths": known.usual_lengths,
+    }
+
+
+def _write_page(folder: Path, tell: bool) -> None:
+    """Write report.html. The records are complete by now, and a page that fails does not change the exit code."""
+    try:
+        from metastable.monitor.report import write_stream
+
+        told = f"page: {write_stream(folder)}"
+    except Exception as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        told = f"the page {folder / 'report.html'} was not written: {why}; the records are complete"
+    if tell:
+        print(told, file=sys.stderr)
 
 
 class Screen:

@@ -18,6 +18,7 @@ from metastable.figures.history import movement_map, step_curves
 from metastable.figures.ladder import ladder_map
 from metastable.figures.length import depth_by_length, forecast_points, length_curves, waterfall, way_points, word_map
 from metastable.figures.look import caption
+from metastable.figures.monitor import first_depths, length_histogram, timeline
 from metastable.figures.observables import observables
 from metastable.figures.phase_diagram import phase_diagram
 from metastable.figures.spectrum import eigenvalues, spectrum
@@ -43,11 +44,13 @@ __all__ = [
     "distance_curves",
     "distances",
     "eigenvalues",
+    "first_depths",
     "forecast_points",
     "heat_map",
     "ladder_map",
     "ledger_curves",
     "length_curves",
+    "length_histogram",
     "lengths",
     "loop_curves",
     "movement_map",
@@ -56,6 +59,7 @@ __all__ = [
     "spectrum",
     "sphere",
     "step_curves",
+    "timeline",
     "waterfall",
     "way_points",
     "word_map",

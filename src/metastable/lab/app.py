@@ -21,7 +21,7 @@ from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 from metastable import figures
 from metastable.attention.tree import compiled
 from metastable.errors import BadInput
-from metastable.lab import callbacks
+from metastable.lab import callbacks, live
 from metastable.lab.callbacks import Backend
 from metastable.lab.downloads import download
 from metastable.lab.page import DOWNLOADS, page
@@ -47,9 +47,8 @@ INDEX = """<!DOCTYPE html>
 logger = logging.getLogger(__name__)
 
 
-def create(backend: Backend, host: str = "127.0.0.1") -> dash.Dash:
-    """The app for a server that listens on `host`. The caller closes the backend."""
-    app = dash.Dash(
+def _app(**more: Any) -> dash.Dash:
+    return dash.Dash(
         __name__,
         assets_folder=str(Path(__file__).parent / "assets"),
         serve_locally=True,
@@ -59,7 +58,22 @@ def create(backend: Backend, host: str = "127.0.0.1") -> dash.Dash:
         index_string=INDEX,
         add_log_handler=False,
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
+        **more,
     )
+
+
+def create_live(path: str | Path, host: str = "127.0.0.1") -> dash.Dash:
+    """The app that shows the stream in the folder `path` of `watch`, or in a file of records, while it grows."""
+    # The scripts of the laboratory have nothing to do on this page.
+    app = _app(assets_ignore=r".*\.js$")
+    live.register(app, live.LiveStream(path))
+    _guard(app, host)
+    return app
+
+
+def create(backend: Backend, host: str = "127.0.0.1") -> dash.Dash:
+    """The app for a server that listens on `host`. The caller closes the backend."""
+    app = _app()
     bundled = [BUNDLED] if importlib.util.find_spec(BUNDLED) else []
     backend.trusted.update(bundled)
     app.layout = page(bundled)
@@ -201,19 +215,26 @@ def _prepare() -> None:
     warm_up()
 
 
-def serve(host: str = "127.0.0.1", port: int = 8050, open_browser: bool = True) -> None:
-    """Serve the page until Ctrl-C. Threads that still compute are left to the caller, who ends the process."""
-    server = listen(create(Backend(), host), host, port)
+def serve(
+    host: str = "127.0.0.1", port: int = 8050, open_browser: bool = True, watch: str | Path | None = None
+) -> None:
+    """Serve the page until Ctrl-C. Threads that still compute are left to the caller, who ends the process.
+
+    watch : show this stream instead of the laboratory; see `create_live`
+    """
+    server = listen(create(Backend(), host) if watch is None else create_live(watch, host), host, port)
     address = f"http://{f'[{host}]' if ':' in host else host}:{server.port}/"
     if not is_loopback(host):
+        can = "run simulations here and read any model that you can read" if watch is None else "see this stream"
         print(
-            f"metastable: warning: {host} can be reached from other machines: their users can run simulations here and "
-            "read any model that you can read; use --host 127.0.0.1 unless you want this",
+            f"metastable: warning: {host} can be reached from other machines: their users can {can}; use "
+            "--host 127.0.0.1 unless you want this",
             file=sys.stderr,
         )
     with contextlib.suppress(KeyboardInterrupt):
         print(f"metastable lab: {address} (press Ctrl-C to stop)", flush=True)
         if open_browser:
             threading.Timer(0.3, webbrowser.open, [address]).start()
-        threading.Thread(target=_prepare, name="lab warm-up", daemon=True).start()
+        if watch is None:
+            threading.Thread(target=_prepare, name="lab warm-up", daemon=True).start()
         server.serve_forever()

@@ -29,8 +29,10 @@ from metastable.errors import BadInput, choice
 from metastable.files import read_json, recover, replacing, write, write_json
 from metastable.monitor import passes
 from metastable.monitor.conformal import Calibration
+from metastable.monitor.coverage import coverage
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.detectors.base import Detector
+from metastable.monitor.notebook import table
 from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, Spoilt, wholes, within
 from metastable.monitor.split import TOKENS, Split, enough
 from metastable.monitor.spoiling import spoilt
@@ -41,8 +43,12 @@ if TYPE_CHECKING:
 
 SCHEMA = "metastable.baseline/4"
 FILES = ("baseline.json", "baseline.safetensors")
+# The page that `calibrate` writes beside them.
+REPORT = "report.html"
 
 NO_TOKEN = "without a token of its own"
+# Most bars in the histogram of lengths.
+BARS = 40
 
 # Spoilt copies that are made of the "adjust" part: as many as `COPIES` for each text, but at most `MOST`.
 COPIES, MOST = 3, 6000
@@ -58,8 +64,9 @@ class Baseline:
     special : ids of the special tokens
     settings : the `Scorer` of each setting, by name
     facts : about the clean texts: `parts` (texts in each), `left_out` (by reason), `cut`, `tokens`, `lengths` (least,
-        median and most tokens of a text), `documents` (in each part, None without labels), `commonest` (the share of
-        the most frequent text), `seed`, `versions`
+        median and most tokens of a text, their 1st and 99th percentile, a histogram), `coverage` (false positives on
+        clean texts by setting, see `monitor.coverage`), `documents` (in each part, None without labels), `commonest`
+        (the share of the most frequent text), `seed`, `versions`
     arrays : what each detector learned, by the detector's name
     accepted : reviewed texts that joined the calibration texts later, one entry for each call of `accept`: `when`
         (UTC), `by`, `texts` (their number) and `sha256` (of each text, see `review.digest`)
@@ -84,6 +91,17 @@ class Baseline:
         texts = f"{sum(self.facts['parts'].values())} clean texts" + (f" and {later} accepted later" if later else "")
         return f"Baseline({self.encoder_name}, {texts}; {settings})"
 
+    def _repr_html_(self) -> str:
+        """The baseline in a notebook."""
+        parts, lengths = self.facts["parts"], self.facts["lengths"]
+        rows: dict[str, object] = {
+            "clean texts": ", ".join(f"{count} to {part}" for part, count in parts.items()),
+            "tokens of a text": f"{lengths['least']} to {lengths['most']}, median {lengths['median']}",
+        }
+        for name, scorer in self.settings.items():
+            rows[f"setting {name}"] = f"{', '.join(scorer.setting.members)}; smallest p-value {scorer.least:.2g}"
+        return table(f"Baseline of {self.encoder_name}", rows)
+
     @classmethod
     def fit(
         cls,
@@ -93,7 +111,7 @@ class Baseline:
         documents: Iterable[Any] | None = None,
         seed: int = 0,
         batch_size: int = 32,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
         allow_pickle: bool = False,
         tokenizer: Any = None,
     ) -> Baseline:
@@ -106,8 +124,8 @@ class Baseline:
             used are left out and counted.
         documents : one label per text. Texts of one document are dependent and stay in one part; see `Split`.
         seed : decides which document goes to which part
-        progress : called after each batch with the number of texts that went through the model so far; texts that
-            detectors are fitted on go through it more than once
+        progress : called after each batch with the number of texts that went through the model so far, and with the
+            number of all; texts that detectors are fitted on go through it more than once
         """
         whole(seed, "seed", 0, "it must be a whole number, 0 or more")
         whole(batch_size, "batch_size", 1, "it must be at least 1")
@@ -188,6 +206,18 @@ class Baseline:
         """The scorer of a setting; BadInput if there is no such setting."""
         return self.settings[choice(setting, "setting", self.settings)]
 
+    def report(self, path: str | Path) -> Path:
+        """Write a page about the baseline: what it is, and false positives on clean texts. It needs no network."""
+        from metastable.monitor import baseline_report
+
+        return baseline_report.write(self, path)
+
+    @property
+    def usual_lengths(self) -> tuple[int, int] | None:
+        """The 1st and the 99th percentile of the lengths of clean texts in tokens; None for older baselines."""
+        usual = self.facts["lengths"].get("usual")
+        return None if usual is None else (int(usual[0]), int(usual[1]))
+
     def save(self, path: str | Path) -> None:
         """Write the baseline into a folder, completely or not at all. Only another baseline is replaced."""
         folder = Path(path).resolve()
@@ -260,14 +290,26 @@ class _Learning:
     A text of the "adjust" or the "calibrate" part leaves a few numbers behind: its columns.
 
     special : ids of the special tokens
+    coverage : false positives on clean texts, by setting; see `coverage`
     """
 
-    def __init__(self, encoder: Encoder, split: Split, batch_size: int, progress: Callable[[int], None] | None) -> None:
+    def __init__(
+        self, encoder: Encoder, split: Split, batch_size: int, progress: Callable[[int, int], None] | None
+    ) -> None:
         self.encoder, self.split, self.batch_size, self.progress = encoder, split, batch_size, progress
         self.special = special_of(encoder.reads_text())
+        self.coverage: dict[str, list[dict[str, Any]]] = {}
         self._done = 0
+        # Texts that detectors are fitted on go through the model once for each stage, and spoilt copies once.
+        stages = max(DETECTORS[name].stages for name in _members())
+        self._passes = split.texts + (stages - 1) * split.counts["fit"] + self._copies
         self._counts: dict[str, TextCounts] = {}
         self._lengths: Counter[int] = Counter()
+
+    @property
+    def _copies(self) -> int:
+        """The number of spoilt copies."""
+        return min(COPIES * self.split.counts["adjust"], MOST)
 
     def detectors(self) -> dict[str, dict[str, np.ndarray]]:
         """What each detector of the settings learns from the "fit" part, by its name."""
@@ -293,22 +335,21 @@ class _Learning:
     def scorers(self, detectors: Mapping[str, Detector]) -> dict[str, Scorer]:
         """Scales fitted on "adjust", calibrated on "calibrate"."""
         adjust = ColumnTable.joined(self._tables("adjust", detectors))
-        calibrate = self._tables("calibrate", detectors)
+        calibrate = ColumnTable.joined(self._tables("calibrate", detectors))
+        halves = np.frombuffer(self.split.halves, dtype=np.uint8)[self._order]
         copies = self._spoilt(detectors)
         found = {}
         for name, setting in SETTINGS.items():
-            scale = Scale.of(setting, detectors, adjust, copies)
-            scores = [scale(table) for table in calibrate]
-            total = np.concatenate([own.total for own in scores])
-            by_depth = np.concatenate([own.worst_depth for own in scores])
-            found[name] = Scorer(scale, Calibration(total), Calibration(by_depth))
+            calibrated = partial(_calibrated, Scale.of(setting, detectors, adjust, copies))
+            found[name] = calibrated(calibrate)
+            self.coverage[name] = coverage(calibrated, calibrate, halves)
         return found
 
     def _spoilt(self, detectors: Mapping[str, Detector]) -> Spoilt:
         """The columns of spoilt copies of the "adjust" part."""
         texts = list(islice(self.split.read("adjust"), MOST))
         vocabulary = list(self.encoder.reads_text().get_vocab())
-        made = spoilt(texts, texts, vocabulary, min(COPIES * len(texts), MOST), self.split.seed)
+        made = spoilt(texts, texts, vocabulary, self._copies, self.split.seed)
         tables: list[ColumnTable] = []
         depths = {depth for detector in detectors.values() for depth in detector.depths}
         places = self._run([copy.text for copy in made], depths, _collecting(detectors, tables), TextCounts())
@@ -317,31 +358,34 @@ class _Learning:
     def _tables(self, part: str, detectors: Mapping[str, Detector]) -> list[ColumnTable]:
         """The columns of each batch of a part."""
         tables: list[ColumnTable] = []
-        self._pass(part, detectors.values(), _collecting(detectors, tables))
-        for table in tables:
-            self._lengths.update(table.lengths.tolist())
+        self._order = self._pass(part, detectors.values(), _collecting(detectors, tables))
+        for own in tables:
+            self._lengths.update(own.lengths.tolist())
         # Some texts turn out to be empty when they are tokenized.
         known = {part: self._counts[part].texts if part in self._counts else n for part, n in self.split.counts.items()}
         enough(known, self._left_out())
         return tables
 
-    def _pass(self, part: str, detectors: Iterable[Detector], open: Open) -> None:
+    def _pass(self, part: str, detectors: Iterable[Detector], open: Open) -> np.ndarray:
+        """Returns the numbers of the texts within their part, in the order in which they were read."""
         counts = TextCounts()
-        self._run(self.split.read(part), {depth for d in detectors for depth in d.depths}, open, counts)
+        order = self._run(self.split.read(part), {depth for d in detectors for depth in d.depths}, open, counts)
         counts.check_known()
         self._counts[part] = counts
+        return order
 
-    def _run(self, texts: Iterable[str], depths: set[int], open: Open, counts: TextCounts) -> list[int]:
-        """Run the encoder on texts; the places of the texts in the order in which they went through it."""
-        encoder, places = self.encoder, []
+    def _run(self, texts: Iterable[str], depths: set[int], open: Open, counts: TextCounts) -> np.ndarray:
+        """Run the encoder on texts; their numbers in the order in which they went through it."""
+        encoder = self.encoder
+        order: list[int] = []
         with Reader(encoder.model, encoder.anatomy, self.special, depths, open):
             for batch in batches(encoder.tokenizer, texts, encoder.limit, self.batch_size, counts):
                 encoder.run(batch.inputs)
-                places += batch.numbers.tolist()
+                order += batch.numbers.tolist()
                 self._done += len(batch.numbers)
                 if self.progress is not None:
-                    self.progress(self._done)
-        return places
+                    self.progress(self._done, self._passes)
+        return np.array(order, dtype=np.int64)
 
     def _left_out(self) -> Counter[str]:
         skipped = sum(counts.skipped for counts in self._counts.values())
@@ -349,7 +393,6 @@ class _Learning:
 
     def facts(self) -> dict[str, Any]:
         """Facts about the texts, see `Baseline`."""
-        lengths = sorted(self._lengths.elements())
         return {
             "parts": {part: counts.texts for part, counts in self._counts.items()},
             "left_out": dict(sorted(self._left_out().items())),
@@ -358,8 +401,29 @@ class _Learning:
             "cut": sum(counts.cut for counts in self._counts.values()),
             "tokens": sum(counts.tokens - counts.special for counts in self._counts.values()),
             "unknown": sum(counts.unknown for counts in self._counts.values()),
-            "lengths": {"least": lengths[0], "median": lengths[len(lengths) // 2], "most": lengths[-1]},
+            "coverage": self.coverage,
+            "lengths": _lengths(np.sort(np.fromiter(self._lengths.elements(), dtype=np.int64))),
         }
+
+
+def _calibrated(scale: Scale, table: ColumnTable) -> Scorer:
+    scores = scale(table)
+    return Scorer(scale, Calibration(scores.total), Calibration(scores.worst_depth))
+
+
+def _lengths(sorted_lengths: np.ndarray) -> dict[str, Any]:
+    """Facts about lengths, for JSON: extremes, median, 1st and 99th percentile, and a histogram."""
+    least, most, n = int(sorted_lengths[0]), int(sorted_lengths[-1]), len(sorted_lengths)
+    usual = [int(sorted_lengths[int(share * (n - 1))]) for share in (0.01, 0.99)]
+    edges = np.arange(least, most + 1 + (width := -(-(most + 1 - least) // BARS)), width)
+    counts = np.histogram(sorted_lengths, edges - 0.5)[0]
+    return {
+        "least": least,
+        "median": int(sorted_lengths[n // 2]),
+        "most": most,
+        "usual": usual,
+        "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
+    }
 
 
 def special_of(tokenizer: Any) -> tuple[int, ...]:
@@ -388,7 +452,7 @@ def check_free(folder: Path) -> None:
     if not folder.is_dir():
         raise BadInput(f"{str(folder)!r} is a file; give a folder for the baseline")
     held = sorted(entry.name for entry in folder.iterdir())
-    if other := [name for name in held if name not in FILES]:
+    if other := [name for name in held if name not in (*FILES, REPORT)]:
         raise BadInput(f"the folder {str(folder)!r} holds {other[0]!r}, which is no part of a baseline; give another")
     # A damaged or an older baseline may be replaced.
     if held and not str(_content(folder).get("schema")).startswith(SCHEMA.partition("/")[0] + "/"):

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,10 +33,14 @@ from metastable.monitor.baseline import Baseline
 from metastable.monitor.dependence import Dependence
 from metastable.monitor.episodes import Episodes, Evidence, Place
 from metastable.monitor.examiner import Examiner, one_line
-from metastable.monitor.record import NO_TOKEN, NOT_FINITE, Record, records
+from metastable.monitor.notebook import table
+from metastable.monitor.record import NO_TOKEN, NOT_FINITE, WRITTEN, Record, kind, records
 from metastable.monitor.scoring import Assessment
 from metastable.monitor.sinks import Sink
 from metastable.monitor.slices import Slices
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 log = logging.getLogger("metastable.monitor")
 
@@ -149,6 +153,61 @@ class Monitor:
             f"Monitor({self.baseline.encoder_name}, {self.setting}, alpha={self.alpha:g}: {counts.scored} scored, "
             f"{counts.texts - counts.scored} rejected, {state})"
         )
+
+    def _repr_html_(self) -> str:
+        """The monitor in a notebook."""
+        counts, at = self.counts, self.raised_at
+        rows: dict[str, object] = {
+            "setting": f"{self.setting}, alpha = {self.alpha:g}",
+            "texts": f"{counts.scored} scored, {counts.texts - counts.scored} rejected",
+            "strange": f"{counts.strange}; at most about {self.alpha * counts.scored:.2g} expected for clean texts",
+            "alarm": "none" if at is None else f"raised at scored text {at}",
+            "evidence": f"log E = {self.alarm.log_e:.2f}, alarm at {self.alarm.threshold:.2f}",
+        }
+        rows |= (
+            {"failures": ", ".join(f"{kind}: {n}" for kind, n in counts.failures.items())} if counts.failures else {}
+        )
+        return table(f"Monitor of {self.baseline.encoder_name}", rows)
+
+    def to_frame(self) -> pd.DataFrame:
+        """The kept records, newest last, as a table: one row a text, with the fields of `Record` and `strange`."""
+        import pandas as pd
+
+        rows = [record.to_dict() | {"strange": record.strange} for record in self.records]
+        for row in rows:
+            row["tokens"] = [word["text"] for word in row["tokens"]]
+        return pd.DataFrame(rows, columns=[*WRITTEN, "strange"])
+
+    def report(self, path: str | os.PathLike[str], words: bool = True) -> Path:
+        """Write a page about the kept records: timeline, change, groups of strange texts. It needs no network.
+
+        words : whether words of the texts may be on the page
+        """
+        from metastable.monitor import report
+        from metastable.monitor.watched import StreamFacts, WatchedRows
+
+        with self._lock:
+            made, texts, at = self.records, self.counts.texts, self.raised_at
+        missing = texts - len(made)
+        rows = [
+            record.to_dict(words) | {"line": missing + place if record.line is None else record.line}
+            for place, record in enumerate(made, start=1)
+        ]
+        facts = StreamFacts(
+            alpha=self.alpha,
+            # The place of a change cannot be told from a part of the stream.
+            calibration_texts=None if missing else self.alarm.texts,
+            threshold=self.alarm.threshold,
+            encoder=self.baseline.encoder_name,
+            setting=self.setting,
+            lengths=self.baseline.usual_lengths,
+            private=not words,
+            missing=missing,
+        )
+        watched = WatchedRows(rows, facts)
+        if at is not None and not watched.alarms:
+            watched.alarms.append(at)
+        return report.write(watched, Path(path))
 
     @property
     def alarm(self) -> Alarm:
@@ -487,15 +546,6 @@ class _Marks:
 def _rows(found: Evidence | None, scored: list[int]) -> frozenset[int]:
     """The rows of texts that raised an alarm. scored : the rows of the texts that the alarm took"""
     return frozenset() if found is None else frozenset(scored[row] for row in found.rows)
-
-
-def kind(reason: str) -> str:
-    """A reason without what is particular to its text.
-
-    >>> kind("is not UTF-8 (byte 0xc3 at place 5); save it as UTF-8 text")
-    'is not UTF-8'
-    """
-    return re.split(r"\s*[(,;]", reason, maxsplit=1)[0]
 
 
 def _refuse_unwatchable(model: nn.Module) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, compress
@@ -14,6 +15,7 @@ import torch
 from metastable.encoder.hooks import Passage
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.exposure import EXPOSURE
+from metastable.monitor.notebook import table
 from metastable.monitor.scoring import Assessment
 from metastable.monitor.spoiling import KINDS
 
@@ -23,6 +25,9 @@ SHOWN = 3
 LONGEST = 40
 # Tokens that are considered for a record. Several may be pieces of one word, which is named once.
 CANDIDATES = 8
+
+# A text with a p-value up to this one is called unusual, if it is not strange.
+UNUSUAL = 0.05
 
 # What is written of a record, in order.
 WRITTEN = (
@@ -111,7 +116,8 @@ class Record:
         if self.p_value is None:
             return self.because
         if not self.strange:
-            return f"ordinary: p = {_rounded_up(self.p_value)}"
+            below = f"unusual, but above the threshold {self.alpha:g}" if self.p_value <= UNUSUAL else "ordinary"
+            return f"{below}: p = {_rounded_up(self.p_value)}"
         relation = "is at most" if self.p_value <= self.least else "="
         share = f"p {relation} {_rounded_up(self.p_value)}: at most {_ratio(self.p_value)} clean texts are this strange"
         if self.first_layer is not None:
@@ -122,6 +128,17 @@ class Record:
         # Words that another detector points to are not the reason of this one.
         join = ": " if self.shown_by == self.detector else "; most unusual of its words: "
         return f"{share}; {where} {self.because}" + (f"{join}{words}" if words else "")
+
+    def _repr_html_(self) -> str:
+        """The record in a notebook."""
+        if self.p_value is None:
+            return table("rejected", {"reason": self.reason})
+        rows: dict[str, object] = {"p-value": _rounded_up(self.p_value), "reason": self.reason}
+        rows |= {"first layer": self.first_layer} if self.first_layer is not None else {}
+        rows |= {"words": ", ".join(f"{word.text} ({word.value:g})" for word in self.tokens)} if self.tokens else {}
+        rows |= {"detector": self.detector, "tokens": self.n, "cut": "yes" if self.cut else "no"}
+        name = "a text" if self.line is None else f"text {self.line}"
+        return table(f"{name}: {'strange' if self.strange else 'not strange'} at {self.alpha:g}", rows)
 
     def to_dict(self, words: bool = True) -> dict[str, Any]:
         """The record for JSON. Without `words`, no word of the text is in it."""
@@ -269,3 +286,12 @@ def _ratio(p: float) -> str:
     """ "2 in 1000", rounded up."""
     out_of = 10 ** math.ceil(-math.log10(p) - 1e-9)
     return f"{math.ceil(p * out_of - 1e-9)} in {out_of}"
+
+
+def kind(reason: str) -> str:
+    """A reason without what is particular to its text.
+
+    >>> kind("is not UTF-8 (byte 0xc3 at place 5); save it as UTF-8 text")
+    'is not UTF-8'
+    """
+    return re.split(r"\s*[(,;]", reason, maxsplit=1)[0]

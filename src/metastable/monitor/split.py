@@ -47,10 +47,18 @@ COMMON = 2000
 END: Any = object()
 
 
+def _digest(document: str, seed: int) -> bytes:
+    return hashlib.sha256(f"{seed}\n{document}".encode("utf-8", "surrogatepass")).digest()
+
+
+def half_of(document: str, seed: int) -> int:
+    """0 or 1: a bit of SHA-256 of seed and document that `part_of` does not use."""
+    return _digest(document, seed)[8] & 1
+
+
 def part_of(document: str, seed: int) -> str:
     """The part of a document: where the first 64 bits of SHA-256 of seed and document, divided by 2⁶⁴, fall."""
-    digest = hashlib.sha256(f"{seed}\n{document}".encode("utf-8", "surrogatepass")).digest()
-    place = int.from_bytes(digest[:8], "big") / 2**64
+    place = int.from_bytes(_digest(document, seed)[:8], "big") / 2**64
     for part, share in SHARES.items():
         if place < share:
             return part
@@ -94,6 +102,7 @@ class Split:
     counts : texts in each part
     left_out : texts that cannot be used, by reason
     commonest : the most frequent text, up to white space
+    halves : for each text of "calibrate", in order, the half that its document belongs to; see `coverage`
     """
 
     def __init__(self, seed: int) -> None:
@@ -101,6 +110,7 @@ class Split:
         self.counts: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
         self.commonest = Commonest()
+        self.halves = bytearray()
         self._labels: dict[str, set[int]] = {part: set() for part in SHARES}
         self._unlabelled: Counter[str] = Counter()
         self._files: dict[str, IO[bytes]] = {}
@@ -147,6 +157,8 @@ class Split:
         part = part_of(document, self.seed)
         self.counts[part] += 1
         self.commonest.add(words)
+        if part == "calibrate":
+            self.halves.append(half_of(document, self.seed))
         if label is None:
             self._unlabelled[part] += 1
         elif len(self._labels[part]) < COUNTED:

@@ -24,6 +24,7 @@ from metastable.encoder.texts import Line
 from metastable.errors import BadInput
 from metastable.files import Lines, locked, read_json, write_json
 from metastable.monitor.record import Record
+from metastable.monitor.watched import KEPT, LONGEST, RECORDS, REPORT, SUMMARY, TEXTS, KeptText, kept_texts
 
 SCHEMA = "metastable.watch/1"
 
@@ -131,11 +132,18 @@ Examine = Callable[[list[str]], Sequence[Record]]
 
 
 def examined(lines: Sequence[Line], examine: Examine) -> list[Record]:
-    """The records of lines, with line number, id, slice and sha."""
+    """The records of lines, with line number, id, slice and sha; strange ones have the beginning of their text too."""
     found = iter(examine([line.text for line in lines if line.text is not None]))
     records = (Record.rejected(line.reason or "") if line.text is None else next(found) for line in lines)
     return [
-        replace(record, line=line.number, id=line.id, slice=line.slice, sha=sha(line))
+        replace(
+            record,
+            line=line.number,
+            id=line.id,
+            slice=line.slice,
+            sha=sha(line),
+            text=line.text[:LONGEST] if record.strange and line.text is not None else None,
+        )
         for record, line in zip(records, lines, strict=True)
     ]
 
@@ -147,12 +155,16 @@ def sha(line: Line) -> str:
 
 
 class StreamFolder:
-    """The folder of a watched stream: records.jsonl, a line per record, and summary.json. See `stream_folder`."""
+    """The folder of a watched stream: records.jsonl, a line per record, and summary.json. See `stream_folder`.
 
-    def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
-        self.summary, self.facts = folder / "summary.json", facts
-        self._lines = Lines(folder / "records.jsonl")
+    At the end report.html is written, and before it strangest.json: the strangest texts by their sha, if there are any.
+    """
+
+    def __init__(self, folder: Path, facts: dict[str, Any], about: dict[str, Any]) -> None:
+        self.folder, self.summary, self.facts, self.about = folder, folder / SUMMARY, facts, about
+        self._lines = Lines(folder / RECORDS)
         self._begun = False
+        self._strangest: dict[str, KeptText] = {}
 
     def past(self) -> Iterator[Record]:
         """The records that are there, in order, as far as a monitor needs them to go on."""
@@ -167,9 +179,20 @@ class StreamFolder:
         self._begin()
         self._lines.append(*rows)
 
+    def keep(self, records: Iterable[Record]) -> None:
+        """Keep the texts of strange records, as far as they are among the strangest."""
+        for record in records:
+            if record.text is not None and record.sha is not None and record.p_marginal is not None:
+                self._strangest[record.sha] = KeptText(record.p_marginal, record.score or 0.0, record.text)
+        for key in sorted(self._strangest, key=lambda key: self._strangest[key].rank)[KEPT:]:
+            del self._strangest[key]
+
     def finish(self, summary: dict[str, Any]) -> None:
         self._begin()
         self._write_summary(summary)
+        if self._strangest:
+            texts = {key: vars(text) for key, text in self._strangest.items()}
+            write_json(self.folder / TEXTS, {"schema": SCHEMA, "texts": texts})
 
     def _begin(self) -> None:
         """Before anything is written, the summary says that the stream is not finished."""
@@ -179,13 +202,14 @@ class StreamFolder:
             self._lines.append()
 
     def _write_summary(self, found: dict[str, Any]) -> None:
-        write_json(self.summary, {"schema": SCHEMA, "made": self.facts, **found})
+        write_json(self.summary, {"schema": SCHEMA, "made": self.facts, "about": self.about, **found})
 
     def open(self, resume: bool, overwrite: bool) -> None:
         """Begin a new stream, or refuse to."""
         path = self._lines.path
         if overwrite:
-            path.unlink(missing_ok=True)
+            for old in (path, self.folder / TEXTS, self.folder / REPORT):
+                old.unlink(missing_ok=True)
         if not _size(path):
             self._begin()
             return
@@ -199,6 +223,7 @@ class StreamFolder:
                 )
         # Repairs a torn last line, so that the records that are read are those that stay.
         self._lines.append()
+        self._strangest = kept_texts(self.folder / TEXTS)
 
     def close(self) -> None:
         self._lines.close()
@@ -221,7 +246,11 @@ def _restored(row: dict[str, Any], number: int) -> Record:
 
 @contextmanager
 def stream_folder(
-    folder: Path, facts: dict[str, Any], resume: bool = False, overwrite: bool = False
+    folder: Path,
+    facts: dict[str, Any],
+    resume: bool = False,
+    overwrite: bool = False,
+    about: dict[str, Any] | None = None,
 ) -> Iterator[StreamFolder]:
     """Hold a folder for the records of a stream. Files of other programs in it are refused, not overwritten.
 
@@ -229,13 +258,16 @@ def stream_folder(
     summary of a stream that is continued stay as they are until something new is written.
 
     facts : what the records depend on; with `resume`, records that depend on something else are refused
+    about : what the page needs besides the records; see `watched.StreamFacts`
     """
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"--out {folder} is a file; give a folder")
+    if (folder / REPORT).exists() and not (folder / SUMMARY).exists():
+        raise BadInput(f"--out {folder} holds a report of something else; give another folder")
     if (folder / "baseline.json").exists():
         raise BadInput(f"--out {folder} holds a baseline; give another folder for the records")
-    _saved(folder / "summary.json", folder / "records.jsonl")
-    with locked(folder), closing(StreamFolder(folder, facts)) as kept:
+    _saved(folder / SUMMARY, folder / RECORDS)
+    with locked(folder), closing(StreamFolder(folder, facts, about or {})) as kept:
         kept.open(resume, overwrite)
         yield kept
 

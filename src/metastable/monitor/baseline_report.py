@@ -1,0 +1,116 @@
+"""The page of a baseline as one HTML file that needs no network, and the warnings about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from metastable import figures
+from metastable.encoder.texts import unknown_tokens
+from metastable.monitor.coverage import THRESHOLDS
+from metastable.monitor.detectors import DETECTORS
+from metastable.monitor.split import SHARES
+from metastable.report.page import figure_block, render_page, short_name, target_of, write_page
+
+if TYPE_CHECKING:
+    from metastable.monitor.baseline import Baseline
+
+# A text that makes up a larger share of the clean texts is warned of.
+REPEATED = 0.01
+# A larger share of texts that were cut, or left out, is warned of.
+MUCH = 0.05
+PARTS = {"fit": "to fit detectors on", "adjust": "for scales and lengths", "calibrate": "to rank new texts among"}
+
+
+def write(baseline: Baseline, path: str | Path) -> Path:
+    """Write the page to `path`, completely or not at all. Missing folders are made."""
+    return write_page(target_of(path), render(baseline))
+
+
+def warnings(baseline: Baseline) -> list[str]:
+    """What may make p-values wrong, one sentence each. Texts of too few documents are refused by `Split.check`."""
+    facts, found = baseline.facts, []
+    texts, commonest = sum(facts["parts"].values()), facts["commonest"]
+    if commonest > REPEATED:
+        found.append(
+            f"one text makes up {commonest:.1%} of the clean texts; if the stream repeats it less often, p-values are "
+            f"off by up to {commonest / SHARES['calibrate']:.1%}"
+        )
+    found += [sentence.removeprefix("Warning: ") for sentence in unknown_tokens(facts)]
+    if facts["cut"] > MUCH * texts:
+        found.append(f"{facts['cut']} of {texts} texts were cut to the model's limit; their ends were not read")
+    left_out = sum(facts["left_out"].values())
+    if left_out > MUCH * (texts + left_out):
+        found.append(f"{left_out} of {texts + left_out} texts were left out; see the reasons")
+    for name, rows in facts.get("coverage", {}).items():
+        for row in rows:
+            for t in THRESHOLDS:
+                entry = row["p_marginal"][f"{t:g}"]
+                if entry["off"]:
+                    found.append(
+                        f"setting {name}: {entry['share']:.1%} of clean texts of {row['least']} to {row['most']} "
+                        f"tokens have p ≤ {t:g}; texts of this length are found strange too often"
+                    )
+    return found
+
+
+def render(baseline: Baseline) -> str:
+    """The page as HTML."""
+    facts = baseline.facts
+    histogram, documents = facts["lengths"].get("histogram"), facts["documents"]
+    parts = [
+        (part, PARTS[part], facts["parts"][part], None if documents is None else documents[part]) for part in PARTS
+    ]
+    warned = [f"{sentence[0].upper()}{sentence[1:]}." for sentence in warnings(baseline)]
+    return render_page(
+        "baseline.html.j2",
+        name=short_name(baseline.encoder_name),
+        fingerprint=baseline.fingerprint[:12],
+        facts=facts,
+        texts=sum(facts["parts"].values()),
+        headline=_headline(baseline, len(warned)),
+        warnings=warned,
+        parts=parts,
+        documents=documents is not None,
+        settings=[_setting(name, scorer) for name, scorer in baseline.settings.items()],
+        thresholds=[f"{t:g}" for t in THRESHOLDS],
+        coverage=facts.get("coverage", {}),
+        percent=_hundredths,
+        histogram=None
+        if histogram is None
+        else figure_block("lengths", figures.length_histogram(histogram["edges"], histogram["counts"])),
+        left_out=sorted(facts["left_out"].items(), key=lambda item: -item[1]),
+    )
+
+
+def _headline(baseline: Baseline, warned: int) -> str:
+    texts = sum(baseline.facts["parts"].values())
+    rows = [rows[0] for rows in baseline.facts.get("coverage", {}).values() if rows]
+    told = f"A baseline of {texts} clean texts"
+    if rows:
+        shares = [row["p_value"]["0.01"]["share"] for row in rows]
+        low, high = _percent(min(shares)), _percent(max(shares))
+        share = low if low == high else f"{low} to {high}"
+        told += f": {share} of held-out clean texts are strange at p ≤ 0.01"
+    if warned:
+        told += f", and there {'is one warning' if warned == 1 else f'are {warned} warnings'}"
+    return f"{told}."
+
+
+def _percent(share: float) -> str:
+    return f"{_hundredths(share)} %"
+
+
+def _hundredths(share: float) -> str:
+    """A share in per cent, without the sign."""
+    return f"{100 * share:.{2 if share < 0.00995 else 1}f}"
+
+
+def _setting(name: str, scorer: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "texts": scorer.texts,
+        "least": f"{scorer.least:.2g}",
+        "least_marginal": f"{1 / (scorer.texts + 1):.2g}",
+        "detectors": [(member, DETECTORS[member].words) for member in scorer.setting.members],
+    }

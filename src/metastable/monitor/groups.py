@@ -1,0 +1,93 @@
+"""The strange texts of a stream in a few groups by cause, each with a plain sentence.
+
+A text belongs to the first cause that fits: the script of its most unusual words, its length, and else the detector and
+the depth at which it begins. The groups describe the strange texts; they do not prove the cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from metastable.monitor.detectors import DETECTORS
+from metastable.monitor.scripts import DIGITS, NONE, SYMBOLS
+from metastable.monitor.watched import NO_LAYER, Watched
+
+# Most groups. The smallest ones are put together.
+MOST = 8
+# A length is unusual beyond these quantiles of the ordinary texts, if those of the clean texts are not known.
+UNUSUAL = (0.01, 0.99)
+# Ordinary texts that are needed for these quantiles.
+ENOUGH = 100
+
+
+@dataclass(frozen=True)
+class Group:
+    """name, sentence : in plain words. members : indices of scored texts, strangest first."""
+
+    name: str
+    sentence: str
+    members: np.ndarray
+
+
+def groups(watched: Watched) -> list[Group]:
+    """At most `MOST` groups, largest first."""
+    columns, order = watched.columns, np.array(watched.strangest(watched.scored), dtype=int)
+    usual = _usual_script(watched)
+    low, high = _usual_lengths(watched)
+    found: dict[tuple[str, str], list[int]] = {}
+    for index in order.tolist():
+        written, n = watched.names[columns.script[index]], int(columns.n[index])
+        if written not in (NONE, usual):
+            key = _of_script(written)
+        elif n < low or n > high:
+            key = _of_length(n < low, low, high)
+        else:
+            key = _of_detector(watched.names[columns.detector[index]], int(columns.layer[index]))
+        found.setdefault(key, []).append(index)
+    ranked = sorted(found.items(), key=lambda item: -len(item[1]))
+    made = [Group(name, sentence, np.array(own)) for (name, sentence), own in ranked]
+    if len(made) <= MOST:
+        return made
+    rest = np.sort(np.concatenate([group.members for group in made[MOST - 1 :]]))
+    told = f"These texts belong to {len(made) - MOST + 1} smaller groups."
+    return [*made[: MOST - 1], Group("others", told, rest)]
+
+
+def _usual_script(watched: Watched) -> str:
+    """The script of most texts that are not strange; Latin if there are none."""
+    codes, counts = np.unique(watched.columns.script[~watched.strange], return_counts=True)
+    found = {watched.names[code]: int(n) for code, n in zip(codes, counts, strict=True) if watched.names[code] != NONE}
+    return max(found, key=lambda name: found[name], default="Latin")
+
+
+def _usual_lengths(watched: Watched) -> tuple[float, float]:
+    if watched.facts.lengths is not None:
+        return watched.facts.lengths
+    ordinary = watched.columns.n[~watched.strange]
+    if len(ordinary) < ENOUGH:
+        return 0.0, np.inf
+    low, high = np.quantile(ordinary, UNUSUAL)
+    return float(low), float(high)
+
+
+def _of_script(written: str) -> tuple[str, str]:
+    if written == DIGITS:
+        return "digits", "The most unusual words of these texts are numbers."
+    if written == SYMBOLS:
+        return "symbols", "The most unusual words of these texts are symbols or punctuation."
+    return f"{written} script", f"The most unusual words of these texts are in {written} script."
+
+
+def _of_length(short: bool, low: float, high: float) -> tuple[str, str]:
+    if short:
+        return "very short", f"These texts are shorter than 99 % of the usual ones: fewer than {low:.0f} tokens."
+    return "very long", f"These texts are longer than 99 % of the usual ones: more than {high:.0f} tokens."
+
+
+def _of_detector(name: str, layer: int) -> tuple[str, str]:
+    why = DETECTORS[name].words if name in DETECTORS else f"the detector {name} finds it unusual"
+    if layer == NO_LAYER:
+        return f"{name}, no single depth", f"Over all depths together, each of them is strange because {why}."
+    return f"{name}, from depth {layer}", f"From depth {layer} on, each of them is strange because {why}."

@@ -1,0 +1,294 @@
+"""A watched stream as a whole, read from its records: in columns, with about 50 bytes per text in memory.
+
+Reports and the live view of the lab are made from this. Records are rows as in records.jsonl, from a file that may
+still grow or from a monitor in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metastable.errors import BadInput
+from metastable.files import Tail, read_json
+from metastable.monitor.change_point import ChangePoint, change_point
+from metastable.monitor.record import kind
+from metastable.monitor.scripts import script
+
+# The names of the files in the folder of a stream.
+RECORDS, SUMMARY, TEXTS, REPORT = "records.jsonl", "summary.json", "strangest.json", "report.html"
+# Texts that are kept for the page, the strangest of the stream, unless records are private.
+KEPT = 20
+# Characters of a text that are kept, from its beginning.
+LONGEST = 2000
+
+NO_LAYER = -1
+
+
+@dataclass(frozen=True)
+class StreamFacts:
+    """What the records of a stream do not say themselves. Fields that are not known are None.
+
+    alpha : a text is strange if its p-value is at most alpha
+    calibration_texts : m
+    threshold : the logarithm of the evidence at which the alarm is raised
+    lengths : the 1st and the 99th percentile of the lengths of clean texts, in tokens
+    finished : whether the stream was read to its end
+    private : whether no words of the texts may be shown
+    missing : earlier texts of the stream without a record
+    """
+
+    alpha: float = 0.01
+    calibration_texts: int | None = None
+    threshold: float | None = None
+    encoder: str | None = None
+    setting: str | None = None
+    lengths: tuple[int, int] | None = None
+    finished: bool | None = None
+    private: bool = False
+    missing: int = 0
+
+    @classmethod
+    def of_summary(cls, path: Path) -> StreamFacts:
+        """From summary.json; defaults without a file, or with one that is just being replaced."""
+        try:
+            found = read_json(path, "the summary") if path.exists() else {}
+            made, about = dict(found.get("made") or {}), dict(found.get("about") or {})
+            lengths = about.get("lengths")
+            return cls(
+                alpha=float(made.get("alpha", cls.alpha)),
+                calibration_texts=about.get("calibration_texts"),
+                threshold=about.get("threshold_log_e"),
+                encoder=about.get("encoder"),
+                setting=made.get("setting"),
+                lengths=None if lengths is None else (int(lengths[0]), int(lengths[1])),
+                finished=found.get("finished"),
+                private=bool(made.get("private", False)),
+            )
+        except (BadInput, TypeError, ValueError):
+            return cls()
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The scored texts, in the order of the stream, as arrays of one length.
+
+    place : which record of the stream, from 0
+    number : the line, or place + 1 where there is none
+    layer : the first strange depth, `NO_LAYER` if there is none
+    detector, script : places in `Watched.names`
+    """
+
+    place: np.ndarray
+    number: np.ndarray
+    p_value: np.ndarray
+    p_marginal: np.ndarray
+    log_e: np.ndarray
+    score: np.ndarray
+    n: np.ndarray
+    layer: np.ndarray
+    detector: np.ndarray
+    script: np.ndarray
+
+
+# Type codes of `array` for each column, in order.
+CODES = dict(zip(Columns.__annotations__, "qqddddqhhh", strict=True))
+
+
+class Watched:
+    """The records of a stream; `facts` may be replaced at any time.
+
+    rejected : the number of each rejected text
+    alarms : numbers of the texts that raised an alarm
+    cut : scored texts that were longer than the model's limit
+    damaged : rows that are no records
+    names : of detectors and scripts; columns have their places in it
+    """
+
+    def __init__(self, facts: StreamFacts | None = None) -> None:
+        self.facts = facts or StreamFacts()
+        self._clear()
+
+    def _clear(self) -> None:
+        self.rejected, self._reasons = array("q"), array("h")
+        self.alarms: list[int] = []
+        self.cut = self.damaged = self.records = 0
+        self.names: list[str] = []
+        self._codes: dict[str, int] = {}
+        self._columns: dict[str, array[Any]] = {name: array(code) for name, code in CODES.items()}
+        self._made: Columns | None = None
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Take the next record. A row that is none is counted as damaged."""
+        try:
+            if row["status"] == "rejected":
+                self._reasons.append(self._code(kind(str(row["reason"]))))
+                self.rejected.append(int(row.get("line") or self.records + 1))
+            else:
+                self._add_scored(row)
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+            self.damaged += 1
+        self.records += 1
+
+    def _add_scored(self, row: Mapping[str, Any]) -> None:
+        number, get = int(row.get("line") or self.records + 1), row.get
+        p_value, p_marginal = float(row["p_value"]), float(row["p_marginal"])
+        log_e, layer = get("log_e"), get("first_layer")
+        if not (0 < p_value <= 1 and 0 < p_marginal <= 1):
+            raise ValueError("p-values are above 0 and at most 1")
+        values = (
+            self.records,
+            number,
+            p_value,
+            p_marginal,
+            math.nan if log_e is None else float(log_e),
+            float(get("score") or 0.0),
+            int(get("n") or 0),
+            NO_LAYER if layer is None else int(layer),
+            self._code(str(get("detector"))),
+            self._code(script([str(word["text"]) for word in get("tokens") or ()])),
+        )
+        for own, value in zip(self._columns.values(), values, strict=True):
+            own.append(value)
+        self.cut += bool(get("cut"))
+        if get("alarm"):
+            self.alarms.append(number)
+
+    def _code(self, name: str) -> int:
+        if name not in self._codes:
+            self._codes[name] = len(self.names)
+            self.names.append(name)
+        return self._codes[name]
+
+    @property
+    def columns(self) -> Columns:
+        if self._made is None or len(self._made.place) != self.scored:
+            self._made = Columns(**{name: np.array(own) for name, own in self._columns.items()})
+        return self._made
+
+    @property
+    def scored(self) -> int:
+        return len(self._columns["place"])
+
+    @property
+    def strange(self) -> np.ndarray:
+        """(scored,) of bool."""
+        return self.columns.p_value <= self.facts.alpha
+
+    def reasons(self, first: int = 0, last: float = math.inf) -> Counter[str]:
+        """How many texts with numbers from first to last were rejected, by reason without what is particular to it."""
+        numbers = np.array(self.rejected)
+        codes = np.array(self._reasons)[(numbers >= first) & (numbers <= last)]
+        return Counter(
+            {self.names[code]: int(n) for code, n in zip(*np.unique(codes, return_counts=True), strict=True)}
+        )
+
+    def strangest(self, most: int) -> list[int]:
+        """Indices of the strangest of the strange scored texts, most anomalous first."""
+        found = np.flatnonzero(self.strange)
+        order = np.lexsort((-self.columns.score[found], self.columns.p_marginal[found]))
+        return [int(i) for i in found[order[:most]]]
+
+    def change(self) -> ChangePoint | None:
+        """The change of a stream that raised the alarm; its places are indices of scored texts, plus 1."""
+        texts = self.facts.calibration_texts
+        if not self.alarms or texts is None:
+            return None
+        return change_point(self.columns.p_marginal, texts, self.facts.alpha)
+
+    def row(self, index: int) -> dict[str, Any]:
+        """The record of a scored text."""
+        raise NotImplementedError
+
+
+class WatchedRows(Watched):
+    """Records that are in memory."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]], facts: StreamFacts | None = None) -> None:
+        super().__init__(facts)
+        self._rows = rows
+        for row in rows:
+            self.add(row)
+
+    def row(self, index: int) -> dict[str, Any]:
+        return dict(self._rows[int(self.columns.place[index])])
+
+
+class WatchedFile(Watched):
+    """Records of a file that may grow, begin later, or be replaced. Call `update` to take what is new.
+
+    path : the folder of a stream, or a file of records
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        given = Path(path)
+        self.path = given if given.suffix == ".jsonl" and not given.is_dir() else given / RECORDS
+        self._tail = Tail(self.path)
+        self._offsets = array("q")
+        super().__init__()
+
+    def update(self) -> bool:
+        """Take the records that are new; returns whether anything changed."""
+        facts, began, records = StreamFacts.of_summary(self.path.with_name(SUMMARY)), self._tail.restarted, self.records
+        while lines := self._read():
+            for offset, line in lines:
+                self._offsets.append(offset)
+                self.add(_parsed(line))
+        changed = (facts, began, records) != (self.facts, self._tail.restarted, self.records)
+        self.facts = facts
+        return changed
+
+    def _read(self) -> list[tuple[int, bytes]]:
+        began = self._tail.restarted
+        lines = self._tail.read()
+        if self._tail.restarted != began:
+            self._clear()
+            self._offsets = array("q")
+        return lines
+
+    def row(self, index: int) -> dict[str, Any]:
+        found = _parsed(self._tail.line(self._offsets[int(self.columns.place[index])]))
+        # The file may have been replaced since it was read.
+        return {"reason": "", "tokens": [], "sha": None, **found}
+
+    def texts(self) -> dict[str, str]:
+        """The strangest texts by their sha, as far as they were kept."""
+        return {key: kept.text for key, kept in kept_texts(self.path.with_name(TEXTS)).items()}
+
+
+@dataclass(frozen=True)
+class KeptText:
+    """The beginning of a strange text, and what decides whether it is among the strangest."""
+
+    p: float
+    score: float
+    text: str
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        return self.p, -self.score
+
+
+def kept_texts(path: Path) -> dict[str, KeptText]:
+    """Texts by the sha in their records, from the file of a stream; {} without a file. They are for people only."""
+    try:
+        found = read_json(path, "the strangest texts")["texts"].items() if path.exists() else ()
+        return {key: KeptText(float(own["p"]), float(own["score"]), str(own["text"])) for key, own in found}
+    except (BadInput, AttributeError, LookupError, TypeError, ValueError):
+        return {}
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,226 @@
+"""The page of a watched stream: what it says for every kind of stream, what it quotes, and how large it gets."""
+
+import html
+import json
+import re
+
+import numpy as np
+import pytest
+
+from metastable.figures.monitor import BINS, MARKED
+from metastable.monitor.groups import MOST, groups
+from metastable.monitor.report import draw, headline, marked, render, tiles, write_stream
+from metastable.monitor.watched import StreamFacts, WatchedFile, WatchedRows
+from tests.monitor.streams import TEXTS, rejected, rows_of, shifted, write_folder
+
+FACTS = StreamFacts(calibration_texts=TEXTS, threshold=5.3, lengths=(5, 60))
+
+
+def watched(rows, facts=FACTS):
+    return WatchedRows(rows, facts)
+
+
+def page_text(page):
+    """The words of a page without plotly, scripts and tags."""
+    body = page[page.index("<body>") :]
+    return html.unescape(re.sub(r"<[^>]+>", " ", re.sub(r"<script.*?</script>", " ", body, flags=re.S)))
+
+
+@pytest.fixture(scope="module")
+def changed():
+    return watched(rows_of(shifted(200, 120)))
+
+
+def test_a_stream_with_an_alarm(changed):
+    strange = int((shifted(200, 120) <= 0.01).sum())
+    change, at = changed.change(), changed.alarms[0]
+    assert 120 < at < 140
+    assert change.begin.low <= 121 <= change.begin.high
+    words = headline(changed, change)
+    assert f"{strange} of 200" in words
+    assert f"alarm was raised at text {at}" in words
+    assert f"about text {change.begin.text}" in words
+    found = tiles(changed, change)
+    assert found["strange"][0] == str(strange)
+    assert "about 2 expected" in found["strange"][1]
+    assert str(change.begin.low) in found["change"][1]
+
+
+def test_the_timeline_has_every_text_and_the_reason_of_strange_ones(changed):
+    p = shifted(200, 120)
+    figure = draw(changed, changed.change())
+    traces = {trace.name.partition(",")[0]: trace for trace in figure.data if trace.x is not None and len(trace.x) > 1}
+    odd = traces["strange text"]
+    assert list(odd.x) == [int(i) + 1 for i in np.flatnonzero(p <= 0.01)]
+    assert list(odd.y) == [float(value) for value in p[p <= 0.01]]
+    assert list(odd.text) == [f"reason {x}" for x in odd.x]
+    assert len(traces["ordinary text"].x) == int((p > 0.01).sum())
+    log_e = [changed.row(i)["log_e"] for i in range(200)]
+    np.testing.assert_allclose(traces["evidence"].y, np.array(log_e) / np.log(10))
+    begin = changed.change().begin
+    bands = {(shape.x0, shape.x1) for shape in figure.layout.shapes if shape.type == "rect"}
+    assert bands == {(begin.low - 0.5, begin.high + 0.5)}
+
+
+KINDS = {
+    "nothing": ([], "stream is empty"),
+    "one rejected": ([rejected(1)], "only text was rejected"),
+    "all rejected": ([rejected(1), rejected(2, "is not UTF-8 (byte 1)")], "all 2 texts were rejected"),
+    "one ordinary": (rows_of([0.5]), "only scored text is not strange"),
+    "one strange": (rows_of([0.002]), "only scored text is strange"),
+    "no alarm": (rows_of(shifted(60, 60, seed=5)), "No alarm"),
+    "rejected between": ([*rows_of([0.4, 0.3]), rejected(3), *rows_of([0.2])], "of 3 scored texts"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_stream_has_a_page(kind):
+    rows, words = KINDS[kind]
+    own = watched(rows)
+    page = render(own)
+    assert words in page_text(page)
+    assert own.change() is None
+    assert ('id="figure-timeline"' in page) == (own.scored > 0)
+    assert ("Rejected texts" in page_text(page)) == bool(len(own.rejected))
+    assert own.reasons().total() == sum(row["status"] == "rejected" for row in rows)
+
+
+def test_the_parts_before_and_after_the_change_are_compared(changed):
+    page = page_text(render(changed))
+    begin = changed.change().begin.text
+    p = shifted(200, 120)
+    before, after = int((p[: begin - 1] <= 0.01).sum()), int((p[begin - 1 :] <= 0.01).sum())
+    strange = re.search(r"strange\s+(\d+) \(\S+ %\)\s+(\d+) \(\S+ %\)", page)
+    assert [int(n) for n in strange.groups()] == [before, after]
+    texts = re.search(r"texts\s+(\d+) to (\d+)\s+(\d+) to (\d+)\s+scored", page)
+    assert [int(n) for n in texts.groups()] == [1, begin - 1, begin, 200]
+
+
+def test_rejected_texts_are_counted_in_their_part():
+    rows = rows_of(shifted(200, 120))
+    for row in rows[150:]:
+        row["line"] += 3
+    own = watched([*rows[:150], *(rejected(line) for line in (151, 152, 153)), *rows[150:]])
+    found = re.search(r"rejected\s+(\d+)\s+(\d+)", page_text(render(own)).partition("Before and after")[2])
+    assert [int(n) for n in found.groups()] == [0, 3]
+
+
+TRICKY = "A <script>alert(1)</script> text & </script> with zebra in it"
+
+
+def test_texts_are_quoted_escaped_and_their_words_marked(tmp_path):
+    rows = rows_of(shifted(60, 40), tokens=lambda line: [{"text": "zebra", "value": 3.0}], reason=lambda line: TRICKY)
+    odd = [row for row in rows if row["p_value"] <= 0.01]
+    folder = write_folder(tmp_path, rows, texts={odd[0]["sha"]: TRICKY})
+    page = write_stream(folder).read_text(encoding="utf-8")
+    assert "<script>alert(1)" not in page
+    assert "A &lt;script&gt;alert(1)&lt;/script&gt; text &amp; &lt;/script&gt; with <mark>zebra</mark> in it" in page
+    # Every script of the page ends where it should: as many ends as beginnings.
+    assert page.count("<script") == page.count("</script>")
+
+
+def test_a_private_page_has_no_word_of_any_text(tmp_path):
+    """Neither from the texts that a folder may still hold nor from records, which have none."""
+    rows = rows_of(shifted(60, 40), tokens=lambda line: [])
+    odd = [row for row in rows if row["p_value"] <= 0.01]
+    for row in rows:
+        row["tokens"] = []
+    page = write_stream(write_folder(tmp_path, rows, private=True, texts={odd[0]["sha"]: TRICKY})).read_text()
+    assert "zebra" not in page
+    assert f"text {odd[0]['line']}" in page_text(page)
+
+
+def test_words_are_marked_once_and_in_view():
+    assert marked("art in the heart", ["art"]) == "<mark>art</mark> in the heart"
+    assert marked("Heart", ["art"]) == "He<mark>art</mark>"
+    assert marked("b a", ["a", "b", "c", ""]) == "<mark>b</mark> <mark>a</mark>"
+    long = "x " * 1000 + "zebra " + "y " * 1000
+    found = marked(long, ["zebra"], 200)
+    assert "<mark>zebra</mark>" in found
+    assert len(found) < 250
+
+
+CAUSES = [
+    ([{"text": "Москва", "value": 3.0}], 20, "Cyrillic script"),
+    ([{"text": "東京", "value": 3.0}], 20, "CJK script"),
+    ([{"text": "1999", "value": 3.0}], 20, "digits"),
+    ([{"text": "→", "value": 3.0}], 20, "symbols"),
+    ([{"text": "word", "value": 3.0}], 4, "very short"),
+    ([{"text": "word", "value": 3.0}], 61, "very long"),
+    ([{"text": "word", "value": 3.0}], 60, "place-surprise, from depth 2"),
+    ([], 20, "place-surprise, from depth 2"),
+]
+
+
+def test_groups_are_by_cause():
+    p = np.full(100, 0.5)
+    p[10:90] = 1 / (TEXTS + 1)
+    rows = rows_of(p, tokens=lambda line: CAUSES[line % 8][0], n=lambda line: CAUSES[line % 8][1])
+    found = {group.name: len(group.members) for group in groups(watched(rows))}
+    assert found == {name: 20 if name.startswith("place") else 10 for _, _, name in CAUSES}
+
+
+def test_many_groups_become_few_and_lose_no_text():
+    p = np.full(200, 1 / (TEXTS + 1))
+    rows = rows_of(p, first_layer=lambda line: line % 12)
+    found = groups(watched(rows))
+    assert len(found) == MOST
+    members = np.concatenate([group.members for group in found])
+    assert sorted(members.tolist()) == list(range(200))
+
+
+def test_a_script_that_is_usual_in_the_stream_is_no_cause():
+    rows = rows_of(shifted(200, 200))
+    for row in rows:
+        row["tokens"] = [{"text": "Москва", "value": 1.0}]
+    assert [group.name for group in groups(watched(rows))] == ["place-surprise, from depth 2"]
+
+
+def test_a_long_stream_has_a_small_page():
+    small, large = (watched(rows_of(shifted(n, n // 2))) for n in (100, 20_000))
+    figure = draw(large, large.change())
+    assert max(len(trace.x) for trace in figure.data) <= max(BINS, MARKED)
+    marked_texts = next(trace for trace in figure.data if trace.name.startswith("strange"))
+    assert len(marked_texts.x) == MARKED
+    assert f"{MARKED} of the {int(large.strange.sum())}" in figure.layout.meta["caption"]
+    assert len(render(large)) < len(render(small)) + 200_000
+    band = next(trace for trace in figure.data if trace.name == "median")
+    p = shifted(20_000, 10_000)
+    edges = np.linspace(0, 20_000, BINS + 1).round().astype(int)
+    assert list(band.y)[:3] == [float(np.median(p[edges[i] : edges[i + 1]])) for i in range(3)]
+
+
+def test_the_page_of_an_interrupted_stream_says_so(tmp_path):
+    page = write_stream(write_folder(tmp_path, rows_of([0.4, 0.6, 0.2]), finished=False)).read_text(encoding="utf-8")
+    assert "first 3 texts" in page_text(page)
+
+
+def test_a_file_that_grows_is_replaced_and_is_torn(tmp_path):
+    rows = rows_of(shifted(30, 20))
+    lines = [json.dumps(row) + "\n" for row in rows]
+    path = tmp_path / "out" / "records.jsonl"
+    found = WatchedFile(path.parent)
+    assert not found.update()
+    path.parent.mkdir()
+    path.write_text("".join(lines[:10]) + lines[10][:30])
+    assert found.update()
+    assert not found.update()
+    assert found.scored == 10
+    path.write_text("".join(lines[:20]))
+    assert found.update()
+    assert found.scored == 20
+    assert [found.row(i) for i in range(20)] == rows[:20]
+    # Another stream, longer than this one.
+    other = [json.dumps({**row, "sha": "other"}) + "\n" for row in rows]
+    path.unlink()
+    path.write_text("".join(other))
+    assert found.update()
+    assert (found.records, found.row(0)["sha"]) == (30, "other")
+    # Rows that are no records are counted and cost nothing else.
+    with path.open("a") as file:
+        file.write('{"status": "scored"}\n[1]\nnonsense\n')
+    assert found.update()
+    assert (found.damaged, found.scored) == (3, 30)
+    path.unlink()
+    assert found.update()
+    assert found.records == 0
