@@ -22,6 +22,7 @@ from metastable.cli.options import AllowPickle, BatchSize, Debug, Model, Schedul
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
+    from metastable.monitor.baseline import Baseline
     from metastable.monitor.monitor import Monitor
     from metastable.monitor.record import Record
     from metastable.monitor.sinks import Prometheus
@@ -87,7 +88,7 @@ def watch(
     with one_line_errors(debug, resumes=False), ExitStack() as stack:
         _open_closed()
         check_texts(texts)
-        _check_flags(batch_size, out, resume, overwrite)
+        check_flags(batch_size, out, resume, overwrite)
         from metastable.encoder.load import load
         from metastable.encoder.texts import lines
         from metastable.errors import choice
@@ -108,10 +109,7 @@ def watch(
         known = Baseline.load(baseline)
         encoder = load(model, allow_pickle, tokenizer)
         known.check(encoder)
-        least = known.settings[setting].least
-        if least > alpha:
-            few = f"the smallest p-value of this baseline is {least:.2g}"
-            print(f"no single text can be strange at {alpha:g}: {few}; calibrate with more texts", file=sys.stderr)
+        check_least(known, setting, alpha)
         sinks = [] if prometheus is None else [_served(prometheus)]
         monitor = Monitor(encoder.model, known, setting, sinks, alpha, encoder.reads_text(), keep=1)
         digest = hashlib.sha256((baseline / "baseline.json").read_bytes()).hexdigest()
@@ -146,13 +144,21 @@ def watch(
         raise typer.Exit(code)
 
 
-def _check_flags(batch_size: int, out: Path | None, resume: bool, overwrite: bool) -> None:
+def check_flags(batch_size: int, out: Path | None, resume: bool, overwrite: bool) -> None:
     if batch_size < 1:
         raise BadInput(f"--batch-size is {batch_size}; it must be at least 1")
     if (resume or overwrite) and out is None:
         raise BadInput(f"{'--resume' if resume else '--overwrite'} is about the records in a folder; give --out too")
     if resume and overwrite:
         raise BadInput("--resume goes on and --overwrite starts again; give one of them")
+
+
+def check_least(known: Baseline, setting: str, alpha: float) -> None:
+    """Say so if no p-value can be as small as alpha."""
+    least = known.settings[setting].least
+    if least > alpha:
+        few = f"the smallest p-value of this baseline is {least:.2g}"
+        print(f"no single text can be strange at {alpha:g}: {few}; calibrate with more texts", file=sys.stderr)
 
 
 def _served(address: str) -> Prometheus:
