@@ -94,13 +94,12 @@ def serve(
             raise BadInput(f"--timeout is {timeout:g}; it must be a number of seconds above 0")
         address = stack.enter_context(bound(host, port))
         known = Baseline.load(baseline)
-        encoder = load(model, allow_pickle, tokenizer)
+        encoder = load(model, allow_pickle, tokenizer, weights=False)
         known.check(encoder)
         check_least(known, setting, alpha)
         registry = CollectorRegistry()
-        monitor = Monitor(
-            encoder.model, known, setting, [Prometheus(registry, monitor="serve")], alpha, encoder.reads_text(), keep=1
-        )
+        encoder.reads_text()
+        monitor = Monitor(encoder, known, setting, [Prometheus(registry, monitor="serve")], alpha, keep=1)
         about = {
             "encoder": known.fingerprint,
             "baseline": hashlib.sha256((baseline / "baseline.json").read_bytes()).hexdigest(),

@@ -107,11 +107,12 @@ def watch(
         # Lines are read from here on, while the model is loaded.
         intake = stream.Intake(lines(texts, jsonl), stream.AHEAD * batch_size)
         known = Baseline.load(baseline)
-        encoder = load(model, allow_pickle, tokenizer)
+        encoder = load(model, allow_pickle, tokenizer, weights=False)
         known.check(encoder)
         check_least(known, setting, alpha)
         sinks = [] if prometheus is None else [_served(prometheus)]
-        monitor = Monitor(encoder.model, known, setting, sinks, alpha, encoder.reads_text(), keep=1)
+        encoder.reads_text()
+        monitor = Monitor(encoder, known, setting, sinks, alpha, keep=1)
         digest = hashlib.sha256((baseline / "baseline.json").read_bytes()).hexdigest()
         facts = {
             "encoder": known.fingerprint,

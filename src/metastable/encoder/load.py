@@ -45,6 +45,10 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 DRAWS = ("normal_", "uniform_", "kaiming_uniform_", "trunc_normal_", "randn", "rand")
 """Functions of torch that draw random numbers in constructors and in the rules of the families."""
 IMAGES = "it reads images"
+WEIGHTLESS = (
+    "{!r} is an ONNX file, which has no weights of layers that could be read; give the model of transformers. "
+    "Only calibrate, watch and serve take ONNX files"
+)
 WANTED = ("*.json", "model*.safetensors", "vocab.txt", "merges.txt", "*.model", "0_Transformer/*.safetensors")
 
 
@@ -77,6 +81,11 @@ class Encoder:
         That of a model of sentence-transformers (`max_seq_length`) may be below that of its encoder, `anatomy.limit`.
         """
         return min(self.anatomy.limit, self.sentence.limit or self.anatomy.limit)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether `anatomy` has the weights of the layers. An encoder in an ONNX file has hidden states only."""
+        return True
 
     @property
     def device(self) -> torch.device:
@@ -120,15 +129,18 @@ class Encoder:
         return self.tokenizer
 
 
-def load(model: Any, allow_pickle: bool = False, tokenizer: Any = None) -> Encoder:
+def load(model: Any, allow_pickle: bool = False, tokenizer: Any = None, weights: bool = True) -> Encoder:
     """The encoder in a folder, in an installed package, under a hub id, or in memory. A task head is ignored.
 
     model : a name, or a model of transformers or a `SentenceTransformer`, which is used as it is if its weights are
         float32, else converted; an `Encoder` is returned as it is
     allow_pickle : whether weights may be a pickle; only its tensors are read, and no code in it is run
     tokenizer : replaces the tokenizer of the model: a tokenizer, which is copied, or the folder of one
+    weights : whether the weights of its layers are needed. Otherwise it may also be an ONNX file, see `encoder.onnx`.
     """
     if isinstance(model, Encoder):
+        if weights and not model.has_weights:
+            raise BadInput(WEIGHTLESS.format(model.name))
         return model
     if not find_spec("transformers"):
         raise BadInput("reading encoders needs the package transformers; install metastable[encoder]")
@@ -141,6 +153,12 @@ def load(model: Any, allow_pickle: bool = False, tokenizer: Any = None) -> Encod
     if not isinstance(model, (str, os.PathLike)):
         return replace(_from_memory(model, tokenizer), tokenizer_folder=given)
     name = os.fspath(model)
+    from metastable.encoder.onnx import load_onnx, onnx_file
+
+    if (graph := onnx_file(name)) is not None:
+        if weights:
+            raise BadInput(WEIGHTLESS.format(name))
+        return load_onnx(graph, name, tokenizer, given)
     folder = _folder(name, allow_pickle)
     inside = encoder_folder(name, folder)
     settings = _settings(name, inside)
@@ -448,10 +466,14 @@ def _tokenizer(folder: Path, family: str) -> tuple[Any, str]:
         return None, f"its tokenizer cannot be loaded ({_line(error)})"
 
 
+def tokenizer_in(folder: Path) -> tuple[Any, str]:
+    """(tokenizer, ""), or (None, why there is none)."""
+    return _tokenizer(folder, "")
+
+
 def _given_tokenizer(path: Path) -> Any:
     """The tokenizer in a folder, or beside a file of its vocabulary."""
-    folder = path.parent if path.is_file() else path
-    found, problem = _tokenizer(folder, "")
+    found, problem = tokenizer_in(path.parent if path.is_file() else path)
     if found is None:
         raise BadInput(f"{str(path)!r} holds no tokenizer: {problem}")
     return found

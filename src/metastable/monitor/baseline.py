@@ -97,7 +97,7 @@ class Baseline:
         """
         whole(seed, "seed", 0, "it must be a whole number, 0 or more")
         whole(batch_size, "batch_size", 1, "it must be at least 1")
-        encoder = load(model, allow_pickle, tokenizer)
+        encoder = load(model, allow_pickle, tokenizer, weights=False)
         encoder.reads_text()
         with Split(seed) as split:
             split.take(texts, documents)

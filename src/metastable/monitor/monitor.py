@@ -85,7 +85,7 @@ class Monitor:
     watched is no longer seen.
 
     model : a model of transformers in float32, with or without a task head, or a `SentenceTransformer`, whose `encode`
-        runs the texts in the order of their lengths; for `examine` alone also a folder or hub id
+        runs the texts in the order of their lengths; for `examine` alone also a folder, a hub id or an ONNX file
     baseline : a `Baseline` of the same encoder, or the folder of one
     setting : "light" or "full"
     sinks : where records go, see `monitor.sinks`
@@ -321,7 +321,7 @@ class Monitor:
         live = isinstance(self._model, nn.Module)
         if live:
             _refuse_unwatchable(self._model)
-        encoder: Encoder = load(self._model, tokenizer=self._tokenizer)
+        encoder: Encoder = load(self._model, tokenizer=self._tokenizer, weights=False)
         if live and encoder.model is not (base := base_model(self._model)):
             # `load` copies models that are not float32 throughout; hooks belong on the model itself.
             encoder = replace(encoder, model=base, anatomy=anatomy(base))
