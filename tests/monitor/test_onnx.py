@@ -1,9 +1,11 @@
 """Encoders as ONNX files: hidden states, p-values and refusals, against the same model in torch."""
 
 import hashlib
+import re
 import shutil
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -194,3 +196,17 @@ def test_damaged_and_incomplete_files(onnx_folder, tmp_path):
     assert load(tmp_path, weights=False).limit == 512
     with pytest.raises(ms.BadInput, match="cannot read text"):
         load(tmp_path, weights=False).reads_text()
+
+
+def test_the_export_in_the_docs(onnx_folder, small_encoder, tmp_path, monkeypatch):
+    page = (Path(__file__).parent.parent.parent / "docs" / "serving.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    shutil.copytree(onnx_folder, tmp_path / "exported")
+    (tmp_path / "exported" / "model.onnx").unlink()
+    monkeypatch.chdir(tmp_path / "exported")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(block, {"torch": torch, "model": small_encoder.model})
+    found = hidden_states(load(tmp_path / "exported", weights=False), models.TEXTS)
+    for own, expected in zip(found, hidden_states(small_encoder, models.TEXTS), strict=True):
+        torch.testing.assert_close(own, expected, atol=1e-4, rtol=0)

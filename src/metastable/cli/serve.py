@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from metastable.cli.exits import EXIT_BAD_INPUT, EXIT_INTERRUPTED, complain, one_line_errors
-from metastable.cli.options import AllowPickle, BatchSize, Debug, Model, Tokenizer
+from metastable.cli.options import AllowPickle, BatchSize, Debug, Tokenizer, Watched
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ GRACE = 5
 
 
 def serve(
-    model: Model,
+    model: Watched,
     baseline: Annotated[Path, typer.Option(help="The folder that `calibrate` wrote, of the same encoder.")],
     setting: Annotated[str, typer.Option(help="full, or light: cheaper.")] = "full",
     alpha: Annotated[

@@ -18,7 +18,7 @@ import typer
 
 from metastable.cli.calibrate import check_texts
 from metastable.cli.exits import EXIT_BAD_INPUT, EXIT_BROKEN_PIPE, EXIT_FINDING, one_line_errors, silence_stdout
-from metastable.cli.options import AllowPickle, BatchSize, Debug, Model, Scheduler, Tokenizer, Workers
+from metastable.cli.options import AllowPickle, BatchSize, Debug, Scheduler, Tokenizer, Watched, Workers
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def watch(
-    model: Model,
+    model: Watched,
     baseline: Annotated[Path, typer.Option(help="The folder that `calibrate` wrote, of the same encoder.")],
     texts: Annotated[str, typer.Argument(help="One text a line, or .jsonl; - is standard input.")] = "-",
     setting: Annotated[str, typer.Option(help="full, or light: cheaper, and made for live models.")] = "full",
