@@ -123,7 +123,6 @@ def measured(folder: Path, setting: str, given: list[str], rate: float, seconds:
         found = re.search(r":(\d+)/", server.stdout.readline())
         if found is None:
             raise SystemExit("the server did not start")
-        time.sleep(1.0)
         load = Load(int(found[1]))
         asyncio.run(Load(load.port).run(given, rate, 2.0, server.pid))
         before = os.getloadavg()[0]

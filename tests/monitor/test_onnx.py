@@ -94,7 +94,7 @@ def test_hidden_states_are_those_of_torch(small_encoder, onnx_folder, stacked, t
     path = onnx_folder / "model.onnx"
     if stacked:
         shutil.copytree(onnx_folder, tmp_path / "stacked")
-        path = export(small_encoder.model, tmp_path / "stacked" / "model.onnx", stacked=True)
+        path = export(small_encoder.private().model, tmp_path / "stacked" / "model.onnx", stacked=True)
     encoder = load(path, weights=False)
     for found, expected in zip(
         hidden_states(encoder, models.TEXTS), hidden_states(small_encoder, models.TEXTS), strict=True
@@ -179,7 +179,7 @@ def test_a_live_monitor_needs_a_model(onnx_folder, onnx_baseline):
     ],
 )
 def test_graphs_that_cannot_be_read(small_encoder, tmp_path, how, words):
-    export(small_encoder.model, tmp_path / "model.onnx", **how)
+    export(small_encoder.private().model, tmp_path / "model.onnx", **how)
     models.tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ms.BadInput, match=words):
         load(tmp_path, weights=False)
@@ -206,7 +206,7 @@ def test_the_export_in_the_docs(onnx_folder, small_encoder, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path / "exported")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        exec(block, {"torch": torch, "model": small_encoder.model})
+        exec(block, {"torch": torch, "model": small_encoder.private().model})
     found = hidden_states(load(tmp_path / "exported", weights=False), models.TEXTS)
     for own, expected in zip(found, hidden_states(small_encoder, models.TEXTS), strict=True):
         torch.testing.assert_close(own, expected, atol=1e-4, rtol=0)

@@ -115,8 +115,8 @@ def serve(
         app = application(service, registry, {"name": encoder.name, **about}, Limits(seconds=timeout), host)
         if not is_loopback(host):
             complain(f"warning: {host} can be reached from other machines, and anyone there can send texts")
-        print(f"metastable serve: {url(host, address.getsockname()[1])} (Ctrl-C stops)", flush=True)
-        complete = _run(app, address, timeout)
+        ready = f"metastable serve: {url(host, address.getsockname()[1])} (Ctrl-C stops)"
+        complete = _run(app, address, timeout, ready)
         service.close(answer=complete)
         written = out is None or service.finish({"finished": complete, **monitor.summary()})
         counts = monitor.counts
@@ -126,11 +126,19 @@ def serve(
         raise typer.Exit(EXIT_INTERRUPTED if not complete else 0 if written else EXIT_BAD_INPUT)
 
 
-def _run(app: Starlette, address: socket.socket, timeout: float) -> bool:
-    """Serve until a signal comes and open requests are answered; whether that was not cut short by a second signal."""
+def _run(app: Starlette, address: socket.socket, timeout: float, ready: str) -> bool:
+    """Serve until a signal comes and open requests are answered; whether that was not cut short by a second signal.
+
+    ready : is printed when the server listens
+    """
     import uvicorn
 
-    server = uvicorn.Server(
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            print(ready, flush=True)
+
+    server = Server(
         uvicorn.Config(
             app,
             access_log=False,

@@ -183,8 +183,9 @@ class _Server:
         """The answer, unless the client goes away or the time is over first: the request is then withdrawn."""
         waiting = asyncio.wrap_future(answer)
         gone = asyncio.ensure_future(_disconnected(request))
+        either: set[asyncio.Future[Any]] = {waiting, gone}
         try:
-            await asyncio.wait({waiting, gone}, timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
                 return waiting.result()
             if gone.done():
