@@ -86,7 +86,7 @@ class Load:
         )
         try:
             async with asyncio.timeout(60):
-                reader, writer = self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
+                reader, writer = await self._connection()
                 writer.write(head.encode() + b"\r\n\r\n" + body)
                 answer = await reader.readuntil(b"\r\n\r\n")
                 length = re.search(rb"content-length: (\d+)", answer.lower())
@@ -99,6 +99,14 @@ class Load:
         self.codes[code] += 1
         if code == "200":
             self.seconds.append(time.perf_counter() - due)
+
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """An idle connection that the server has not closed, or a new one."""
+        while self.idle:
+            reader, writer = self.idle.pop()
+            if not reader.at_eof() and not writer.is_closing():
+                return reader, writer
+        return await asyncio.open_connection("127.0.0.1", self.port)
 
     async def run(self, given: list[str], rate: float, seconds: float, pid: int) -> list[float]:
         """Send requests for some seconds; resident memory of the server after the first seconds, and at the end."""

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
 # Seconds, beyond the time for one request, that open requests have when the server stops.
 GRACE = 5
+# Seconds that an idle connection stays open. Clients and proxies keep theirs for up to a minute, and a request on a
+# connection that the server has just closed is lost.
+KEEP_ALIVE = 75
 
 
 def serve(
@@ -148,6 +151,7 @@ def _run(app: Starlette, address: socket.socket, timeout: float, ready: str) -> 
             http="h11",
             ws="none",
             server_header=False,
+            timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=math.ceil(timeout) + GRACE,
         )
     )
