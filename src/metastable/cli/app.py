@@ -20,6 +20,7 @@ from metastable.cli.exit import exit_layer
 from metastable.cli.lab import lab
 from metastable.cli.length import length
 from metastable.cli.recalibrate import recalibrate
+from metastable.cli.serve import serve
 from metastable.cli.simulate import simulate
 from metastable.cli.sweep import sweep
 from metastable.cli.watch import watch
@@ -63,6 +64,7 @@ app.command(epilog="Example:  metastable recalibrate ./my-encoder --baseline bas
 app.command(epilog="Example:  tail -F texts.log | metastable watch ./my-encoder --baseline baseline --out watched")(
     watch
 )
+app.command(epilog="Example:  metastable serve ./my-encoder --baseline baseline --out served --resume")(serve)
 app.command(epilog="Example:  metastable lab --port 8051 --no-browser")(lab)
 app.command(epilog="Example:  metastable sweep phase_diagram.toml --workers 4 --out diagram")(sweep)
 

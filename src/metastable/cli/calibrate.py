@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from metastable.cli.exits import one_line_errors
-from metastable.cli.options import AllowPickle, AsJson, BatchSize, Debug, Model, Tokenizer
+from metastable.cli.options import AllowPickle, AsJson, BatchSize, Debug, Tokenizer, Watched
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    model: Model,
+    model: Watched,
     texts: Annotated[
         str,
         typer.Option(

@@ -43,7 +43,7 @@ def compress(
     merge: Annotated[str, typer.Option(help=f"Merge tokens after half of the layers: {SHARE}.")] = "0",
     int8: Annotated[bool, typer.Option("--int8", help="Quantise the linear maps of the layers.")] = False,
     length: Annotated[int, typer.Option(help="Cut texts to this many tokens.")] = 128,
-    pooling: Annotated[str | None, typer.Option(help="mean or cls; by default that of the model's files.")] = None,
+    pooling: Annotated[str | None, typer.Option(help="mean, cls or max; by default that of the model's files.")] = None,
     seed: Annotated[int, typer.Option(help="Deals the texts into parts, and the pairs into halves.")] = 0,
     batch_size: BatchSize = 32,
     tokenizer: Tokenizer = None,

@@ -22,7 +22,7 @@ def exit_layer(
         Path, typer.Option(help="Folder for the truncated model, report.html, exit.json, layers.csv and probe.json.")
     ] = Path("metastable-exit"),
     loss: Annotated[float, typer.Option(help="How far below the best layer the score may be.")] = 0.02,
-    pooling: Annotated[str | None, typer.Option(help="mean or cls; by default that of the model's files.")] = None,
+    pooling: Annotated[str | None, typer.Option(help="mean, cls or max; by default that of the model's files.")] = None,
     batch_size: BatchSize = 32,
     tokenizer: Tokenizer = None,
     allow_pickle: AllowPickle = False,

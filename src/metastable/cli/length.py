@@ -36,7 +36,7 @@ def length(
     ),
     start: Annotated[int, typer.Option("--from", help="The length in tokens that forecasts are made from.")] = 128,
     up_to: Annotated[int | None, typer.Option(help="The last length; at most the limit of the encoder.")] = None,
-    pooling: Annotated[str | None, typer.Option(help="mean or cls; by default that of the model's files.")] = None,
+    pooling: Annotated[str | None, typer.Option(help="mean, cls or max; by default that of the model's files.")] = None,
     reference: Annotated[Path | None, typer.Option(help="The length.json of another encoder, for comparison.")] = None,
     fail_on: Annotated[
         str | None, typer.Option(help="Exit with 1 if a row of a table meets this: 'loses_focus_at <= 256'.")

@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 Model = Annotated[str, typer.Argument(help="A folder, a hub id, or an installed package with a folder `model`.")]
+Watched = Annotated[
+    str, typer.Argument(help="A folder, a hub id, an installed package with a folder `model`, or an ONNX file.")
+]
 Tokenizer = Annotated[
     Path | None, typer.Option(help="Folder of the tokenizer, if it is not beside the weights of the model.")
 ]

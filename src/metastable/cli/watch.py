@@ -18,7 +18,7 @@ import typer
 
 from metastable.cli.calibrate import check_texts
 from metastable.cli.exits import EXIT_BAD_INPUT, EXIT_BROKEN_PIPE, EXIT_FINDING, one_line_errors, silence_stdout
-from metastable.cli.options import AllowPickle, BatchSize, Debug, Model, Scheduler, Tokenizer, Workers
+from metastable.cli.options import AllowPickle, BatchSize, Debug, Scheduler, Tokenizer, Watched, Workers
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def watch(
-    model: Model,
+    model: Watched,
     baseline: Annotated[Path, typer.Option(help="The folder that `calibrate` wrote, of the same encoder.")],
     texts: Annotated[str, typer.Argument(help="One text a line, or .jsonl; - is standard input.")] = "-",
     setting: Annotated[str, typer.Option(help="full, or light: cheaper, and made for live models.")] = "full",
@@ -106,7 +106,7 @@ def watch(
     with one_line_errors(debug, resumes=False), ExitStack() as stack:
         _open_closed()
         check_texts(texts)
-        _check_flags(batch_size, out, resume, overwrite, reset_after_alarm)
+        check_flags(batch_size, out, resume, overwrite, reset_after_alarm)
         from metastable.encoder.load import load
         from metastable.encoder.texts import lines
         from metastable.errors import choice
@@ -128,15 +128,13 @@ def watch(
         # Lines are read from here on, while the model is loaded.
         intake = stream.Intake(lines(texts, jsonl, sliced_by), stream.AHEAD * batch_size)
         known = Baseline.load(baseline)
-        encoder = load(model, allow_pickle, tokenizer)
+        encoder = load(model, allow_pickle, tokenizer, weights=False)
         known.check(encoder)
-        least = known.settings[setting].least
-        if least > alpha:
-            few = f"the smallest p-value of this baseline is {least:.2g}"
-            print(f"no single text can be strange at {alpha:g}: {few}; calibrate with more texts", file=sys.stderr)
+        check_least(known, setting, alpha)
         sinks = [] if prometheus is None else [_served(prometheus)]
+        encoder.reads_text()
         monitor = Monitor(
-            *(encoder.model, known, setting, sinks, alpha, encoder.reads_text()),
+            *(encoder, known, setting, sinks, alpha),
             keep=1,
             reset_after=reset_after_alarm,
             slices=sliced_by is not None,
@@ -176,7 +174,9 @@ def watch(
         raise typer.Exit(code)
 
 
-def _check_flags(batch_size: int, out: Path | None, resume: bool, overwrite: bool, reset_after: int | None) -> None:
+def check_flags(
+    batch_size: int, out: Path | None, resume: bool, overwrite: bool, reset_after: int | None = None
+) -> None:
     if batch_size < 1:
         raise BadInput(f"--batch-size is {batch_size}; it must be at least 1")
     if reset_after is not None and reset_after < 1:
@@ -185,6 +185,14 @@ def _check_flags(batch_size: int, out: Path | None, resume: bool, overwrite: boo
         raise BadInput(f"{'--resume' if resume else '--overwrite'} is about the records in a folder; give --out too")
     if resume and overwrite:
         raise BadInput("--resume goes on and --overwrite starts again; give one of them")
+
+
+def check_least(known: Baseline, setting: str, alpha: float) -> None:
+    """Say so if no p-value can be as small as alpha."""
+    least = known.settings[setting].least
+    if least > alpha:
+        few = f"the smallest p-value of this baseline is {least:.2g}"
+        print(f"no single text can be strange at {alpha:g}: {few}; calibrate with more texts", file=sys.stderr)
 
 
 def _served(address: str) -> Prometheus:

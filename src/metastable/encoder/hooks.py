@@ -231,6 +231,7 @@ class Reader:
     open : see `Open`; it is called for the passes of all threads
     failed : called with an error in the hooks, which then leave the pass alone; without it errors are raised
     passage : the input of every pass, where the caller knows it; else it is read from input_ids and attention_mask
+    entry : the module whose calls are the passes, if it is not the model itself, see `sentence.entry_of`
     """
 
     def __init__(
@@ -242,12 +243,14 @@ class Reader:
         open: Open,
         failed: Callable[[Exception], None] | None = None,
         passage: Passage | None = None,
+        entry: nn.Module | None = None,
     ) -> None:
         self.model, self.depths = model, frozenset(depths)
+        self.entry: Any = model if entry is None else entry
         self.special = torch.tensor(sorted(special), dtype=torch.long)
         self.lenses, self._sites = lenses(anatomy), anatomy.sites
         self._open, self._failed, self._given = open, failed, passage
-        self._signature = inspect.signature(model.forward)
+        self._signature = inspect.signature(self.entry.forward)
         self._local = threading.local()
         self._handles: list[Any] = []
 
@@ -263,8 +266,8 @@ class Reader:
                     normalises = self._sites[min(by_call.values())].norm is not None
                     register = module.register_forward_hook if normalises else module.register_forward_pre_hook
                     add(register(self._guarded(partial(self._pass_site, by_call)), with_kwargs=True))
-            add(self.model.register_forward_pre_hook(self._guarded(self._begin), with_kwargs=True))
-            add(self.model.register_forward_hook(self._guarded(self._end), always_call=True))
+            add(self.entry.register_forward_pre_hook(self._guarded(self._begin), with_kwargs=True))
+            add(self.entry.register_forward_hook(self._guarded(self._end), always_call=True))
         except BaseException:
             self.__exit__()
             raise
@@ -288,7 +291,8 @@ class Reader:
         if module.training:
             raise Unreadable("the model is in training mode; call model.eval()")
         given = self._signature.bind_partial(*arguments, **named).arguments
-        given = {**given.get("kwargs", {}), **given}
+        # The modules of sentence-transformers take one dictionary.
+        given = {**given.get("kwargs", {}), **given.get("features", {}), **given}
         ids, mask = given.get("input_ids"), given.get("attention_mask")
         if not isinstance(ids, Tensor) or ids.ndim != 2:
             raise Unreadable("the pass has no input_ids of shape (texts, n), so its special tokens are not known")

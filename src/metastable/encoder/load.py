@@ -24,6 +24,16 @@ from torch.overrides import TorchFunctionMode
 
 from metastable.encoder.anatomy import Anatomy
 from metastable.encoder.families import FAMILIES, anatomy
+from metastable.encoder.sentence import (
+    PLAIN,
+    SentenceSettings,
+    encoder_folder,
+    in_lower_case,
+    inner_model,
+    is_sentence_transformer,
+    settings_in_memory,
+    settings_on_disk,
+)
 from metastable.errors import BadInput
 
 IN_A_LAYER = re.compile(r"(^|\.)(layer|layers|albert_layers)\.\d+\.")
@@ -35,7 +45,11 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 DRAWS = ("normal_", "uniform_", "kaiming_uniform_", "trunc_normal_", "randn", "rand")
 """Functions of torch that draw random numbers in constructors and in the rules of the families."""
 IMAGES = "it reads images"
-WANTED = ("*.json", "model*.safetensors", "vocab.txt", "merges.txt", "*.model")
+WEIGHTLESS = (
+    "{!r} is an ONNX file, which has no weights of layers that could be read; give the model of transformers. "
+    "Only calibrate, watch and serve take ONNX files"
+)
+WANTED = ("*.json", "model*.safetensors", "vocab.txt", "merges.txt", "*.model", "0_Transformer/*.safetensors")
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,7 @@ class Encoder:
     tokenizer : None for images and where there is none; `no_tokenizer` then says why.
     folder : where it was read from; None for a model in memory.
     tokenizer_folder : where the tokenizer was read from, if it was given by a path.
+    sentence : what a model of sentence-transformers adds: the length at which it cuts texts, and its pooling.
     """
 
     name: str
@@ -57,11 +72,20 @@ class Encoder:
     no_tokenizer: str = ""
     folder: Path | None = None
     tokenizer_folder: Path | None = None
+    sentence: SentenceSettings = PLAIN
 
     @property
     def limit(self) -> int:
-        """The longest sequence of the model, in tokens, special tokens included."""
-        return self.anatomy.limit
+        """The number of tokens at which texts are cut, special tokens included.
+
+        That of a model of sentence-transformers (`max_seq_length`) may be below that of its encoder, `anatomy.limit`.
+        """
+        return min(self.anatomy.limit, self.sentence.limit or self.anatomy.limit)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether `anatomy` has the weights of the layers. An encoder in an ONNX file has hidden states only."""
+        return True
 
     @property
     def device(self) -> torch.device:
@@ -105,15 +129,18 @@ class Encoder:
         return self.tokenizer
 
 
-def load(model: Any, allow_pickle: bool = False, tokenizer: Any = None) -> Encoder:
+def load(model: Any, allow_pickle: bool = False, tokenizer: Any = None, weights: bool = True) -> Encoder:
     """The encoder in a folder, in an installed package, under a hub id, or in memory. A task head is ignored.
 
-    model : a name, or a model of transformers, which is used as it is if its weights are float32, else converted; an
-        `Encoder` is returned as it is
+    model : a name, or a model of transformers or a `SentenceTransformer`, which is used as it is if its weights are
+        float32, else converted; an `Encoder` is returned as it is
     allow_pickle : whether weights may be a pickle; only its tensors are read, and no code in it is run
     tokenizer : replaces the tokenizer of the model: a tokenizer, which is copied, or the folder of one
+    weights : whether the weights of its layers are needed. Otherwise it may also be an ONNX file, see `encoder.onnx`.
     """
     if isinstance(model, Encoder):
+        if weights and not model.has_weights:
+            raise BadInput(WEIGHTLESS.format(model.name))
         return model
     if not find_spec("transformers"):
         raise BadInput("reading encoders needs the package transformers; install metastable[encoder]")
@@ -126,16 +153,31 @@ def load(model: Any, allow_pickle: bool = False, tokenizer: Any = None) -> Encod
     if not isinstance(model, (str, os.PathLike)):
         return replace(_from_memory(model, tokenizer), tokenizer_folder=given)
     name = os.fspath(model)
+    from metastable.encoder.onnx import load_onnx, onnx_file
+
+    if (graph := onnx_file(name)) is not None:
+        if weights:
+            raise BadInput(WEIGHTLESS.format(name))
+        return load_onnx(graph, name, tokenizer, given)
     folder = _folder(name, allow_pickle)
-    settings = _settings(name, folder)
+    inside = encoder_folder(name, folder)
+    settings = _settings(name, inside)
     _check_family(name, settings)
-    safe = _check_files(name, folder, settings, allow_pickle)
-    base = _base(name, folder, safe)
+    safe = _check_files(name, inside, settings, allow_pickle)
+    base = _base(name, inside, safe)
     problem = ""
     if tokenizer is None:
-        tokenizer, problem = _tokenizer(folder, settings["model_type"])
+        tokenizer, problem = _tokenizer(inside, settings["model_type"])
+        in_lower_case(inside, tokenizer)
     _check_weights(name, base)
-    return Encoder(name, base.eval(), tokenizer, anatomy(base), problem, folder, given)
+    sentence = settings_on_disk(folder, inside, tokenizer)
+    return Encoder(name, base.eval(), tokenizer, anatomy(base), problem, folder, given, sentence)
+
+
+def base_model(model: Any) -> Any:
+    """The encoder inside a model of transformers or a `SentenceTransformer`, without a task head."""
+    found = inner_model(model) if is_sentence_transformer(model) else model
+    return getattr(found, "base_model", found)
 
 
 def twin(encoder: Encoder, seed: int = 0) -> Encoder:
@@ -172,9 +214,15 @@ class _PrivateDraws(TorchFunctionMode):
 def _from_memory(model: Any, tokenizer: Any) -> Encoder:
     from transformers import PreTrainedModel
 
+    sentence = PLAIN
+    if is_sentence_transformer(model):
+        sentence, own = settings_in_memory(model), model.tokenizer
+        model, tokenizer = inner_model(model), copy.deepcopy(own) if tokenizer is None else tokenizer
     if not isinstance(model, PreTrainedModel):
         kind = type(model).__name__
-        raise BadInput(f"model is of type {kind}; give a folder, a hub id or a model of transformers")
+        raise BadInput(
+            f"model is of type {kind}; give a folder, a hub id, or a model of transformers or sentence-transformers"
+        )
     name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
     _check_family(name, model.config.to_dict())
     base: Any = model.base_model
@@ -182,7 +230,7 @@ def _from_memory(model: Any, tokenizer: Any) -> Encoder:
     if any(weight.dtype != torch.float32 for weight in base.parameters()):
         base = _copy(base)
     missing = IMAGES if base.config.model_type == "vit" else "it was given without a tokenizer; pass tokenizer="
-    return Encoder(name, base, tokenizer, anatomy(base), missing if tokenizer is None else "")
+    return Encoder(name, base, tokenizer, anatomy(base), missing if tokenizer is None else "", sentence=sentence)
 
 
 def _copy(model: Any, weight_from: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Any:
@@ -219,10 +267,11 @@ def _folder(name: str, allow_pickle: bool) -> Path:
     from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
-    wanted = [*WANTED, "pytorch_model*.bin"] if allow_pickle else list(WANTED)
+    wanted = [*WANTED, "pytorch_model*.bin", "0_Transformer/pytorch_model*.bin"] if allow_pickle else list(WANTED)
     try:
-        # Subfolders hold weights of other formats, but 1_Pooling says how embeddings are made.
-        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["[!1]*/*"]))
+        # Subfolders hold weights of other formats, but 1_Pooling says how embeddings are made, and old versions of
+        # sentence-transformers have the encoder in 0_Transformer.
+        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["[!01]*/*"]))
     except HFValidationError as error:
         problem = f"{name!r} does not exist; give the folder of a model, or a hub id such as 'owner/name'"
         raise BadInput(problem) from error
@@ -417,10 +466,14 @@ def _tokenizer(folder: Path, family: str) -> tuple[Any, str]:
         return None, f"its tokenizer cannot be loaded ({_line(error)})"
 
 
+def tokenizer_in(folder: Path) -> tuple[Any, str]:
+    """(tokenizer, ""), or (None, why there is none)."""
+    return _tokenizer(folder, "")
+
+
 def _given_tokenizer(path: Path) -> Any:
     """The tokenizer in a folder, or beside a file of its vocabulary."""
-    folder = path.parent if path.is_file() else path
-    found, problem = _tokenizer(folder, "")
+    found, problem = tokenizer_in(path.parent if path.is_file() else path)
     if found is None:
         raise BadInput(f"{str(path)!r} holds no tokenizer: {problem}")
     return found

@@ -206,7 +206,7 @@ class Meter:
         self.special = choice(special, "special", SPECIAL)
         self.lenses = [HeadLens(layer) for layer in encoder.anatomy.layers]
         self.betas = np.array([lens.beta for lens in self.lenses])
-        self.limit = longest_text(encoder.anatomy)
+        self.limit = min(longest_text(encoder.anatomy), encoder.limit)
 
     def empty(self) -> Measurements:
         """No texts yet."""

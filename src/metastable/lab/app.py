@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import ipaddress
 import logging
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +17,7 @@ from flask import Response, abort, request
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from metastable import figures
+from metastable.addresses import answers_to, bound, is_loopback, url
 from metastable.attention.tree import compiled
 from metastable.errors import BadInput
 from metastable.lab import callbacks, live
@@ -140,33 +139,6 @@ def _guard(app: dash.Dash, host: str) -> None:
         return response
 
 
-def answers_to(name: str, host: str) -> bool:
-    """Whether a server on `host` answers a request with this Host header.
-
-    Another site can let its name point to this machine, but its pages still send that name. The port is not compared,
-    because a tunnel may end at another port.
-
-    >>> answers_to("127.0.0.1:8050", "127.0.0.1"), answers_to("evil.example:8050", "127.0.0.1")
-    (True, False)
-    """
-    bare = name.rsplit("]", 1)[0].lstrip("[") if name.startswith("[") else name.rsplit(":", 1)[0]
-    if bare == host or is_loopback(bare):
-        return True
-    return not is_loopback(host) and (_address(bare) is not None or bare in (socket.gethostname(), socket.getfqdn()))
-
-
-def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(name)
-    except ValueError:
-        return None
-
-
-def is_loopback(host: str) -> bool:
-    address = _address(host)
-    return host == "localhost" if address is None else address.is_loopback
-
-
 class _Handler(WSGIRequestHandler):
     """Logs server errors only, to this module's logger: werkzeug would set the level and handlers of its own logger."""
 
@@ -182,16 +154,9 @@ class _Handler(WSGIRequestHandler):
 
 def listen(app: dash.Dash, host: str, port: int) -> BaseWSGIServer:
     """A server for the app that has bound its port; 0 is any free port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as bound:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            bound.bind((host, port))
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise BadInput(f"cannot listen on {host}:{port}: {reason}; choose another --port or --host") from error
-        bound.listen(128)
-        server = make_server(host, port, app.server, threaded=True, request_handler=_Handler, fd=bound.fileno())
+    with bound(host, port) as own:
+        own.listen(128)
+        server = make_server(host, port, app.server, threaded=True, request_handler=_Handler, fd=own.fileno())
     server.log = lambda type, message, *args: logger.error(message.rstrip(), *args)  # type: ignore[method-assign]
     return server
 
@@ -223,7 +188,7 @@ def serve(
     watch : show this stream instead of the laboratory; see `create_live`
     """
     server = listen(create(Backend(), host) if watch is None else create_live(watch, host), host, port)
-    address = f"http://{f'[{host}]' if ':' in host else host}:{server.port}/"
+    address = url(host, server.port)
     if not is_loopback(host):
         can = "run simulations here and read any model that you can read" if watch is None else "see this stream"
         print(

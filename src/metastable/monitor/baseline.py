@@ -119,7 +119,8 @@ class Baseline:
 
         The model is not touched: all passes run on modules of their own that share its weights.
 
-        model : a folder, a hub id, a model of transformers, or an `Encoder` from `load`
+        model : a folder, a hub id, an ONNX file, a model of transformers or sentence-transformers, or an `Encoder` from
+            `load`
         texts : at least about 1400, as varied as the texts that the encoder will be watched on. Texts that cannot be
             used are left out and counted.
         documents : one label per text. Texts of one document are dependent and stay in one part; see `Split`.
@@ -129,7 +130,7 @@ class Baseline:
         """
         whole(seed, "seed", 0, "it must be a whole number, 0 or more")
         whole(batch_size, "batch_size", 1, "it must be at least 1")
-        encoder = load(model, allow_pickle, tokenizer)
+        encoder = load(model, allow_pickle, tokenizer, weights=False)
         encoder.reads_text()
         with Split(seed) as split:
             split.take(texts, documents)

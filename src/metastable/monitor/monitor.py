@@ -25,7 +25,8 @@ from torch import nn
 from metastable.arrays import whole
 from metastable.encoder.families import anatomy
 from metastable.encoder.hooks import Passage, Reader, Unreadable, Watch
-from metastable.encoder.load import Encoder, load
+from metastable.encoder.load import Encoder, base_model, load
+from metastable.encoder.sentence import entry_of
 from metastable.errors import BadInput
 from metastable.files import Mutex
 from metastable.monitor.alarm import Alarm
@@ -90,7 +91,8 @@ class Monitor:
     fails until then. torch.compile skips hooks: compiled models are refused, and a model that is compiled while it is
     watched is no longer seen.
 
-    model : a model of transformers in float32, with or without a task head; for `examine` alone also a folder or hub id
+    model : a model of transformers in float32, with or without a task head, or a `SentenceTransformer`, whose `encode`
+        runs the texts in the order of their lengths; for `examine` alone also a folder, a hub id or an ONNX file
     baseline : a `Baseline` of the same encoder, or the folder of one
     setting : "light" or "full"
     sinks : where records go, see `monitor.sinks`
@@ -294,7 +296,8 @@ class Monitor:
                 live = self._reader is reader
                 return examiner.open(passage, partial(self._passed, encoder.tokenizer)) if live else None
 
-            reader = Reader(encoder.model, encoder.anatomy, examiner.special, examiner.depths, open, self._unread)
+            special, depths, entry = examiner.special, examiner.depths, entry_of(self._model)
+            reader = Reader(encoder.model, encoder.anatomy, special, depths, open, self._unread, entry=entry)
             self._reader = reader.__enter__()
         return self
 
@@ -455,10 +458,9 @@ class Monitor:
         live = isinstance(self._model, nn.Module)
         if live:
             _refuse_unwatchable(self._model)
-        encoder: Encoder = load(self._model, tokenizer=self._tokenizer)
-        if live and encoder.model is not self._model.base_model:
+        encoder: Encoder = load(self._model, tokenizer=self._tokenizer, weights=False)
+        if live and encoder.model is not (base := base_model(self._model)):
             # `load` copies models that are not float32 throughout; hooks belong on the model itself.
-            base = self._model.base_model
             encoder = replace(encoder, model=base, anatomy=anatomy(base))
         return Examiner(self.baseline, self.setting, encoder, self.alpha)
 
@@ -552,8 +554,7 @@ def _refuse_unwatchable(model: nn.Module) -> None:
     for module in model.modules():
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
             raise BadInput("the model is compiled, and compiled code skips hooks; watch it before torch.compile")
-    base = getattr(model, "base_model", model)
-    for name, weight in base.named_parameters():
+    for name, weight in base_model(model).named_parameters():
         if weight.dtype != torch.float32 and not name.startswith("pooler."):
             raise BadInput(
                 f"weight {name} is {str(weight.dtype).removeprefix('torch.')}, and baselines are for float32 weights; "

@@ -81,7 +81,7 @@ class Source:
         """The encoder, loaded by a worker; BadInput if it differs from that of the calling process."""
         here = f"a worker on {socket.gethostname()}"
         try:
-            encoder = load(self.name, self.allow_pickle, self.tokenizer)
+            encoder = load(self.name, self.allow_pickle, self.tokenizer, weights=False)
         except BadInput as error:
             raise BadInput(f"{here} cannot load the model, which every worker must find: {error}") from None
         for (what, known), (_, seen) in zip(self.hashes, _hashes(encoder), strict=True):

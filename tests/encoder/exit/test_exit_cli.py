@@ -72,7 +72,7 @@ def test_bad_data_is_one_line_and_leaves_nothing(content, words, folder, tmp_pat
     [
         (["--loss", 2], "loss"),
         (["--seed", -1], "seed"),
-        (["--pooling", "max"], "mean"),
+        (["--pooling", "last"], "mean"),
         (["--batch-size", 0], "batch"),
         (["--labelled", "nowhere.jsonl"], "is no file"),
     ],

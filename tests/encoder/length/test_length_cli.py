@@ -111,7 +111,7 @@ def test_bad_texts_are_one_line_and_leave_nothing(content, words, folder, tmp_pa
     [
         (["--up-to", 1000], "128"),
         (["--from", 4], "32"),
-        (["--pooling", "max"], "mean"),
+        (["--pooling", "last"], "mean"),
         (["--batch-size", 0], "batch"),
         (["--fail-on", "entropy <"], "cannot be read"),
         (["--fail-on", "entropi < 1"], "entropy"),

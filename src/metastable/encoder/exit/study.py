@@ -63,7 +63,7 @@ def exit_layer(
         make a regression
     documents : the document of each text in a list; texts of one document stay together
     loss : how far below the best layer the score may be: accuracy of classes, Spearman's correlation of numbers
-    pooling : "mean" or "cls"; None takes that of the model's sentence-transformers files, or "mean"
+    pooling : "mean", "cls" or "max"; None takes that of a model of sentence-transformers, or "mean"
     progress : called with the number of texts that are read and of probes that are trained
     """
     real(loss, "loss", "it must be a number from 0 to below 1", allowed=lambda number: number < 1)
@@ -156,7 +156,7 @@ def pooled_states(
     The state at depth k is what an encoder with the first k layers returns. In a pre-norm encoder that is the stream
     after the final normalisation.
 
-    pooling : "mean" over the tokens that are no padding, as sentence-transformers does, or "cls", the first token
+    pooling : "mean" or "max" over the tokens that are no padding, or "cls", the first token
     """
     private = encoder.private()
     anatomy = private.anatomy

@@ -100,7 +100,7 @@ def run_here(meter: LengthMeter, jobs: Sequence[Job]) -> Iterator[Any]:
 class LengthMeter:
     """An encoder ready to be measured on documents.
 
-    pooling : "mean" over all tokens, as sentence-transformers does, or "cls", the first token
+    pooling : "mean" or "max" over all tokens, or "cls", the first token
     """
 
     def __init__(
@@ -193,7 +193,8 @@ class LengthMeter:
         )
 
     def _pooled(self, hidden: Tensor) -> Floats:
-        found = (hidden[:, 0] if self.pooling == "cls" else hidden.mean(dim=1)).double().cpu().numpy()
+        poolings = {"cls": lambda: hidden[:, 0], "max": lambda: hidden.amax(dim=1), "mean": lambda: hidden.mean(dim=1)}
+        found = poolings[self.pooling]().double().cpu().numpy()
         if not np.isfinite(found).all() or not found.any(axis=1).all():
             raise BadInput("the encoder returns an embedding that is zero or not finite, which has no direction")
         return np.asarray(found)

@@ -71,7 +71,7 @@ def length(
     start : n₀, the length in tokens that forecasts are made from: the nearest rung below, and at most a quarter of the
         last rung
     up_to : the last length of the ladder, at most the limit of the encoder
-    pooling : "mean" or "cls"; None takes that of the model's sentence-transformers files, or "mean"
+    pooling : "mean", "cls" or "max"; None takes that of a model of sentence-transformers, or "mean"
     reference : the result for another encoder, for comparison
     fail_on : an expression (see `Length.findings`); one that does not fit the tables is refused before texts are read
     progress : called with the number of tokens done

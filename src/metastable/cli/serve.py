@@ -1,0 +1,169 @@
+"""`metastable serve`: score texts over HTTP, for programs in any language."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import signal
+import sys
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from metastable.cli.exits import EXIT_BAD_INPUT, EXIT_INTERRUPTED, complain, one_line_errors
+from metastable.cli.options import AllowPickle, BatchSize, Debug, Tokenizer, Watched
+from metastable.errors import BadInput
+
+if TYPE_CHECKING:
+    import socket
+
+    from starlette.applications import Starlette
+
+NEEDED = ("starlette", "uvicorn", "prometheus_client")
+# Seconds, beyond the time for one request, that open requests have when the server stops.
+GRACE = 5
+# Seconds that an idle connection stays open. Clients and proxies keep theirs for up to a minute, and a request on a
+# connection that the server has just closed is lost.
+KEEP_ALIVE = 75
+
+
+def serve(
+    model: Watched,
+    baseline: Annotated[Path, typer.Option(help="The folder that `calibrate` wrote, of the same encoder.")],
+    setting: Annotated[str, typer.Option(help="full, or light: cheaper.")] = "full",
+    alpha: Annotated[
+        float,
+        typer.Option(
+            help="The probability that a clean stream ever raises an alarm is at most alpha. A text is strange if its "
+            "p-value is at most alpha."
+        ),
+    ] = 0.01,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on. Other machines can send texts to any other address.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on; 0 picks a free port.")] = 8760,
+    out: Annotated[Path | None, typer.Option(help="Folder for records.jsonl and summary.json.")] = None,
+    private: Annotated[
+        bool,
+        typer.Option("--private", help="Records quote no words of the texts. They keep ids and a short hash."),
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last record in --out.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again in --out.")] = False,
+    batch_size: BatchSize = 32,
+    waiting: Annotated[int, typer.Option(help="Texts that may wait; requests beyond that are refused (503).")] = 1024,
+    timeout: Annotated[float, typer.Option(help="Seconds to read a request, and to answer it.")] = 30.0,
+    tokenizer: Tokenizer = None,
+    allow_pickle: AllowPickle = False,
+    debug: Debug = False,
+) -> None:
+    """Score texts over HTTP: one monitor and one alarm for the texts of all requests, in their order.
+
+    POST /score takes {"texts": […], "ids": […]} (ids are optional) and returns {"records": […]}, as `watch` writes
+    them. GET /health has the counts and the alarm, GET /metrics the same for Prometheus. Texts that wait are examined
+    together.
+
+    SIGTERM and Ctrl-C end the server: it accepts no more requests, answers those that it accepted, and exits with 0,
+    with or without an alarm (see /health, or summary.json in --out). A second Ctrl-C ends it at once, with 130.
+
+    Exit code: 0 after a stop; 2 for bad input, or if --out does not have all records; 130 after a second Ctrl-C.
+    """
+    with one_line_errors(debug, resumes=False), ExitStack() as stack:
+        if absent := [name for name in NEEDED if find_spec(name) is None]:
+            raise BadInput(f"serve needs {absent[0]}; install it with: pip install 'metastable[serve]'")
+        from prometheus_client import CollectorRegistry
+
+        from metastable.addresses import bound, is_loopback, url
+        from metastable.cli.watch import check_flags, check_least
+        from metastable.encoder.load import load
+        from metastable.errors import choice
+        from metastable.monitor.baseline import Baseline
+        from metastable.monitor.conformal import share
+        from metastable.monitor.http_server import Limits, application
+        from metastable.monitor.monitor import Monitor
+        from metastable.monitor.scoring import SETTINGS
+        from metastable.monitor.service import Service
+        from metastable.monitor.sinks import Prometheus
+        from metastable.monitor.stream import stream_folder
+
+        check_flags(batch_size, out, resume, overwrite)
+        choice(setting, "--setting", SETTINGS)
+        share(alpha, "--alpha")
+        if waiting < 1:
+            raise BadInput(f"--waiting is {waiting}; it must be at least 1")
+        if not (math.isfinite(timeout) and timeout > 0):
+            raise BadInput(f"--timeout is {timeout:g}; it must be a number of seconds above 0")
+        address = stack.enter_context(bound(host, port))
+        known = Baseline.load(baseline)
+        encoder = load(model, allow_pickle, tokenizer, weights=False)
+        known.check(encoder)
+        check_least(known, setting, alpha)
+        registry = CollectorRegistry()
+        encoder.reads_text()
+        monitor = Monitor(encoder, known, setting, [Prometheus(registry, monitor="serve")], alpha, keep=1)
+        about = {
+            "encoder": known.fingerprint,
+            "baseline": hashlib.sha256((baseline / "baseline.json").read_bytes()).hexdigest(),
+            "setting": setting,
+            "alpha": alpha,
+        }
+        folder = None
+        if out is not None:
+            facts = {**about, "private": private, "source": "http"}
+            folder = stack.enter_context(stream_folder(out, facts, resume, overwrite))
+            monitor.replay(folder.past())
+        service = Service(monitor, folder, batch_size=batch_size, most=waiting, private=private)
+        app = application(service, registry, {"name": encoder.name, **about}, Limits(seconds=timeout), host)
+        if not is_loopback(host):
+            complain(f"warning: {host} can be reached from other machines, and anyone there can send texts")
+        ready = f"metastable serve: {url(host, address.getsockname()[1])} (Ctrl-C stops)"
+        complete = _run(app, address, timeout, ready)
+        service.close(answer=complete)
+        written = out is None or service.finish({"finished": complete, **monitor.summary()})
+        counts = monitor.counts
+        print(f"metastable serve: stopped after {counts.texts} texts, {counts.strange} strange", file=sys.stderr)
+        if not written:
+            complain(f"--out {out} does not have all records: {service.error}")
+        raise typer.Exit(EXIT_INTERRUPTED if not complete else 0 if written else EXIT_BAD_INPUT)
+
+
+def _run(app: Starlette, address: socket.socket, timeout: float, ready: str) -> bool:
+    """Serve until a signal comes and open requests are answered; whether that was not cut short by a second signal.
+
+    ready : is printed when the server listens
+    """
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            print(ready, flush=True)
+
+    server = Server(
+        uvicorn.Config(
+            app,
+            access_log=False,
+            log_config=None,
+            lifespan="off",
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=math.ceil(timeout) + GRACE,
+        )
+    )
+
+    def stop(number: int, frame: Any) -> None:
+        server.should_exit = True
+
+    # uvicorn has handlers of its own while it runs. It raises the signal again for these when it has stopped.
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        server.run(sockets=[address])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return not server.force_exit

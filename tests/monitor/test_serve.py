@@ -1,0 +1,490 @@
+"""`metastable serve` as a client, a clumsy client and an operator meet it: a real process on a free port."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+import uvicorn
+from prometheus_client import CollectorRegistry
+from typer.testing import CliRunner
+
+from metastable.addresses import bound
+from metastable.cli.app import app
+from metastable.errors import BadInput
+from metastable.monitor import service as service_module
+from metastable.monitor.http_server import Limits, application
+from metastable.monitor.monitor import Monitor
+from metastable.monitor.service import Service
+from tests.monitor.conftest import ODD
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+class Client:
+    """A server in a process of its own, and requests to it, each on a connection of its own."""
+
+    def __init__(self, process, port):
+        self.process, self.port = process, port
+
+    def ask(self, method, path, body=None, headers=None, timeout=60):
+        """(status, headers, body as JSON or text)"""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        try:
+            connection.request(method, path, body, headers or {})
+            answer = connection.getresponse()
+            found = answer.read().decode()
+            json_answer = answer.headers["content-type"] == "application/json"
+            return (
+                answer.status,
+                answer.headers,
+                json.loads(found, parse_constant=pytest.fail) if json_answer else found,
+            )
+        finally:
+            connection.close()
+
+    def post(self, content, **options):
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        return self.ask("POST", "/score", body, {"Content-Type": "application/json"}, **options)
+
+    def score(self, texts, ids=None):
+        status, _, found = self.post({"texts": texts} if ids is None else {"texts": texts, "ids": ids})
+        assert status == 200, found
+        return found["records"]
+
+    def health(self):
+        status, _, found = self.ask("GET", "/health")
+        assert status == 200
+        return found
+
+
+@contextmanager
+def serving(*arguments):
+    command = [sys.executable, "-m", "metastable", "serve", *map(str, arguments), "--port", "0"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=ENVIRONMENT, **pipes) as process:
+        try:
+            line = process.stdout.readline()
+            found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
+            assert found, line + process.communicate(timeout=60)[1]
+            yield Client(process, int(found[1]))
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture(scope="module")
+def serve_arguments(small, small_baseline_folder):
+    return [small, "--baseline", small_baseline_folder]
+
+
+@pytest.fixture(scope="module")
+def server(serve_arguments):
+    with serving(*serve_arguments) as client:
+        yield client
+
+
+def test_scores_are_those_of_the_monitor(serve_arguments, small_encoder, small_baseline, stream):
+    texts = [*stream[:50], "", "half \ud83d a pair", ODD[0], "a\0b"]
+    ids = [f"id-{place}" for place in range(len(texts))]
+    monitor = Monitor(small_encoder.model, small_baseline, "full", tokenizer=small_encoder.tokenizer)
+    expected = [record.to_dict() for record in monitor.examine(texts)]
+    with serving(*serve_arguments) as client:
+        found = [row for first in range(0, len(texts), 9) for row in client.score(texts[first:][:9], ids[first:][:9])]
+        health = client.health()
+    assert [row["line"] for row in found] == list(range(1, len(texts) + 1))
+    assert [row["id"] for row in found] == ids
+    for own, other in zip(found, expected, strict=True):
+        assert own.keys() == other.keys()
+        for name in ("status", "p_value", "p_marginal", "n", "cut", "detector", "first_layer", "alarm"):
+            assert own[name] == other[name], name
+        assert own["log_e"] == pytest.approx(other["log_e"], rel=1e-6)
+        assert own["score"] == (None if other["score"] is None else pytest.approx(other["score"], rel=1e-4))
+    assert {name: health[name] for name in ("texts", "scored", "strange", "rejected")} == {
+        name: monitor.summary()[name] for name in ("texts", "scored", "strange", "rejected")
+    }
+    assert health["encoder"] == small_baseline.fingerprint
+    assert health["failures"] == {}
+
+
+def test_many_clients_share_one_stream(server, stream):
+    before = server.health()["texts"]
+    requests = [stream[first : first + size] for first, size in zip(range(0, 300, 3), [1, 2, 3] * 34, strict=False)]
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(server.score, requests))
+    assert [len(rows) for rows in answers] == [len(texts) for texts in requests]
+    numbers = [row["line"] for rows in answers for row in rows]
+    texts = sum(map(len, requests))
+    assert sorted(numbers) == list(range(before + 1, before + 1 + texts))
+    # A request is one piece of the stream.
+    assert all(row["line"] == rows[0]["line"] + place for rows in answers for place, row in enumerate(rows))
+    by_text = {}
+    for given, rows in zip(requests, answers, strict=True):
+        for text, row in zip(given, rows, strict=True):
+            by_text.setdefault(text, set()).add((row["p_marginal"], row["sha"]))
+    assert all(len(found) == 1 for found in by_text.values())
+    assert server.health()["texts"] == before + texts
+
+
+JSON = {"Content-Type": "application/json"}
+TOO_LARGE = json.dumps({"texts": ["x " * 150_000] * 8}).encode()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "headers", "status", "words"),
+    [
+        ("POST", "/score", b'{"texts": ["a"', JSON, 400, "not JSON"),
+        ("POST", "/score", b'{"texts": ["sen\xc3(ate"]}', JSON, 400, "0xc3 at place 16"),
+        ("POST", "/score", b"", JSON, 400, "not JSON"),
+        ("POST", "/score", b"[" * 100_000, JSON, 400, "too deep"),
+        ("POST", "/score", b'{"texts": [1' + b"0" * 5000 + b"]}", JSON, 400, "too long"),
+        ("POST", "/score", b'["a"]', JSON, 400, "no list of texts"),
+        ("POST", "/score", b'{"texts": "a"}', JSON, 400, "no list of texts"),
+        ("POST", "/score", b'{"texts": ["a", 3]}', JSON, 400, "texts[1] is of type int"),
+        ("POST", "/score", b'{"texts": ["a"], "text": "b"}', JSON, 400, "'text'"),
+        ("POST", "/score", b'{"texts": ["a"], "ids": []}', JSON, 400, "0 of them for 1 texts"),
+        ("POST", "/score", b'{"texts": ["a"], "ids": "x"}', JSON, 400, "of type str"),
+        ("POST", "/score", b'{"texts": ["a"], "ids": [true]}', JSON, 400, "ids[0] is 'True'"),
+        ("POST", "/score", b'{"texts": ["a"], "ids": ["\\ud800"]}', JSON, 400, "ids[0]"),
+        ("POST", "/score", b'{"texts": ["a"], "ids": ["' + b"x" * 201 + b'"]}', JSON, 413, "200 characters"),
+        ("POST", "/score", b'{"texts": ["' + b"x" * 200_001 + b'"]}', JSON, 413, "200001 characters"),
+        ("POST", "/score", json.dumps({"texts": ["a"] * 257}), JSON, 413, "257 texts"),
+        ("POST", "/score", TOO_LARGE, JSON, 413, "2097152 bytes"),
+        ("POST", "/score", iter([TOO_LARGE[: 2**20]] * 3), JSON, 413, "2097152 bytes"),
+        ("POST", "/score", b'{"texts": ["a"]}', {"Content-Type": "text/plain"}, 415, "application/json"),
+        ("GET", "/score", None, {}, 405, "does not take GET"),
+        ("DELETE", "/health", None, {}, 405, "does not take DELETE"),
+        ("POST", "/scores", b"{}", JSON, 404, "/scores"),
+        ("GET", "/health", None, {"Host": "evil.example"}, 403, "evil.example"),
+    ],
+)
+def test_bad_requests_have_one_clear_error_and_leave_no_trace(server, method, path, body, headers, status, words):
+    before = server.health()
+    found, _, error = server.ask(method, path, body, headers)
+    assert (found, list(error)) == (status, ["error"])
+    assert words in error["error"]
+    assert "\n" not in error["error"]
+    after = server.health()
+    assert {name: after[name] for name in ("texts", "alarm", "failures")} == {
+        name: before[name] for name in ("texts", "alarm", "failures")
+    }
+
+
+def test_no_texts_have_no_records(server):
+    before = server.health()["texts"]
+    assert server.score([]) == []
+    assert server.health()["texts"] == before
+
+
+def test_metrics_are_those_of_the_stream(server, stream):
+    server.score(stream[:4])
+    server.ask("GET", "/score")
+    status, headers, text = server.ask("GET", "/metrics")
+    assert status == 200
+    assert headers["content-type"].startswith("text/plain")
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    health = server.health()
+    scored = float(values['metastable_texts_total{monitor="serve",status="scored"}'])
+    assert scored == health["scored"] >= 4
+    assert float(values['metastable_alarm_log_e{monitor="serve"}']) == pytest.approx(health["alarm"]["log_e"])
+    assert float(values["metastable_waiting_texts"]) == 0
+    assert float(values['metastable_requests_total{code="200"}']) == health["requests"]["200"]
+    assert float(values["metastable_request_seconds_count"]) == health["requests"]["200"]
+
+
+def test_a_stop_under_load_loses_no_accepted_request(serve_arguments, stream, tmp_path):
+    """Requests that were sent before the signal are answered, and every answer is in the folder."""
+    with serving(*serve_arguments, "--out", tmp_path, "--batch-size", "2", "--waiting", "100000") as client:
+        connections = [http.client.HTTPConnection("127.0.0.1", client.port, timeout=60) for _ in range(30)]
+        for place, connection in enumerate(connections):
+            texts = stream[10 * place : 10 * place + 10]
+            connection.request("POST", "/score", json.dumps({"texts": texts}), JSON)
+        # All of them have arrived once one of the last is answered or waits: requests are taken in order.
+        while (found := client.health())["texts"] + found["waiting"] < 150:
+            time.sleep(0.01)
+        accepted = 0
+        client.process.send_signal(signal.SIGTERM)
+        rows = []
+        for connection in connections:
+            with suppress(ConnectionError):
+                answer = connection.getresponse()
+                assert answer.status == 200
+                rows += json.loads(answer.read())["records"]
+                accepted += 1
+            connection.close()
+        code, error = client.process.wait(60), client.process.stderr.read()
+    assert code == 0, error
+    assert accepted >= 15
+    kept = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert sorted(rows, key=lambda row: row["line"]) == kept
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["finished"]
+    assert summary["texts"] == len(kept) == 10 * accepted
+
+
+def test_a_killed_server_has_every_answer_in_its_folder_and_goes_on(serve_arguments, stream, tmp_path):
+    with serving(*serve_arguments, "--out", tmp_path) as client:
+        first = client.score(stream[:7])
+        client.process.kill()
+        client.process.wait()
+    assert [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()] == first
+    assert not json.loads((tmp_path / "summary.json").read_text())["finished"]
+    with serving(*serve_arguments, "--out", tmp_path, "--resume") as client:
+        assert client.health()["texts"] == 7
+        second = client.score(stream[7:10])
+        client.process.send_signal(signal.SIGINT)
+        assert client.process.wait(60) == 0
+    assert [row["line"] for row in second] == [8, 9, 10]
+    kept = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert kept == first + second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--port", "99999"], "cannot listen on 127.0.0.1:99999"),
+        (["--setting", "lite"], "did you mean 'light'"),
+        (["--alpha", "2"], "--alpha"),
+        (["--waiting", "0"], "--waiting is 0"),
+        (["--timeout", "nan"], "--timeout is nan"),
+        (["--resume"], "give --out too"),
+        (["--baseline", "nowhere"], "'nowhere' is no baseline"),
+    ],
+)
+def test_bad_options_are_one_line(serve_arguments, arguments, words):
+    result = CliRunner().invoke(app, ["serve", *map(str, serve_arguments), "--port", "0", *arguments])
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+class Held:
+    """A service whose examiner waits until it is released, behind a server in a thread of this process."""
+
+    def __init__(self, service, port, release, seen):
+        self.service, self.client, self.release, self.seen = service, Client(None, port), release, seen
+
+
+@pytest.fixture
+def held(small_encoder, small_baseline):
+    """A function that starts one; all are stopped at the end."""
+    with ExitStack() as stack:
+
+        def start(limits=None, sinks=(), folder=None, fail=(), **options):
+            monitor = Monitor(small_encoder.model, small_baseline, "light", sinks, tokenizer=small_encoder.tokenizer)
+            release, seen, examiner = threading.Event(), [], monitor.examiner()
+            examine = examiner.records
+
+            def records(texts, batch_size=32, failed=None):
+                seen.append(list(texts))
+                assert release.wait(60)
+                if set(fail) & set(texts):
+                    raise RuntimeError("the pass failed")
+                return examine(texts, batch_size, failed)
+
+            examiner.records = records
+            service = Service(monitor, folder, **options)
+            limits = limits or Limits()
+            server = uvicorn.Server(
+                uvicorn.Config(application(service, CollectorRegistry(), {}, limits), log_config=None, lifespan="off")
+            )
+            socket = bound("127.0.0.1", 0)
+            thread = threading.Thread(target=server.run, args=([socket],))
+            thread.start()
+            port = socket.getsockname()[1]
+
+            def stop():
+                release.set()
+                server.should_exit = True
+                thread.join()
+                service.close()
+
+            stack.callback(stop)
+            wait_for(lambda: server.started)
+            return Held(service, port, release, seen)
+
+        yield start
+
+
+def wait_for(condition):
+    for _ in range(6000):
+        if condition():
+            return
+        time.sleep(0.01)
+    pytest.fail("it did not happen within a minute")
+
+
+def test_a_full_queue_refuses_whole_requests(held, stream):
+    found = held(most=10)
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(found.client.score, stream[:2])
+        wait_for(lambda: found.seen)
+        waiting = pool.submit(found.client.score, stream[2:10])
+        wait_for(lambda: found.service.waiting == 8)
+        status, headers, error = found.client.post({"texts": stream[10:13]})
+        assert (status, headers["Retry-After"]) == (503, "1")
+        assert "8 texts are waiting" in error["error"]
+        # Two more fit.
+        small = pool.submit(found.client.score, stream[10:12])
+        wait_for(lambda: found.service.waiting == 10)
+        found.release.set()
+        assert [len(answer.result()) for answer in (first, waiting, small)] == [2, 8, 2]
+    # What waited was examined together.
+    assert found.seen == [stream[:2], stream[2:12]]
+    assert found.client.health()["texts"] == 12
+    assert found.client.health()["requests"] == {"200": 3, "503": 1}
+
+
+def test_too_many_open_requests_are_refused(held, stream):
+    found = held(Limits(requests=2))
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(found.client.score, [text]) for text in stream[:2]]
+        wait_for(lambda: sum(map(len, found.seen)) + found.service.waiting == 2)
+        status, headers, error = found.client.post({"texts": stream[:1]})
+        assert (status, headers["Retry-After"]) == (503, "1")
+        assert "2 requests are open" in error["error"]
+        found.release.set()
+        assert all(len(answer.result()) == 1 for answer in answers)
+
+
+def test_a_request_that_waits_too_long_is_withdrawn(held, stream):
+    found = held(Limits(seconds=0.5))
+    with ThreadPoolExecutor(2) as pool:
+        begun = pool.submit(found.client.post, {"texts": stream[:1]})
+        wait_for(lambda: found.seen)
+        status, _, error = found.client.post({"texts": stream[1:3]})
+        assert status == 504
+        assert "0.5 s" in error["error"]
+        assert begun.result()[0] == 504
+    found.release.set()
+    wait_for(lambda: found.service.waiting == 0)
+    assert len(found.client.score(stream[3:4])) == 1
+    # The pass had begun with the first request only.
+    assert found.seen == [stream[:1], stream[3:4]]
+    assert found.client.health()["texts"] == 2
+
+
+def test_a_client_that_goes_away_is_not_examined(held, stream):
+    found = held()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(found.client.score, stream[:1])
+        wait_for(lambda: found.seen)
+        gone = http.client.HTTPConnection("127.0.0.1", found.client.port)
+        gone.request("POST", "/score", json.dumps({"texts": stream[1:4]}), JSON)
+        wait_for(lambda: found.service.waiting == 3)
+        gone.close()
+        wait_for(lambda: found.client.health()["requests"].get("499") == 1)
+        found.release.set()
+        assert len(first.result()) == 1
+    assert found.client.score(stream[4:5])[0]["line"] == 2
+    assert found.seen == [stream[:1], stream[4:5]]
+
+
+def test_a_body_that_does_not_arrive_is_given_up(held):
+    found = held(Limits(seconds=0.3))
+    with socket.create_connection(("127.0.0.1", found.client.port), timeout=60) as slow:
+        slow.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        slow.sendall(b'Content-Length: 100\r\n\r\n{"texts"')
+        assert b" 408 " in slow.recv(1000).split(b"\r\n")[0]
+
+
+def test_a_pass_that_fails_costs_only_its_own_request(held, stream):
+    found = held(fail=[ODD[0]])
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(found.client.score, stream[:1])
+        wait_for(lambda: found.seen)
+        others = [pool.submit(found.client.post, {"texts": texts}) for texts in ([stream[1]], [ODD[0]], [stream[2]])]
+        wait_for(lambda: found.service.waiting == 3)
+        found.release.set()
+        assert len(first.result()) == 1
+        assert sorted(other.result()[0] for other in others) == [200, 200, 500]
+        (failed,) = [other.result()[2] for other in others if other.result()[0] == 500]
+    assert failed == {"error": "these texts could not be scored: RuntimeError"}
+    health = found.client.health()
+    assert health["texts"] == 3
+    assert health["failures"] == {"request": 1}
+    assert "the pass failed" in health["error"]
+
+
+class Broken:
+    """A sink that always fails."""
+
+    def write(self, record):
+        raise OSError("no space left")
+
+    def close(self):
+        raise OSError("no space left")
+
+
+def test_a_failing_sink_fails_no_request(held, stream):
+    found = held(sinks=[Broken()])
+    found.release.set()
+    assert len(found.client.score(stream[:3])) == 3
+    assert found.client.health()["failures"] == {"sink": 3}
+
+
+class FullDisk:
+    """A folder whose disk is full at first."""
+
+    def __init__(self):
+        self.full, self.rows, self.summary = True, [], None
+
+    def write(self, rows):
+        if self.full:
+            raise BadInput("no space left")
+        self.rows += rows
+
+    def finish(self, summary):
+        self.summary = summary
+
+
+def test_rows_that_could_not_be_written_are_written_later_in_order(held, stream):
+    folder = FullDisk()
+    found = held(folder=folder)
+    found.release.set()
+    rows = found.client.score(stream[:3])
+    assert folder.rows == []
+    health = found.client.health()
+    assert (health["failures"], health["error"]) == ({"out": 1}, "BadInput: no space left")
+    folder.full = False
+    rows += found.client.score(stream[3:5])
+    assert folder.rows == rows
+    folder.full = True
+    rows += found.client.score(stream[5:6])
+    found.service.close()
+    assert not found.service.finish({})
+    folder.full = False
+    assert found.service.finish({"finished": True})
+    assert (folder.rows, folder.summary) == (rows, {"finished": True})
+
+
+def test_a_folder_that_stays_unwritable_is_given_up_and_holds_no_memory(held, stream, monkeypatch):
+    monkeypatch.setattr(service_module, "UNWRITTEN", 4)
+    folder = FullDisk()
+    found = held(folder=folder)
+    found.release.set()
+    for text in stream[:6]:
+        found.client.score([text])
+    folder.full = False
+    assert len(found.client.score(stream[6:7])) == 1
+    assert folder.rows == []
+    found.service.close()
+    assert not found.service.finish({})
+
+
+def test_a_closed_service_refuses(held, stream):
+    found = held()
+    found.service.close()
+    status, headers, error = found.client.post({"texts": stream[:1]})
+    assert (status, headers["Retry-After"]) == (503, "1")
+    assert "stopping" in error["error"]
