@@ -214,3 +214,18 @@ class Bench:
                 **{f"depth {d}": 100 * float((first == place).mean()) for place, d in enumerate(judged.depths)},
             }
         return found
+
+    def by_length(self, alpha: float = 0.01) -> dict[str, dict[str, float]]:
+        """By setting: the percentage of clean test texts with a marginal p-value of at most α, by length."""
+        clean = self.parts["test"]
+        low, high = np.quantile(clean.lengths, [0.1, 0.9])
+        classes = {
+            "shortest tenth": clean.lengths <= low,
+            "middle": (clean.lengths > low) & (clean.lengths < high),
+            "longest tenth": clean.lengths >= high,
+        }
+        found = {}
+        for name, scorer in self.scorers.items():
+            small = scorer.assess(clean).p_marginal <= alpha
+            found[name] = {words: 100 * float(small[own].mean()) for words, own in classes.items()}
+        return found

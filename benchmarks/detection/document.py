@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from bench import ABLATIONS, COMBINATIONS, CONTROLS, SINGLE, UNADJUSTED, unadjusted
+from bench import ABLATIONS, COMBINATIONS, CONTROLS, SINGLE, STREAMED, UNADJUSTED, unadjusted
 from shifts import FROZEN, KINDS
 from streams import AFTER, ALPHA, BEFORE, METHODS, WINDOW
 
@@ -22,8 +22,14 @@ AMBITIONS = {
 }
 """By kind of shift: the target for the length-matched AUROC of texts, in percent, set before any measurement."""
 
-BATCH_AMBITION, MARGIN = 99.0, 3.0
-"""Mean AUROC of batches of 8; points that a setting may be below the best single detector on any one shift."""
+MEAN_AMBITION, BATCH_AMBITION, MARGIN = 91.0, 98.5, 3.0
+"""Mean AUROC of texts and of batches of 8; points that a setting may be below the best single detector on a shift."""
+
+DELAY_AMBITION = 0.7
+"""The delay until the alarm, as a share of the delay of the setting before."""
+
+BEFORE_NOW = {"light": "light before", "full": "full before"}
+"""The settings and those that they replace."""
 
 MEASURES = {
     "matched": "AUROC, length-matched",
@@ -34,8 +40,11 @@ MEASURES = {
 }
 
 TABLES: dict[str, tuple[str, ...]] = {
-    "settings, single detectors, controls": (*SETTINGS, *SINGLE, *CONTROLS),
-    "other combinations, ablations": (*(name for name in COMBINATIONS if name not in SETTINGS), *ABLATIONS),
+    "settings, single detectors, controls": (*SETTINGS, *BEFORE_NOW.values(), *SINGLE, *CONTROLS),
+    "other combinations, ablations": (
+        *(name for name in COMBINATIONS if name not in SETTINGS and name not in BEFORE_NOW.values()),
+        *ABLATIONS,
+    ),
     "lengths ignored": tuple(unadjusted(name) for name in UNADJUSTED),
 }
 """The methods, in tables that are not too wide."""
@@ -80,11 +89,12 @@ def _introduction(record: dict[str, Any]) -> Iterator[str]:
     yield from _words(
         f"The encoder is `{record['model']}`. Numbers are percentages. Each number is the mean over "
         f"{record['seeds']} random splits of the clean documents into adjust, calibrate and test parts; the "
-        "detectors are fitted once. **Length-matched**: clean texts are weighted so that their lengths are "
+        "detectors are fitted once. `light before` and `full before` are the settings of the first version, on the "
+        "same splits. **Length-matched**: clean texts are weighted so that their lengths are "
         "distributed like those of the shifted texts. A detector of length alone then finds nothing. "
-        "**Frozen** shifts were fixed before any score on them was computed, and were run once. The settings "
-        "were chosen on the **development** shifts. **Seen** shifts were held out at first, but their results "
-        "were looked at later, so they are not a clean test. The domains `commons` and `manual` were not used "
+        "**Frozen** shifts were fixed before any score on them was computed. They were reported for the settings before, "
+        "and were run once for the present settings, which were chosen on the **development** and **seen** shifts of "
+        "`editorials`. The domains `commons` and `manual` were not used "
         "during development; `editorials` and `news` were."
     )
     head = ("domain", "fitted on", "adjust", "calibrate", "test", "documents in the last three")
@@ -127,26 +137,31 @@ def _kind_row(record: dict[str, Any], setting: str, kind: str) -> tuple[str, ...
 
 def _overall_rows(record: dict[str, Any], setting: str) -> Iterator[tuple[str, ...]]:
     frozen = [found["groups"]["frozen"] for found in record["domains"].values()]
-    batches = [_verdict(_mean(group, setting, "batch"), BATCH_AMBITION) for group in frozen]
-    yield ("mean of batches of 8", f"{BATCH_AMBITION:g}", *batches)
     best = [max((_mean(group, name, "matched"), name) for name in (*SINGLE, *CONTROLS)) for group in frozen]
     own = [_mean(group, setting, "matched") for group in frozen]
-    yield ("mean of all shifts", "—", *(f"{value:.1f}" for value in own))
+    yield ("**mean of all shifts**", f"{MEAN_AMBITION:g}", *(_verdict(value, MEAN_AMBITION) for value in own))
+    batches = [_verdict(_mean(group, setting, "batch"), BATCH_AMBITION) for group in frozen]
+    yield ("**mean of batches of 8**", f"{BATCH_AMBITION:g}", *batches)
+    before = BEFORE_NOW[setting]
+    cells = [f"{_mean(group, before, 'matched'):.1f} / {_mean(group, before, 'batch'):.1f}" for group in frozen]
+    yield ("both means of the setting before", "—", *cells)
     cells = [
         f"{value:.1f} ({name}) {'met' if mine >= value else '**missed**'}"
         for mine, (value, name) in zip(own, best, strict=True)
     ]
     yield ("best single detector's mean", "below", *cells)
-    losses = [_losses(group, setting) for group in frozen]
-    cells = [
-        f"{len(lost)} of {len(group)} {'met' if not lost else '**missed**'}"
-        for lost, group in zip(losses, frozen, strict=True)
-    ]
-    yield (f"shifts more than {MARGIN:g} below the best single one", "0", *cells)
+    for key, words in {"matched": "", "batch": ", batches of 8"}.items():
+        losses = [_losses(group, setting, key) for group in frozen]
+        cells = [
+            f"{len(lost)} of {len(group)} {'met' if not lost else '**missed**'} "
+            f"(before: {len(_losses(group, before, key))})"
+            for lost, group in zip(losses, frozen, strict=True)
+        ]
+        yield (f"shifts more than {MARGIN:g} below the best single one{words}", "0", *cells)
 
 
-def _losses(group: Group, setting: str) -> list[str]:
-    return [n for n, s in group.items() if _best(s)[0] - s["methods"][setting]["matched"] > MARGIN]
+def _losses(group: Group, setting: str, key: str = "matched") -> list[str]:
+    return [n for n, s in group.items() if _best(s, key)[0] - s["methods"][setting][key] > MARGIN]
 
 
 def _losses_table(record: dict[str, Any]) -> Iterator[str]:
@@ -182,9 +197,9 @@ def _signed(difference: float) -> str:
     return f"{round(difference, 1) + 0.0:+.1f}"
 
 
-def _best(found: dict[str, Any]) -> tuple[float, str]:
+def _best(found: dict[str, Any], key: str = "matched") -> tuple[float, str]:
     """The best single detector or control on a shift."""
-    return max((found["methods"][name]["matched"], name) for name in (*SINGLE, *CONTROLS))
+    return max((found["methods"][name][key], name) for name in (*SINGLE, *CONTROLS))
 
 
 def _streams(record: dict[str, Any]) -> Iterator[str]:
@@ -198,9 +213,10 @@ def _streams(record: dict[str, Any]) -> Iterator[str]:
     rows = [
         (domain, setting, f"{found['clean'][setting]['marginal']:.2f}", f"{found['clean'][setting]['conditional']:.2f}")
         for domain, found in record["domains"].items()
-        for setting in SETTINGS
+        for setting in STREAMED
     ]
     yield from _table(("domain", "setting", "marginal", "conditional"), rows)
+    yield from _by_length(record)
     yield from _words(
         "The number of clean streams with an alarm. `alarm`, KS and MMD guarantee a probability of at most "
         f"{ALPHA:g} per stream. `change alarm` guarantees an average of 10 000 texts between alarms. Windows of KS "
@@ -210,7 +226,7 @@ def _streams(record: dict[str, Any]) -> Iterator[str]:
     rows = []
     for domain, found in record["domains"].items():
         streams = found["clean streams"]
-        for setting in SETTINGS:
+        for setting in STREAMED:
             own = streams["false alarms"][setting]
             cells = [f"{own[method]['alarms']} of {own[method]['streams']}" for method in METHODS]
             rows.append((domain, setting, str(streams["texts"]), *cells))
@@ -228,6 +244,67 @@ def _streams(record: dict[str, Any]) -> Iterator[str]:
         names = changed[next(iter(SETTINGS))]
         rows = [(n, *(_delay(changed[setting][n][m]) for setting in SETTINGS for m in METHODS)) for n in names]
         yield from _table(head, rows)
+    yield from _delays(record)
+
+
+def _by_length(record: dict[str, Any]) -> Iterator[str]:
+    """False positives of clean texts by their length."""
+    yield from _words(
+        "The same percentage (marginal) among the shortest, middle and longest tenths of the clean texts by their "
+        "number of tokens. A setting that ignores how the tail of its score depends on length is off at the ends."
+    )
+    classes = next(iter(record["domains"].values()))["clean by length"]["full"]
+    rows = [
+        (domain, setting, *(f"{value:.2f}" for value in found["clean by length"][setting].values()))
+        for domain, found in record["domains"].items()
+        for setting in STREAMED
+    ]
+    yield from _table(("domain", "setting", *classes), rows)
+
+
+def _delays(record: dict[str, Any]) -> Iterator[str]:
+    """Delays of the alarm beside those of the settings before."""
+    yield from _words(
+        "The delay of `alarm` beside that of the setting before, on the same streams. A stream without an alarm counts "
+        f"as a delay of {AFTER} texts. With a p-value of at least 1/(m + 1), three texts are the fewest after which "
+        "the evidence can reach the threshold so late in a stream; shifts with a delay of 3 or less before cannot gain. "
+        f"Target: at most {DELAY_AMBITION:g} of the delay before."
+    )
+    rows = []
+    for domain, found in record["domains"].items():
+        for setting, before in BEFORE_NOW.items():
+            changed = found["changed streams"]
+            pairs = [(_texts(changed[setting][n]), _texts(changed[before][n])) for n in changed[setting]]
+            total = sum(now for now, _ in pairs) / sum(then for _, then in pairs)
+            slow = [now / then for now, then in pairs if then > 3]
+            rows.append(
+                (
+                    domain,
+                    setting,
+                    _ratio(total),
+                    f"{float(np.median(slow)):.2f}",
+                    f"{sum(ratio <= DELAY_AMBITION for ratio in slow)} of {len(slow)}",
+                    f"{sum(ratio > 1 for ratio in slow)} of {len(slow)}",
+                )
+            )
+    head = (
+        "domain",
+        "setting",
+        "sum of delays, ratio",
+        "median ratio, delays above 3",
+        "at most 0.7",
+        "longer than before",
+    )
+    yield from _table(head, rows)
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f} {'met' if value <= DELAY_AMBITION else '**missed**'}"
+
+
+def _texts(found: dict[str, Any]) -> int:
+    delay = found["alarm"]["delay"]
+    return AFTER if delay is None else int(delay)
 
 
 def _delay(found: dict[str, Any]) -> str:

@@ -80,6 +80,7 @@ def domain_record(encoder: Encoder, domain: str, seeds: int) -> dict[str, Any]:
         "documents": len(set(columns.documents)),
         "groups": groups,
         "clean": averaged([bench.caught(bench.parts["test"]) for bench in benches]),
+        "clean by length": averaged([bench.by_length() for bench in benches]),
         "clean streams": clean_streams(deals),
         "changed streams": changed_streams(deals, {name: tables[name] for name in groups["frozen"]}),
     }

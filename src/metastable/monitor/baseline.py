@@ -33,7 +33,7 @@ from metastable.monitor.coverage import coverage
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.detectors.base import Detector
 from metastable.monitor.notebook import table
-from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, Spoilt, wholes, within
+from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, Setting, Spoilt, wholes, within
 from metastable.monitor.split import TOKENS, Split, enough
 from metastable.monitor.spoiling import spoilt
 from metastable.run import storage as store
@@ -264,11 +264,12 @@ class Baseline:
             arrays = _verified(folder, content)
             names = content["encoder"], content["fingerprint"], content["configuration"]
             special, tokenizer, facts = wholes(content["special"], "special"), content["tokenizer"], content["facts"]
+            used = {name: setting.only(content["detectors"]) for name, setting in SETTINGS.items()}
             settings = {
                 name: Scorer.from_arrays(setting, content["settings"][name], within(arrays, f"setting.{name}."))
-                for name, setting in SETTINGS.items()
+                for name, setting in used.items()
             }
-            of_detectors = {name: within(arrays, f"detector.{name}.") for name in _members()}
+            of_detectors = {name: within(arrays, f"detector.{name}.") for name in _members(used)}
             if (
                 not isinstance(facts["parts"], dict)
                 or not all(isinstance(word, str) for word in names)
@@ -299,10 +300,12 @@ class _Learning:
     ) -> None:
         self.encoder, self.split, self.batch_size, self.progress = encoder, split, batch_size, progress
         self.special = special_of(encoder.reads_text())
+        readable = [name for name, kind in DETECTORS.items() if encoder.has_weights or not kind.needs_weights]
+        self._settings = {name: setting.only(readable) for name, setting in SETTINGS.items()}
         self.coverage: dict[str, list[dict[str, Any]]] = {}
         self._done = 0
         # Texts that detectors are fitted on go through the model once for each stage, and spoilt copies once.
-        stages = max(DETECTORS[name].stages for name in _members())
+        stages = max(DETECTORS[name].stages for name in _members(self._settings))
         self._passes = split.texts + (stages - 1) * split.counts["fit"] + self._copies
         self._counts: dict[str, TextCounts] = {}
         self._lengths: Counter[int] = Counter()
@@ -314,7 +317,7 @@ class _Learning:
 
     def detectors(self) -> dict[str, dict[str, np.ndarray]]:
         """What each detector of the settings learns from the "fit" part, by its name."""
-        found = {name: DETECTORS[name](self.encoder) for name in _members()}
+        found = {name: DETECTORS[name](self.encoder) for name in _members(self._settings)}
         for stage in range(max(detector.stages for detector in found.values())):
             learners = [detector for detector in found.values() if stage < detector.stages]
             self._pass("fit", learners, partial(passes.learning, learners, stage))
@@ -340,7 +343,7 @@ class _Learning:
         halves = np.frombuffer(self.split.halves, dtype=np.uint8)[self._order]
         copies = self._spoilt(detectors)
         found = {}
-        for name, setting in SETTINGS.items():
+        for name, setting in self._settings.items():
             calibrated = partial(_calibrated, Scale.of(setting, detectors, adjust, copies))
             found[name] = calibrated(calibrate)
             self.coverage[name] = coverage(calibrated, calibrate, halves)
@@ -432,9 +435,9 @@ def special_of(tokenizer: Any) -> tuple[int, ...]:
     return tuple(sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}))
 
 
-def _members() -> list[str]:
+def _members(settings: Mapping[str, Setting]) -> list[str]:
     """The names of the detectors that the settings use."""
-    return list(dict.fromkeys(name for setting in SETTINGS.values() for name in setting.members))
+    return list(dict.fromkeys(name for setting in settings.values() for name in setting.members))
 
 
 def _collecting(detectors: Mapping[str, Detector], tables: list[ColumnTable]) -> Open:

@@ -12,7 +12,7 @@ with the calibration texts, whatever the detectors are and however badly they we
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -54,6 +54,12 @@ class Setting:
     def plain(cls, name: str, members: Mapping[str, tuple[float, ...] | None]) -> Setting:
         """Fisher's sum over all members, without a classifier."""
         return cls(name, members, (), dict.fromkeys(members, 1.0))
+
+    def only(self, names: Collection[str]) -> Setting:
+        """The setting with no other detectors than these."""
+        members = {name: depths for name, depths in self.members.items() if name in names}
+        weights = {name: weight for name, weight in self.weights.items() if name in members or name == EXPOSURE}
+        return Setting(self.name, members, tuple(name for name in self.exposed if name in members), weights)
 
     @property
     def terms(self) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ class AttentionEntropy(Unfitted):
 
     name = "attention-entropy"
     words = "its tokens attend to more or fewer others than in the clean texts"
+    needs_weights = True
     two_sided = True
 
     def __init__(self, encoder: Encoder) -> None:

@@ -71,6 +71,7 @@ class Detector(ABC):
     name : as users type it
     words : why a text is anomalous to this detector, to follow "because": "its words are unlike those of …"
     stages : passes over the clean texts that fitting takes
+    needs_weights : whether it reads weights of the encoder, which an ONNX file does not show
     two_sided : whether columns that are too small are as anomalous as columns that are too large
     layers : the number L of layers of the encoder
     depths : where the detector reads tokens
@@ -80,6 +81,7 @@ class Detector(ABC):
     name: ClassVar[str]
     words: ClassVar[str]
     stages: ClassVar[int] = 1
+    needs_weights: ClassVar[bool] = False
     two_sided: ClassVar[bool] = False
 
     depths: tuple[int, ...]
