@@ -92,9 +92,9 @@ def _introduction(record: dict[str, Any]) -> Iterator[str]:
         "detectors are fitted once. `light before` and `full before` are the settings of the first version, on the "
         "same splits. **Length-matched**: clean texts are weighted so that their lengths are "
         "distributed like those of the shifted texts. A detector of length alone then finds nothing. "
-        "**Frozen** shifts were fixed before any score on them was computed. They were reported for the settings before, "
-        "and were run once for the present settings, which were chosen on the **development** and **seen** shifts of "
-        "`editorials`. The domains `commons` and `manual` were not used "
+        "**Frozen** shifts were fixed before any score on them was computed. They were reported for the settings "
+        "before, and were run once for the present settings, which were chosen on the **development** and "
+        "**seen** shifts of `editorials`. The domains `commons` and `manual` were not used "
         "during development; `editorials` and `news` were."
     )
     head = ("domain", "fitted on", "adjust", "calibrate", "test", "documents in the last three")
@@ -267,7 +267,7 @@ def _delays(record: dict[str, Any]) -> Iterator[str]:
     yield from _words(
         "The delay of `alarm` beside that of the setting before, on the same streams. A stream without an alarm counts "
         f"as a delay of {AFTER} texts. With a p-value of at least 1/(m + 1), three texts are the fewest after which "
-        "the evidence can reach the threshold so late in a stream; shifts with a delay of 3 or less before cannot gain. "
+        "the evidence can reach the threshold so late in a stream; shifts with a delay of 3 before cannot gain. "
         f"Target: at most {DELAY_AMBITION:g} of the delay before."
     )
     rows = []
