@@ -124,7 +124,7 @@ def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit
             model, texts[:90], tokenizer=tokenizer, layers=1, merge=0.25, length=16, pairs=pairs
         ).save_model(own_path(".compressed")),
         "merge_tokens": merge,
-        "exit_layer": lambda: ms.exit_layer(model, texts[:40], ["a", "b"] * 20, tokenizer=tokenizer).save(
+        "exit_layer": lambda: ms.exit_layer(model, texts[:40], [n + 0.5 for n in range(40)], tokenizer=tokenizer).save(
             own_path(".exit")
         ),
         "History": lambda: ms.History(model, texts[:4], tokenizer=tokenizer, out=own_path(".history")).report(),
