@@ -39,9 +39,11 @@ test-all: setup ## the same with the slow tests
 	$(MAKE) --jobs=2 lint kernels
 	$(BIN)/pytest -n 4
 
-# mypy has one thread, so this takes the other core meanwhile.
+# mypy has one thread, so this takes the other core meanwhile. Collecting writes the bytecode of the tests, which every
+# worker would make again.
 kernels: setup
 	$(BIN)/python -m tests.kernels
+	$(BIN)/pytest --collect-only --quiet > /dev/null
 
 lint: setup
 	$(BIN)/ruff check .

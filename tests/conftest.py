@@ -5,6 +5,7 @@ Also which worker of a test run gets which tests.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import random
@@ -52,6 +53,17 @@ def pytest_xdist_make_scheduler(config, log):
     # xdist would start with the files that have the most tests.
     config.option.loadscopereorder = False
     return ByFile(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """Modules and tests live until the end, so the garbage collector need not look at them, now or during the tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config, items):

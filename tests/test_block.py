@@ -1,6 +1,7 @@
 """The family of models: every member against a literal loop, orders of its steps, noise, files, and what is refused."""
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -151,28 +152,26 @@ def test_layers_of_length_zero_become_the_flow():
     assert np.polyfit(np.log(steps), np.log(errors), 1)[0] == pytest.approx(1.0, abs=0.15)
 
 
-@pytest.mark.parametrize("name", [*FIXED, "dopri5"])
-@pytest.mark.parametrize("norm", ["pre", "none"])
-def test_order_of_the_steps_off_the_sphere_and_with_a_clock(name, norm):
+@cache
+def end_off_the_sphere(norm, name, count):
+    """The tokens after `count` steps of a method."""
     block = ms.Block([ms.Head.from_spectra([1.0, 0.5], [0.6, 0.3], seed=1)], norm=norm)
     cloud = ms.uniform(8, d=2, seed=1)
     field = TokenField(block, cloud.log_weights, 2.0, "dense", 1e-6)
+    x, h = cloud.points, 2.0 / count
+    for i in range(count):
+        t = i * h
+        k = field(x, t)
+        x = dopri5(field, t, x, k, h, sphere=False)[0] if name == "dopri5" else FIXED[name](field, t, x, k, h, False)
+    return x
 
-    def end(name, count):
-        x, h = cloud.points, 2.0 / count
-        for i in range(count):
-            t = i * h
-            k = field(x, t)
-            x = (
-                dopri5(field, t, x, k, h, sphere=False)[0]
-                if name == "dopri5"
-                else FIXED[name](field, t, x, k, h, False)
-            )
-        return x
 
-    exact = end("rk4", 800)
+@pytest.mark.parametrize("name", [*FIXED, "dopri5"])
+@pytest.mark.parametrize("norm", ["pre", "none"])
+def test_order_of_the_steps_off_the_sphere_and_with_a_clock(name, norm):
+    exact = end_off_the_sphere(norm, "rk4", 800)
     counts = [4, 8, 16] if name == "dopri5" else [8, 16, 32]
-    errors = [float((end(name, n) - exact).norm()) for n in counts]
+    errors = [float((end_off_the_sphere(norm, name, n) - exact).norm()) for n in counts]
     order = {"euler": 1, "heun": 2, "rk4": 4, "dopri5": 5}[name]
     slope = -np.polyfit(np.log(counts), np.log(errors), 1)[0]
     assert slope > order - 0.3

@@ -234,8 +234,9 @@ print("HEAVY", sorted({"torch", "numpy", "scipy", "xarray", "plotly", "zarr", "n
 def test_in_a_pipe_there_is_no_bar_and_no_colour(tmp_path):
     result = command("simulate", *QUICK, "--out", tmp_path / "out")
     assert result.returncode == 0
-    assert result.stderr == ""
-    assert "\x1b" not in result.stdout
+    # On a busy machine the command says so, in one line.
+    assert [line for line in result.stderr.splitlines() if "other programs slowed" not in line] == []
+    assert "\x1b" not in result.stdout + result.stderr
 
 
 def test_version():

@@ -75,6 +75,7 @@ def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit
     cloud = ms.uniform(300, d=3, seed=0)
     circle = ms.Head.from_interaction([[1.34, 0.2], [0.2, 0.76]], [[1.04, -0.29], [-0.29, 0.66]])
     block = ms.Block([head, head], ms.Perceptron.random(3, 8), kernel="unnormalised", noise=0.1)
+    flat = ms.Block([circle, circle], ms.Perceptron.random(2, 8))
     pairs = [(text, f"{text} w1", number % 7) for number, text in enumerate(texts[:200])]
 
     def own_path(ending: str):
@@ -109,9 +110,9 @@ def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit
             ms.simulate(block, cloud, beta=5.0, until=0.2, step=0.1, t_eval=2),
             ms.simulate(ms.Block([head, head], causal=True, norm="pre"), cloud, beta=5.0, until=0.1, t_eval=2),
         ),
-        "theory of a block": lambda: ms.Block(block.heads, block.perceptron).theory().limit(cloud.points[:5]),
+        "theory of a block": lambda: flat.theory().limit(ms.uniform(5, d=2, seed=0).points),
         "Block.from_encoder": lambda: ms.Block.from_encoder(model, 1),
-        "mean_field": lambda: ms.mean_field(circle, "uniform", beta=10.0, until=1.0, tol=0.1),
+        "mean_field": lambda: ms.mean_field(circle, "uniform", beta=10.0, until=0.1, tol=0.2),
         "theory": lambda: (head.theory().lipschitz, head.theory().verdict, circle.theory().plateau(beta=900.0)),
         "wasserstein": lambda: ms.wasserstein(cloud, ms.uniform(200, d=3, seed=1)),
         "certificate": lambda: (run.certificate(), run.laplace_term(), run.lyapunov_term(), run.noise_floor()),
@@ -128,7 +129,7 @@ def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit
             model, texts[:90], tokenizer=tokenizer, layers=1, merge=0.25, length=16, pairs=pairs
         ).save_model(own_path(".compressed")),
         "merge_tokens": merge,
-        "exit_layer": lambda: ms.exit_layer(model, texts[:60], ["a", "b"] * 30, tokenizer=tokenizer).save(
+        "exit_layer": lambda: ms.exit_layer(model, texts[:40], [n + 0.5 for n in range(40)], tokenizer=tokenizer).save(
             own_path(".exit")
         ),
         "History": lambda: ms.History(model, texts[:4], tokenizer=tokenizer, out=own_path(".history")).report(),

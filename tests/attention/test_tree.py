@@ -213,6 +213,14 @@ def test_boxes_that_are_too_coarse_are_cut_again(beta, tol):
     assert result.bound.max() <= tol
 
 
+def test_opposite_clusters_are_not_packed_as_one():
+    """They have similar coordinates on a tangent line, but they are not on the same half of the circle."""
+    x = clusters(np.random.default_rng(17560), 400, 2)
+    for beta in (0.1, 1.0):
+        found = attended(Tree(x), beta * x, 0.1)
+        assert np.all(np.linalg.norm(found.mean - dense(x, np.zeros(len(x)), beta * x), axis=1) <= found.bound)
+
+
 def test_packing_is_used_and_saves_work():
     points = sphere(np.random.default_rng(6), 20_000, 3)
     result = check(points, np.zeros(20_000), 10.0 * points[:200], 1e-3)

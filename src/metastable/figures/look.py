@@ -92,22 +92,37 @@ def dress(figure: go.Figure, title: str, height: float, caption: str, note: str 
     text |= {"pad": {"t": 12}, "font": {"size": 18}, "automargin": False}
     if note:
         text["subtitle"] = {"text": note, "font": {"size": 13, "color": GREY}}
-    figure.update_layout(
-        template="none",
-        title=text,
-        height=height,
-        font={"family": FONT, "size": 14, "color": INK},
-        margin={"l": 64, "r": 18, "t": TITLE_HEIGHT, "b": 48},
-        paper_bgcolor="white",
-        plot_bgcolor="white",
-        hoverlabel={"font": {"family": FONT, "size": 13}},
-        meta={"caption": caption},
-    )
-    figure.update_annotations({"font": {"size": 14}})
+    look: dict[str, Any] = {
+        "template": "none",
+        "title": text,
+        "height": height,
+        "font": {"family": FONT, "size": 14, "color": INK},
+        "margin": {"l": 64, "r": 18, "t": TITLE_HEIGHT, "b": 48},
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "hoverlabel": {"font": {"family": FONT, "size": 13}},
+        "meta": {"caption": caption},
+    }
     axis: dict[str, Any] = {"linecolor": GREY, "gridcolor": FAINT, "ticks": "outside", "tickcolor": GREY}
-    axis |= {"showline": True, "zeroline": False, "automargin": True, "tickfont": {"size": 13}, "title_standoff": 8}
-    figure.update_xaxes(axis)
-    figure.update_yaxes(axis)
+    axis |= {
+        "showline": True,
+        "zeroline": False,
+        "automargin": True,
+        "tickfont": {"size": 13},
+        "title": {"standoff": 8},
+    }
+    layout = figure.layout.to_plotly_json()
+    look |= dict.fromkeys(["xaxis", "yaxis", *filter(re.compile(r"[xy]axis\d+$").match, layout)], axis)
+    if "annotations" in layout:
+        look["annotations"] = [_merged(found, {"font": {"size": 14}}) for found in layout["annotations"]]
+    # One assignment is ten times as fast as plotly's update methods, which validate every entry on its own.
+    figure.layout = _merged(layout, look)
+
+
+def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """`old` with the entries of `new`; dictionaries in both are merged."""
+    inner = {key: _merged(old[key], value) for key, value in new.items() if isinstance(value, dict) and key in old}
+    return {**old, **new, **inner}
 
 
 def curve(figure: go.Figure, x: Any, y: Any, name: str, colour: str, **more: Any) -> None:

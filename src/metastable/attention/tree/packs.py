@@ -2,7 +2,8 @@
 
 A node that is small against the scale |u|^{−1/2} on which the softmax varies can be replaced by few points. Its tokens
 are y = c + Σ_k h_k t_k e_k + q(t) c with c on the unit sphere, e_k tangent at c, t_k ∈ [−1, 1] and q = √(1 − w) − 1,
-w = Σ_k h_k² t_k². Interpolation on a grid of n_k Chebyshev points a coordinate turns Σ_j w_j F(y_j) into
+w = Σ_k h_k² t_k². This is true on the half of the sphere around c, so a node with tokens on both halves has no grid.
+Interpolation on a grid of n_k Chebyshev points a coordinate turns Σ_j w_j F(y_j) into
 Σ_g ω_g F(y_g) with ω_g = Σ_j w_j ℓ_g(t_j), y_g on the sphere: the same for every polynomial of degree n_k − 1 in t_k.
 
 *Error.* At one query write F = e^{⟨u, y − c⟩} as Π_k e^{α_k t_k + γ_k t_k²} · e^{⟨u, c⟩ χ(w)}, with α_k = h_k ⟨u, e_k⟩,
@@ -93,6 +94,16 @@ def _thin_axis(record, d):
     return thin
 
 
+@inlined
+def _in_a_hemisphere(record, d):
+    """Whether ⟨y, centre⟩ > 0 for every y in the box of a node."""
+    centre = record[:d]
+    least = dot(centre, centre)
+    for k in range(d):
+        least -= record[d + k] * abs(dot(record[2 * d + k * d : 3 * d + k * d], centre))
+    return least > 0.0
+
+
 @kernel
 def select(n, records, depth, d, scale, quota, slot, shape, first, stack):
     """Choose the nodes to pack, the largest that are small enough; sets slot, grid sizes and `first`. Returns how many.
@@ -116,7 +127,8 @@ def select(n, records, depth, d, scale, quota, slot, shape, first, stack):
                 shape[count, sizes + place] = points
                 grid *= points
                 place += 1
-        if wide * root <= WIDTH and grid > 0 and WORTH * grid <= tokens:
+        small = wide * root <= WIDTH and grid > 0 and WORTH * grid <= tokens
+        if small and _in_a_hemisphere(records[node], d):
             slot[node] = count
             first[count + 1] = first[count] + grid
             count += 1
