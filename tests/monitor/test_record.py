@@ -50,6 +50,7 @@ def assessed(passage, strange=(), p=0.002, least=0.001, by_term=(1.0, 5.0)):
         names=(POOLED, PLACE),
         tokens={PLACE: values},
         least=least,
+        usual=(1, 100),
     )
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from heapq import nsmallest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -351,7 +351,8 @@ class _Learning:
 
     def _spoilt(self, detectors: Mapping[str, Detector]) -> Spoilt:
         """The columns of spoilt copies of the "adjust" part."""
-        texts = list(islice(self.split.read("adjust"), MOST))
+        # In an order that does not depend on the order in which they came.
+        texts = nsmallest(MOST, self.split.read("adjust"), key=_digest)
         vocabulary = list(self.encoder.reads_text().get_vocab())
         made = spoilt(texts, texts, vocabulary, self._copies, self.split.seed)
         tables: list[ColumnTable] = []
@@ -438,6 +439,10 @@ def special_of(tokenizer: Any) -> tuple[int, ...]:
 def _members(settings: Mapping[str, Setting]) -> list[str]:
     """The names of the detectors that the settings use."""
     return list(dict.fromkeys(name for setting in settings.values() for name in setting.members))
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def _collecting(detectors: Mapping[str, Detector], tables: list[ColumnTable]) -> Open:

@@ -7,6 +7,7 @@ regressed on ℓ = log n, over clean texts that the detectors were not fitted on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -118,6 +119,12 @@ class TailAdjustment:
         """(texts,) from scores (texts,) of texts of these lengths."""
         terms = _terms(np.log(lengths), self.within)
         return np.asarray((scores - terms @ self.location) / np.exp(terms[:, :2] @ self.scale))
+
+    @property
+    def usual(self) -> tuple[int, int]:
+        """The fewest and the most tokens of 99 % of the fitted texts."""
+        low, high = np.exp(self.within)
+        return math.floor(low + 1e-9), math.ceil(high - 1e-9)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> TailAdjustment:

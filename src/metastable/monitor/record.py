@@ -31,7 +31,7 @@ UNUSUAL = 0.05
 
 # What is written of a record, in order.
 WRITTEN = (
-    *("line", "id", "status", "p_value", "p_marginal", "score", "first_layer", "detector", "tokens"),
+    *("line", "id", "status", "p_value", "p_marginal", "score", "first_layer", "detector", "like", "tokens"),
     *("n", "cut", "reason", "sha", "log_e", "alarm"),
     *("episode", "slice", "slice_log_e", "slice_alarm"),
 )
@@ -60,7 +60,8 @@ class Record:
     first_layer : the first depth at which the text is anomalous at level `alpha`, corrected for the number of depths;
         None for ordinary texts. Depth 0 is the first layer's input.
     tokens : the words that contribute most, at most three
-    detector : the detector to which the text is most anomalous
+    detector : the detector to which the text is most anomalous; "exposure" is the classifier of spoilt texts
+    like : the kind of spoilt text that it is most like, if the classifier finds it most anomalous
     n : tokens that are neither special nor padding
     cut : whether the text was longer than the model's limit; None if that is not known
     line, id : line number and id of the text, if it came from a file or a pipe
@@ -84,6 +85,7 @@ class Record:
     first_layer: int | None = None
     tokens: tuple[Word, ...] = ()
     detector: str | None = None
+    like: str | None = None
     n: int = 0
     cut: bool | None = None
     line: int | None = None
@@ -116,18 +118,20 @@ class Record:
         if self.p_value is None:
             return self.because
         if not self.strange:
-            below = f"unusual, but above the threshold {self.alpha:g}" if self.p_value <= UNUSUAL else "ordinary"
-            return f"{below}: p = {_rounded_up(self.p_value)}"
+            if self.p_value > UNUSUAL:
+                return f"ordinary: p = {_rounded_up(self.p_value)}"
+            why = f"; {self.because}" if self.because else ""
+            return f"unusual, but above the threshold {self.alpha:g}: p = {_rounded_up(self.p_value)}{why}"
         relation = "is at most" if self.p_value <= self.least else "="
         share = f"p {relation} {_rounded_up(self.p_value)}: at most {_ratio(self.p_value)} clean texts are this strange"
         if self.first_layer is not None:
-            where = f"it begins at depth {self.first_layer}, because"
+            where = f"it begins at depth {self.first_layer}"
         else:
-            where = "no single depth is this strange, but all depths together are:"
+            where = "no single depth is this strange, but all depths together are"
         words = ", ".join(f"‘{token.text}’" for token in self.tokens)
         # Words that another detector points to are not the reason of this one.
         join = ": " if self.shown_by == self.detector else "; most unusual of its words: "
-        return f"{share}; {where} {self.because}" + (f"{join}{words}" if words else "")
+        return f"{share}; {self.because}" + (f"{join}{words}" if words else "") + f"; {where}"
 
     def _repr_html_(self) -> str:
         """The record in a notebook."""
@@ -136,7 +140,11 @@ class Record:
         rows: dict[str, object] = {"p-value": _rounded_up(self.p_value), "reason": self.reason}
         rows |= {"first layer": self.first_layer} if self.first_layer is not None else {}
         rows |= {"words": ", ".join(f"{word.text} ({word.value:g})" for word in self.tokens)} if self.tokens else {}
-        rows |= {"detector": self.detector, "tokens": self.n, "cut": "yes" if self.cut else "no"}
+        rows |= {
+            "detector": self.detector,
+            "tokens": self.n,
+            "cut": {True: "yes", False: "no"}.get(self.cut, "not known"),
+        }
         name = "a text" if self.line is None else f"text {self.line}"
         return table(f"{name}: {'strange' if self.strange else 'not strange'} at {self.alpha:g}", rows)
 
@@ -179,6 +187,7 @@ def records(
                 first_layer=layers[i] if found.p_value[i] <= alpha else None,
                 tokens=tokens,
                 detector=found.names[top[i]],
+                like=_like(found, i) if found.names[top[i]] == EXPOSURE else None,
                 n=n,
                 alpha=alpha,
                 least=found.least,
@@ -189,12 +198,21 @@ def records(
     return made
 
 
+def _like(found: Assessment, text: int) -> str | None:
+    """The kind of spoilt text that a text is most like."""
+    return None if found.kinds is None else list(KINDS)[int(found.kinds[text])]
+
+
 def _because(found: Assessment, text: int, term: str) -> str:
-    """What an anomaly means to a detector, or to the classifier of spoilt texts."""
-    if term != EXPOSURE:
-        return DETECTORS[term].words
-    assert found.kinds is not None
-    return f"it is like a clean text with {list(KINDS)[int(found.kinds[text])]}"
+    """What an anomaly means to a detector, or to the classifier of spoilt texts, and a length that is unusual."""
+    if term == EXPOSURE:
+        words = f"of the spoilt texts that the monitor knows, it is most like those with {_like(found, text)}"
+    else:
+        words = DETECTORS[term].words
+    n, (least, most) = int(found.lengths[text]), found.usual
+    if least <= n <= most:
+        return words
+    return f"it has {n} token{'' if n == 1 else 's'}, and almost all clean texts have {least} to {most}; {words}"
 
 
 def _most_anomalous(found: Assessment) -> tuple[list[str | None], list[list[int]], list[list[float]]]:
@@ -236,13 +254,16 @@ class _Words:
 
     def top(self, places: Sequence[int], values: Sequence[float]) -> tuple[Word, ...]:
         """At most three words, most anomalous first; each once, with the value of its most anomalous token."""
-        found: dict[tuple[int, int], Word] = {}
+        found: dict[str, Word] = {}
         for place, value in zip(places, values, strict=True):
             if not value > 0 or len(found) == SHOWN:
                 break
-            span = self._span(self._places[place])
-            if span not in found and span[0] < span[1]:
-                found[span] = Word(_shown(self._written(span)), round(value, 3))
+            token = self._places[place]
+            span = self._span(token)
+            if span[0] >= span[1] or self._ids[token] == self._tokenizer.unk_token_id:
+                continue
+            word = _shown(self._written(span))
+            found.setdefault(word.casefold(), Word(word, round(value, 3)))
         return tuple(found.values())
 
     def _span(self, token: int) -> tuple[int, int]:
@@ -279,7 +300,7 @@ def _rounded_up(p: float) -> str:
     if p >= 1:
         return "1"
     digits = 1 - math.floor(math.log10(p))
-    return f"{math.ceil(p * 10**digits - 1e-9) / 10**digits:.{digits}f}".rstrip("0")
+    return f"{math.ceil(p * 10**digits - 1e-9) / 10**digits:.{digits}f}".rstrip("0").rstrip(".")
 
 
 def _ratio(p: float) -> str:

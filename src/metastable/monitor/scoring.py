@@ -379,6 +379,7 @@ class Assessment:
     names : the names of the terms
     tokens : by detector, (texts, n), the anomaly of each token; only for detectors that look at single tokens
     least : the smallest possible p_value
+    usual : the fewest and the most tokens that almost all clean texts have, see `TailAdjustment.within`
     """
 
     lengths: np.ndarray
@@ -393,6 +394,7 @@ class Assessment:
     names: tuple[str, ...]
     tokens: Mapping[str, Tensor]
     least: float
+    usual: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -482,6 +484,7 @@ class Scorer:
             names=self.setting.terms,
             tokens=tokens or {},
             least=self.least,
+            usual=self.scale.tail.usual,
         )
 
     def to_arrays(self) -> dict[str, np.ndarray]:

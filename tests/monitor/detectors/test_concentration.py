@@ -53,19 +53,22 @@ def test_repeated_words_are_near_each_other():
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_long_texts_count_by_their_first_128_tokens(side):
-    """Padding on either side, and a text of more tokens: the tokens after the 128th change nothing but themselves."""
+def test_long_texts_count_by_their_first_tokens(side, monkeypatch):
+    """Padding on either side, and a text of more tokens than are looked at: those after the last one change nothing."""
+    monkeypatch.setattr("metastable.monitor.detectors.concentration.LEADING", 20)
     encoder, detector = harness.small(), harness.fitted_small("concentration")
-    long = harness.Captured.of(encoder, harness.random_texts(encoder, (150, 20), seed=4))
+    long = harness.Captured.of(encoder, harness.random_texts(encoder, (40, 10), seed=4))
     whole = long.score(detector).columns
-    n = 152
-    keep = torch.arange(n).repeat(2, 1)
-    keep[0, 129:] = -1  # the special token at the front and 128 tokens
-    keep[1, 22:] = -1
+    keep = torch.arange(42).repeat(2, 1)
+    keep[0, 21:] = -1  # the special token at the front and 20 tokens
+    keep[1, 12:] = -1
     if side == "left":
         keep = torch.stack([torch.cat([row[row < 0], row[row >= 0]]) for row in keep])
     cut = long.placed(torch.arange(2), keep, garbage=math.nan).score(detector).columns
     torch.testing.assert_close(cut, whole, rtol=1e-5, atol=1e-6)
+    fewer = torch.where(keep == 20, -1, keep)
+    less = long.placed(torch.arange(2), fewer, garbage=math.nan).score(detector).columns
+    assert not torch.isclose(less[0], whole[0], rtol=1e-5, atol=1e-6).all()
 
 
 def test_entropies_are_those_of_the_model_s_attentions():
