@@ -11,6 +11,7 @@ from metastable.encoder.hooks import Passage
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.record import Record, Word, records
 from metastable.monitor.scoring import Assessment
+from metastable.monitor.spoiling import KINDS
 from tests.encoder.models import tokenizer
 
 POOLED, PLACE = "pooled-mahalanobis", "place-surprise"
@@ -61,8 +62,8 @@ def test_a_strange_text_in_words():
     at = {piece: place for place, piece in enumerate(pieces)}
     found = records(assessed(passage, [(0, at["colour"], 2.0), (0, at["unbelievable"], 4.0)]), passage, tokenizer())[0]
     assert found.reason == (
-        "p = 0.002: at most 2 in 1000 clean texts are this strange; it begins at depth 2, because "
-        f"{DETECTORS[PLACE].words}: ‘unbelievable’, ‘colour’"
+        "p = 0.002: at most 2 in 1000 clean texts are this strange; "
+        f"{DETECTORS[PLACE].words}: ‘unbelievable’, ‘colour’; it begins at depth 2"
     )
     assert found.tokens == (Word("unbelievable", 4.0), Word("colour", 2.0))
     assert (found.status, found.detector, found.first_layer, found.n) == ("scored", PLACE, 2, len(pieces) - 2)
@@ -120,7 +121,7 @@ def test_words_are_left_out_without_a_tokenizer_and_on_request():
     assert "ferry" in json.dumps(found.to_dict())
     private = found.to_dict(words=False)
     assert "ferry" not in json.dumps(private)
-    assert private["reason"].endswith(DETECTORS[PLACE].words)
+    assert f"; {DETECTORS[PLACE].words}; " in private["reason"]
     assert private["p_value"] == 0.002
 
 
@@ -129,7 +130,7 @@ def test_words_of_another_detector_are_not_given_as_its_reason():
     passage = passage_of(["The ferry leaves."])
     found = records(assessed(passage, [(0, 2, 1.0)], by_term=(9.0, 5.0)), passage, tokenizer())[0]
     assert found.detector == POOLED
-    assert found.reason.endswith(f"because {DETECTORS[POOLED].words}; most unusual of its words: ‘ferry’")
+    assert f"; {DETECTORS[POOLED].words}; most unusual of its words: ‘ferry’; " in found.reason
 
 
 def test_ordinary_texts_and_texts_at_no_depth():
@@ -225,3 +226,31 @@ def test_long_and_unprintable_words_are_shown_on_one_line():
     shown = [t.text for t in records(judged, passage, tokenizer(), [text])[0].tokens]
     assert max(map(len, shown)) <= 40
     assert all(word.isprintable() for word in shown)
+
+
+def test_the_classifier_names_a_kind_and_unusual_lengths_are_named():
+    passage = passage_of(["The ferry leaves at nine.", "Rain."])
+    found = replace(assessed(passage), names=(POOLED, "exposure"), kinds=np.array([3.0, 0.0]), usual=(4, 30), tokens={})
+    first, second = records(found, passage, tokenizer())
+    kind = list(KINDS)[3]
+    assert (first.detector, first.like, second.like) == ("exposure", kind, next(iter(KINDS)))
+    assert kind in first.reason
+    assert "almost all clean texts have" not in first.reason
+    assert f"it has {second.n} token" in second.reason
+    assert "almost all clean texts have 4 to 30" in second.reason
+    other = records(replace(assessed(passage), usual=(4, 30)), passage, tokenizer())[0]
+    assert other.like is None
+
+
+def test_a_word_is_quoted_once_and_unknown_tokens_are_not():
+    passage = passage_of(["The zebra, the ZEBRA and a ferry."])
+    pieces = tokenizer().convert_ids_to_tokens(passage.ids[0])
+    zebras = [place for place, piece in enumerate(pieces) if piece.startswith("zebra")]
+    values = [(0, place, 5.0 - i) for i, place in enumerate(zebras)] + [(0, pieces.index("ferry"), 1.0)]
+    found = records(assessed(passage, values), passage, tokenizer())[0]
+    assert [word.text for word in found.tokens] == ["zebra", "ferry"]
+    unknown = passage.ids.clone()
+    unknown[0, zebras[0]] = tokenizer().unk_token_id
+    changed = replace(passage, ids=unknown)
+    found = records(assessed(changed, values), changed, tokenizer())[0]
+    assert "[UNK]" not in [word.text for word in found.tokens]

@@ -290,6 +290,18 @@ def test_settings_choose_depths_by_place(encoder):
         )
 
 
+def test_a_setting_without_some_detectors():
+    full = SETTINGS["full"]
+    less = full.only([name for name in full.members if not DETECTORS[name].needs_weights])
+    assert set(full.members) - set(less.members) == {"attention-entropy"}
+    assert "attention-entropy" not in less.exposed
+    assert less.weights == full.weights
+    assert less.only(less.members) == less
+    nothing_heavy = full.only(["place-surprise"])
+    assert nothing_heavy.weights == {EXPOSURE: 2.0}
+    assert nothing_heavy.terms == ("place-surprise", EXPOSURE)
+
+
 ADJUST, CALIBRATE, DEALS = 200, 480, 400
 # One text a deal, and deals are independent given the texts: the p-values are independent and exactly uniform. By the
 # Dvoretzky–Kiefer–Wolfowitz inequality D exceeds this with probability 1e-6 at most.

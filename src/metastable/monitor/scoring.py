@@ -67,12 +67,12 @@ class Setting:
         return (*self.members, EXPOSURE) if self.exposed else (*self.members,)
 
     def places(self, detector: Detector) -> tuple[int, ...]:
-        """Which of a detector's columns are used."""
+        """Which of a detector's columns are used: those whose depths are all chosen."""
         chosen = self.members[detector.name]
         if chosen is None:
             return tuple(range(len(detector.columns)))
         depths = {min(detector.depths, key=lambda d: abs(d - share * detector.layers)) for share in chosen}
-        return tuple(i for i, column in enumerate(detector.columns) if column.depth in depths)
+        return tuple(i for i, c in enumerate(detector.columns) if {c.depth, c.since} <= {*depths, None})
 
     def depths(self, detector: Detector) -> tuple[int | None, ...]:
         """Where each of these columns is read; None for the text as a whole."""

@@ -30,10 +30,15 @@ TYPICAL = 4096
 
 @dataclass(frozen=True)
 class Column:
-    """One number per text. `depth` is where it is read; None means the text as a whole."""
+    """One number per text.
+
+    depth : where it is read; None means the text as a whole
+    since : a depth that must be read before, for a number about what happens in between
+    """
 
     name: str
     depth: int | None
+    since: int | None = None
 
 
 @dataclass(frozen=True)

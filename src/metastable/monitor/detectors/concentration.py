@@ -41,7 +41,7 @@ class Concentration(Unfitted):
         super().__init__(encoder)
         layers = len(encoder.anatomy.layers)
         self.depths = tuple(range(layers + 1))
-        moves = tuple(Column("update_length", depth) for depth in range(1, layers + 1))
+        moves = tuple(Column("update_length", depth, depth - 1) for depth in range(1, layers + 1))
         self.columns = (*(Column(name, depth) for depth in self.depths for name in PAIRS), *moves)
 
     def open(self, passage: Passage) -> Reading:
@@ -63,7 +63,7 @@ class _Course(Reading):
             self._found[Column(name, depth.index)] = value
         if self._before is not None and self._before[0] == depth.index - 1:
             moved = torch.linalg.vector_norm(unit - self._before[1], dim=-1).sum(dim=1)
-            self._found[Column("update_length", depth.index)] = moved / self._count.clamp_min(1)
+            self._found[Column("update_length", depth.index, depth.index - 1)] = moved / self._count.clamp_min(1)
         self._before = depth.index, unit
 
     def values(self) -> Values:
