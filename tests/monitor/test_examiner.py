@@ -78,7 +78,7 @@ def test_another_language_is_strange_from_the_first_depth(encoder, baseline, set
     assert found.first_layer == 0
     assert len(found.tokens) == 3
     assert all(token.text in STRANGE and token.value > 0 for token in found.tokens)
-    assert found.detector in baseline.settings[setting].setting.members
+    assert found.detector in baseline.settings[setting].setting.terms
 
 
 def test_clean_texts_are_ordinary(encoder, baseline, held_texts):

@@ -240,6 +240,9 @@ def test_the_classifier_names_a_kind_and_unusual_lengths_are_named():
     assert "almost all clean texts have 4 to 30" in second.reason
     other = records(replace(assessed(passage), usual=(4, 30)), passage, tokenizer())[0]
     assert other.like is None
+    # A detector that is sure by itself goes before the classifier.
+    sure = replace(found, by_term=np.array([[7.0, 50.0], [6.0, 50.0]]))
+    assert [record.detector for record in records(sure, passage, tokenizer())] == [POOLED, "exposure"]
 
 
 def test_a_word_is_quoted_once_and_unknown_tokens_are_not():

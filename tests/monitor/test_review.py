@@ -18,7 +18,7 @@ from metastable.cli.app import app
 from metastable.errors import BadInput
 from metastable.monitor.baseline import Baseline
 from metastable.monitor.conformal import Calibration
-from metastable.monitor.review import digest
+from metastable.monitor.split import digest
 from tests.monitor.conftest import ODD
 from tests.monitor.tables import table_of
 
@@ -84,10 +84,16 @@ def test_texts_that_were_accepted_before_or_cannot_be_used_are_left_out(review, 
     assert second.repeated == 3
     assert sum(second.left_out.values()) == 4
     assert second.share == pytest.approx((len(reviewed) + 1) / second.after)
-    with pytest.raises(BadInput, match="34 were accepted before or occur twice"):
+    with pytest.raises(BadInput, match="34 are known to the baseline or occur twice"):
         found.accept(small_encoder, reviewed)
     with pytest.raises(BadInput, match="no text to accept"):
         found.review(small_encoder, [])
+
+
+def test_texts_that_the_baseline_was_made_of_are_not_new(small_baseline, small_encoder, clean):
+    own = [text.text for text in clean[:20]]
+    found = small_baseline.review(small_encoder, [*own, "A text that is new to it."])
+    assert (found.texts, found.repeated) == (1, 20)
 
 
 def test_texts_that_make_the_monitor_blind_are_warned_of(small_baseline, small_encoder, held_texts, review):

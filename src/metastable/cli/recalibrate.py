@@ -47,7 +47,7 @@ def recalibrate(
     are then for a stream that has as large a share of such texts as the calibration texts have. So give a random
     sample of the new clean texts, not only those that the monitor found strange.
 
-    The baseline keeps a record: when, by whom, and a SHA-256 of each text. Texts that were accepted before are left
+    The baseline keeps a record: when, by whom, and a SHA-256 of each text. Texts that the baseline knows are left
     out.
 
     On a terminal, you are asked. In a pipe nothing is written without --yes.
@@ -131,7 +131,7 @@ def _lines(review: Review, unread: Counter[str]) -> list[str]:
         f"calibration texts: {review.before} → {review.after}; {review.share:.1%} of them would be accepted texts",
     ]
     if review.repeated:
-        lines.insert(1, f"left out because they were accepted before or occur twice: {review.repeated}")
+        lines.insert(1, f"left out because the baseline knows them or they occur twice: {review.repeated}")
     if left_out := unread + Counter(review.left_out):
         lines.append(f"left out: {listed(left_out)}")
     for name, effect in review.effects.items():

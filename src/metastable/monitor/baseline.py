@@ -32,9 +32,10 @@ from metastable.monitor.conformal import Calibration
 from metastable.monitor.coverage import coverage
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.detectors.base import Detector
+from metastable.monitor.length_adjustment import shaped
 from metastable.monitor.notebook import table
 from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, Setting, Spoilt, wholes, within
-from metastable.monitor.split import TOKENS, Split, enough
+from metastable.monitor.split import TOKENS, Split, digest, enough
 from metastable.monitor.spoiling import spoilt
 from metastable.run import storage as store
 
@@ -69,7 +70,8 @@ class Baseline:
         (the share of the most frequent text), `seed`, `versions`
     arrays : what each detector learned, by the detector's name
     accepted : reviewed texts that joined the calibration texts later, one entry for each call of `accept`: `when`
-        (UTC), `by`, `texts` (their number) and `sha256` (of each text, see `review.digest`)
+        (UTC), `by`, `texts` (their number) and `sha256` (of each text, see `split.digest`)
+    known : (texts,), the `split.short_digest` of each clean text, so that `review` does not take it for a new one
 
     A loaded baseline has its detectors after `check` has seen the encoder, because they read its layers.
     """
@@ -83,6 +85,7 @@ class Baseline:
     facts: dict[str, Any]
     arrays: dict[str, dict[str, np.ndarray]]
     accepted: tuple[dict[str, Any], ...] = ()
+    known: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
     _detectors: dict[str, Detector] | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
@@ -142,6 +145,7 @@ class Baseline:
             found.check(encoder)
             found.settings = learning.scorers(found.detectors)
             found.facts = {**learning.facts(), "seed": int(seed), "versions": store.versions()}
+            found.known = np.unique(np.array(split.known, dtype=np.uint64))
         return found
 
     def review(
@@ -232,6 +236,7 @@ class Baseline:
 
         arrays = {f"detector.{d}.{k}": a for d, own in self.arrays.items() for k, a in own.items()}
         arrays |= {f"setting.{s}.{k}": a for s, scorer in self.settings.items() for k, a in scorer.to_arrays().items()}
+        arrays["known"] = self.known
         # safetensors takes the bytes as they lie in memory, whatever the strides.
         data = save({name: np.ascontiguousarray(a) for name, a in arrays.items()})
         write(folder / FILES[1], lambda file: file.write_bytes(data))
@@ -279,7 +284,8 @@ class Baseline:
                 raise ValueError("its names, facts or detectors are not what they should be")
             # A baseline without accepted texts may have been written before there were any.
             accepted = _accepted(content.get("accepted", []))
-            return cls(*names, tokenizer, special, settings, facts, of_detectors, accepted)
+            known = shaped(arrays, "known", (-1,))
+            return cls(*names, tokenizer, special, settings, facts, of_detectors, accepted, known)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             # The text of a KeyError is only the key.
             why = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:160]
@@ -352,7 +358,7 @@ class _Learning:
     def _spoilt(self, detectors: Mapping[str, Detector]) -> Spoilt:
         """The columns of spoilt copies of the "adjust" part."""
         # In an order that does not depend on the order in which they came.
-        texts = nsmallest(MOST, self.split.read("adjust"), key=_digest)
+        texts = nsmallest(MOST, self.split.read("adjust"), key=digest)
         vocabulary = list(self.encoder.reads_text().get_vocab())
         made = spoilt(texts, texts, vocabulary, self._copies, self.split.seed)
         tables: list[ColumnTable] = []
@@ -439,10 +445,6 @@ def special_of(tokenizer: Any) -> tuple[int, ...]:
 def _members(settings: Mapping[str, Setting]) -> list[str]:
     """The names of the detectors that the settings use."""
     return list(dict.fromkeys(name for setting in settings.values() for name in setting.members))
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def _collecting(detectors: Mapping[str, Detector], tables: list[ColumnTable]) -> Open:

@@ -29,6 +29,9 @@ CANDIDATES = 8
 # A text with a p-value up to this one is called unusual, if it is not strange.
 UNUSUAL = 0.05
 
+# The surprise, −log of a tail probability, from which a detector alone explains a text: one in a thousand clean texts.
+SURE = 6.9
+
 # What is written of a record, in order.
 WRITTEN = (
     *("line", "id", "status", "p_value", "p_marginal", "score", "first_layer", "detector", "like", "tokens"),
@@ -166,7 +169,7 @@ def records(
     fired = found.p_by_depth <= alpha
     layers = [found.depths[row.argmax()] if row.any() else None for row in fired]
     shown, places, values = _most_anomalous(found)
-    top = [int(np.argmax(row)) if ok else 0 for row, ok in zip(found.by_term, found.usable, strict=True)]
+    top = [_decisive(row, found.names) if ok else 0 for row, ok in zip(found.by_term, found.usable, strict=True)]
     ids, masks = passage.ids.tolist(), passage.mask.tolist()
     made = []
     for i, usable in enumerate(found.usable):
@@ -196,6 +199,17 @@ def records(
             )
         )
     return made
+
+
+def _decisive(surprises: np.ndarray, names: Sequence[str]) -> int:
+    """The place of the term that explains a text: the largest surprise.
+
+    A detector goes before the classifier if it alone is sure: all that the classifier can say of a text in another
+    language is which spoilt texts are the nearest.
+    """
+    own = [place for place, name in enumerate(names) if name != EXPOSURE]
+    best = max(own, key=lambda place: surprises[place])
+    return best if surprises[best] >= SURE else int(np.argmax(surprises))
 
 
 def _like(found: Assessment, text: int) -> str | None:

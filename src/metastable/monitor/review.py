@@ -25,7 +25,6 @@ Only hashes of accepted texts are kept.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
@@ -42,6 +41,7 @@ from metastable.errors import BadInput
 from metastable.monitor import passes
 from metastable.monitor.baseline import NO_TOKEN, Baseline
 from metastable.monitor.scoring import ColumnTable, Scorer
+from metastable.monitor.split import digest, short_digest
 
 # The level at which thresholds and strange texts are compared.
 ALPHA = 0.01
@@ -78,7 +78,7 @@ class Review:
 
     baseline : the baseline as it is
     digests : of the texts that would be accepted
-    repeated : texts that were accepted before, or occur twice among the reviewed ones; they are left out
+    repeated : texts that the baseline knows, or that occur twice among the reviewed ones; they are left out
     left_out : texts that cannot be used, by reason
     before, after : the number of calibration texts
     effects : by setting
@@ -104,6 +104,7 @@ class Review:
     ) -> Review:
         whole(batch_size, "batch_size", 1, "it must be at least 1")
         known = {one for entry in baseline.accepted for one in entry["sha256"]}
+        own_texts = set(baseline.known.tolist())
         fresh: dict[str, str] = {}
         left_out: Counter[str] = Counter()
         given = repeated = 0
@@ -111,7 +112,7 @@ class Review:
             given += 1
             if reason := "blank" if blank(text) else unusable(text):
                 left_out[reason.partition(";")[0]] += 1
-            elif (own := digest(text)) in known or own in fresh:
+            elif (own := digest(text)) in known or own in fresh or short_digest(text) in own_texts:
                 repeated += 1
             else:
                 fresh[own] = text
@@ -124,7 +125,7 @@ class Review:
         table, digests = table[usable], [list(fresh)[row] for row in rows[usable]]
         left_out = +left_out
         if not digests:
-            why = f"{repeated} were accepted before or occur twice, {left_out.total()} cannot be used"
+            why = f"{repeated} are known to the baseline or occur twice, {left_out.total()} cannot be used"
             raise BadInput(f"there is no text to accept: of {given} texts, {why}; give reviewed texts that are new")
         before = next(iter(baseline.settings.values())).texts
         effects = {name: _effect(scorer, table) for name, scorer in baseline.settings.items()}
@@ -186,11 +187,6 @@ class Review:
 def check_name(by: str | None) -> None:
     if by is not None and (not isinstance(by, str) or blank(by) or unusable(by) or not by.isprintable()):
         raise BadInput(f"by is {by!r}; give a name on one line")
-
-
-def digest(text: str) -> str:
-    """SHA-256 of a text in UTF-8, its words joined by single spaces: texts that differ in white space are the same."""
-    return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()
 
 
 def _effect(scorer: Scorer, table: ColumnTable) -> Effect:

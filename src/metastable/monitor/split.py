@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import tempfile
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
@@ -45,6 +46,16 @@ COUNTED = 100_000
 COMMON = 2000
 
 END: Any = object()
+
+
+def digest(text: str) -> str:
+    """SHA-256 of a text in UTF-8, its words joined by single spaces: texts that differ in white space are the same."""
+    return hashlib.sha256(" ".join(text.split()).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def short_digest(text: str) -> int:
+    """The first 64 bits of `digest`."""
+    return int(digest(text)[:16], 16)
 
 
 def _digest(document: str, seed: int) -> bytes:
@@ -102,6 +113,7 @@ class Split:
     counts : texts in each part
     left_out : texts that cannot be used, by reason
     commonest : the most frequent text, up to white space
+    known : the `short_digest` of each text
     halves : for each text of "calibrate", in order, the half that its document belongs to; see `coverage`
     """
 
@@ -111,6 +123,7 @@ class Split:
         self.left_out: Counter[str] = Counter()
         self.commonest = Commonest()
         self.halves = bytearray()
+        self.known = array("Q")
         self._labels: dict[str, set[int]] = {part: set() for part in SHARES}
         self._unlabelled: Counter[str] = Counter()
         self._files: dict[str, IO[bytes]] = {}
@@ -156,6 +169,7 @@ class Split:
         document = words if label is None else str(label)
         part = part_of(document, self.seed)
         self.counts[part] += 1
+        self.known.append(short_digest(text))
         self.commonest.add(words)
         if part == "calibrate":
             self.halves.append(half_of(document, self.seed))
