@@ -114,8 +114,8 @@ def _detectors(setting: Any) -> list[tuple[str, str, str]]:
     if setting.exposed:
         kinds = f"{', '.join(list(KINDS)[:-1])} or {list(KINDS)[-1]}"
         words = (
-            "it looks more like copies of clean texts that were spoilt on purpose than like clean texts. The copies have "
-            f"{kinds}. The classifier reads the columns of {', '.join(setting.exposed)}"
+            "it looks more like copies of clean texts that were spoilt on purpose than like clean texts. The copies "
+            f"have {kinds}. The classifier reads the columns of {', '.join(setting.exposed)}"
         )
         rows.append((CALLED, words, setting.weights.get(EXPOSURE, 0.0)))
     return [(name, words, f"{weight:g}" if weight else "–") for name, words, weight in rows]

@@ -1,7 +1,8 @@
 """The strange texts of a stream in a few groups by cause, each with a plain sentence.
 
 A text belongs to the first cause that fits: the script of its most unusual words, its length, the kind of spoilt text
-that it is most like, and else the detector and the depth at which it begins. The groups describe the strange texts; they do not prove the cause.
+that it is most like, and else the detector and the depth at which it begins. The groups describe the
+strange texts; they do not prove the cause.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def headline(watched: Watched, change: ChangePoint | None) -> str:
         told += f"at most about {_expected(watched)}"
     of_slices = _slice_alarms(watched)
     if not watched.alarms:
-        return f"{of_slices} The alarm over all texts was not: {told}." if of_slices else f"No alarm: {told}."
+        return f"{of_slices} The stream as a whole raised none: {told}." if of_slices else f"No alarm: {told}."
     at = f"The alarm was raised at text {watched.alarms[0]}"
     if len(watched.alarms) > 1:
         at = f"{len(watched.alarms)} alarms were raised, {_at(watched.alarms)}"
@@ -225,8 +225,8 @@ def _notes(watched: Watched, change: ChangePoint | None) -> list[str]:
         when = f" {watched.facts.reset_after} texts after each alarm" if watched.facts.reset_after else ""
         found.append(
             f"The evidence E drops {'once' if restarts == 1 else f'{restarts} times'} because a new episode begins"
-            f"{when}: E starts again from 1, so that a new alarm can be raised. A drop does not mean that the stream is "
-            "clean again."
+            f"{when}: E starts again from 1, so that a new alarm can be raised. A drop does not mean that the stream "
+            "is clean again."
         )
     if watched.damaged:
         found.append(f"{watched.damaged} lines of the records are damaged and left out.")
