@@ -187,9 +187,13 @@ def _slices(watched: Watched) -> list[tuple[str, int, str, str]]:
     found = []
     for i in order[:ROWS]:
         alarms, texts = watched.slices[i].alarms, int(scored[i])
-        share = f" ({100 * strange[i] / texts:.2g} %)" if texts else ""
+        share = f" ({_percent(strange[i] / texts)})" if texts else ""
         found.append((slice_name(watched.slices[i]), texts, f"{strange[i]}{share}", _at(alarms) if alarms else "none"))
     return found
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.{2 if share < 0.995 else 3}g} %"
 
 
 def _ends(raised: list[RaisedAlarm]) -> list[RaisedAlarm]:
@@ -341,7 +345,7 @@ def _comparison(watched: Watched, parts: Parts) -> list[tuple[str, list[str]]]:
         size, odd = own.stop - own.start, int(strange[own].sum())
         add("texts", f"{first} to {int(columns.number[own.stop - 1])}")
         add("scored", str(size))
-        add("strange", f"{odd} ({100 * odd / size:.2g} %)")
+        add("strange", f"{odd} ({_percent(odd / size)})")
         add("median p-value", number(float(np.median(columns.p_value[own]))))
         add("median length in tokens", f"{np.median(columns.n[own]):g}")
         layers = columns.layer[own][strange[own]]
