@@ -575,12 +575,15 @@ def test_calibrate_says_what_was_learned_and_watch_uses_it(small, clean, stream,
     assert f"{len(clean)} clean texts" in result.stdout
     assert "left out: 4 lines: 2 × blank" in result.stdout
     assert "smallest possible p-value" in result.stdout
+    assert result.stdout.count("classifier of spoilt texts") == 2
     assert f"{len({text.document for text in clean})} documents, 61 of them to rank" in result.stdout
     assert "independent of each other" in result.stdout
     assert "warning" not in result.stdout
     assert f"baseline: {out}" in result.stdout
     assert {entry.name for entry in out.iterdir()} == {"baseline.json", "baseline.safetensors", "report.html"}
     page = (out / "report.html").read_text(encoding="utf-8")
+    assert page.count('<th scope="row">classifier of spoilt texts</th>') == 2
+    assert repr(Baseline.load(out)).count("classifier of spoilt texts") == 2
     rows = Baseline.load(out).facts["coverage"]
     assert set(rows) == {"light", "full"}
     for own in rows.values():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from metastable.figures.monitor import BINS, MARKED
+from metastable.monitor.episodes import Episodes, Place
 from metastable.monitor.groups import MOST, groups
 from metastable.monitor.report import draw, headline, marked, render, tiles, write_stream
 from metastable.monitor.watched import StreamFacts, WatchedFile, WatchedRows
@@ -158,6 +159,103 @@ def test_groups_are_by_cause():
     rows = rows_of(p, tokens=lambda line: CAUSES[line % 8][0], n=lambda line: CAUSES[line % 8][1])
     found = {group.name: len(group.members) for group in groups(watched(rows))}
     assert found == {name: 20 if name.startswith("place") else 10 for _, _, name in CAUSES}
+
+
+def test_texts_like_spoilt_ones_are_grouped_by_the_kind():
+    rows = rows_of(np.full(30, 1 / (TEXTS + 1)), detector=lambda line: "exposure", first_layer=lambda line: line % 5)
+    for row in rows:
+        row["like"] = "repeated words" if row["line"] <= 12 else "typing errors" if row["line"] <= 29 else None
+    own = watched(rows)
+    found = {group.name: (len(group.members), group.sentence) for group in groups(own)}
+    assert [count for count, _ in found.values()] == [17, 12, 1]
+    assert found["like repeated words"][1].startswith("12 texts look most like clean texts with repeated words")
+    assert "1 text looks" in found["like spoilt texts"][1]
+    page = page_text(render(own))
+    assert "exposure" not in page
+    assert re.search(r"strange to classifier of spoilt texts\s+30", page)
+
+
+def sliced(rows, value):
+    """Rows with slices: value(line), and evidence that raises the alarm of "partner" at its third text."""
+    for row in rows:
+        row |= {"slice": value(row["line"]), "slice_log_e": 0.5, "slice_alarm": False}
+    partner = [row for row in rows if row["slice"] == "partner"]
+    partner[2]["slice_alarm"] = True
+    return rows, partner[2]["line"]
+
+
+def test_the_alarm_of_a_slice_is_told_where_the_whole_stream_has_none():
+    p = np.full(100, 0.5)
+    p[[39, 59]] = 1 / (TEXTS + 1)
+    rows, line = sliced(rows_of(p), lambda line: "partner" if line % 20 == 0 else "<b>web</b>" if line % 3 else None)
+    own = watched(rows, StreamFacts(calibration_texts=TEXTS, threshold=5.3, sliced_by="source"))
+    assert (line, own.alarms) == (60, [])
+    words = headline(own, None)
+    assert words.startswith("Slice ‘partner’ of source raised the alarm at text 60.")
+    found = tiles(own, None)
+    assert found["slices with an alarm"] == ("1 of 3", "‘partner’ at text 60")
+    page = render(own)
+    assert "<b>web" not in page[page.index("<body>") :]
+    text = page_text(page)
+    assert "No alarm" not in text
+    table = text.partition("strange  alarm")[2]
+    assert re.search(r"‘partner’\s+5\s+2 \(40 %\)\s+at text 60\s", table)
+    web = sum(line % 20 != 0 and line % 3 != 0 for line in range(1, 101))
+    assert re.search(rf"‘<b>web</b>’\s+{web}\s+0 \(0 %\)\s+none\s", table)
+    assert re.search(rf"texts without a value\s+{95 - web}\s+0 \(0 %\)\s+none\s", table)
+    lines = [shape.x0 for shape in draw(own, None).layout.shapes if shape.type == "line" and shape.x0 == shape.x1]
+    assert lines == [60]
+
+
+def test_slices_without_an_alarm_give_no_alarm():
+    rows, line = sliced(rows_of(np.full(100, 0.5)), lambda line: "partner")
+    rows[line - 1]["slice_alarm"] = False
+    own = watched(rows)
+    assert headline(own, None).startswith("No alarm")
+    assert tiles(own, None)["slices with an alarm"][0] == "0 of 1"
+
+
+@pytest.mark.parametrize("shift_ends", [False, True])
+def test_all_alarms_of_a_stream_with_episodes_are_told(shift_ends):
+    """The reference is what the monitor itself says of its episodes."""
+    p = shifted(200, 100)
+    if shift_ends:
+        # The texts after the alarm at text 112 are clean.
+        p[112:] = shifted(88, 88, seed=3)
+    episodes = Episodes(TEXTS, 0.01, reset_after=30)
+    evidence = episodes.take(p, p <= 0.01, [Place(i + 1, i + 1) for i in range(len(p))])
+    rows = rows_of(p)
+    for place, row in enumerate(rows):
+        row |= {"log_e": float(evidence.log_e[place]), "episode": int(evidence.episode[place])}
+        row["alarm"] = place in evidence.rows
+    facts = StreamFacts(calibration_texts=TEXTS, threshold=episodes.alarm.threshold, reset_after=30)
+    own, true = watched(rows, facts), episodes.to_dict()["alarms"]
+    assert len(true) == (1 if shift_ends else 3)
+    assert [(one.number, one.texts, one.strange, one.persists) for one in own.raised()] == [
+        (one["line"], one["after"]["texts"], one["after"]["strange"], one["after"]["persists"]) for one in true
+    ]
+    restarts = np.flatnonzero(np.diff(evidence.episode)) + 2
+    assert [one.restart for one in own.raised() if one.restart is not None] == restarts.tolist()
+    page, numbers = page_text(render(own)), [one["line"] for one in true]
+    assert "E starts again from 1" in page
+    words, found = headline(own, None), tiles(own, None)
+    if shift_ends:
+        assert f"raised at text {numbers[0]}" in words
+        assert "no sign that the shift persisted" in words
+        assert f"started again at text {restarts[0]}" in words
+        assert found["shift persists"][0] == "no sign of it"
+    else:
+        listed = f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+        assert words.startswith(f"{len(numbers)} alarms were raised, at texts {listed}")
+        assert "The shift persist" in words
+        assert found["alarms"][0] == str(len(numbers))
+        assert found["shift persists"][0] == "yes"
+
+
+def test_a_change_at_the_first_text_has_no_part_before_it():
+    own = watched(rows_of(np.full(60, 1 / (TEXTS + 1))))
+    assert own.change().begin.text == 1
+    assert "before" not in page_text(render(own)).lower()
 
 
 def test_many_groups_become_few_and_lose_no_text():

@@ -210,6 +210,17 @@ def test_on_alarm_is_called_at_each_alarm_and_repr_counts_them(monitor_of):
     assert f"alarm at text {monitor.raised_at} and {monitor.episodes.total - 1} more" in repr(monitor)
 
 
+def test_the_page_tells_alarms_whose_records_were_not_kept(monitor_of, tmp_path):
+    monitor, m = monitor_of(reset_after=5, slices=True, keep=3)
+    while monitor.episodes.total < 2 or not monitor.slices.of("de").episodes.total:
+        monitor.take([record(1, m, slice="de")])
+    monitor.take([record(m, m, slice="en")] * 3)
+    page = monitor.report(tmp_path / "report.html").read_text(encoding="utf-8")
+    first, second = (one.place.text for one in monitor.episodes.raised)
+    assert f"2 alarms were raised, at texts {first} and {second}" in page
+    assert f"‘de’ raised the alarm at text {monitor.slices.of('de').episodes.first.place.text}" in page
+
+
 def test_slices_in_python(small, small_baseline_folder, stream):
     monitor = Monitor(small, small_baseline_folder, slices=True)
     found = monitor.examine(stream[:6], slices=["en", 7, None, "en", "en", 7])

@@ -116,6 +116,7 @@ def _plain(found: Baseline, out: Path) -> dict[str, Any]:
 def _lines(found: Baseline, out: Path) -> list[str]:
     """The baseline for a terminal."""
     from metastable.monitor.baseline_report import warnings
+    from metastable.monitor.exposure import called
 
     facts = found.facts
     parts, lengths, documents, left_out = (facts[name] for name in ("parts", "lengths", "documents", "left_out"))
@@ -130,7 +131,7 @@ def _lines(found: Baseline, out: Path) -> list[str]:
     lines.append("all guarantees are for texts that are independent of each other")
     for name, scorer in found.settings.items():
         lines.append(
-            f"setting {name}: {', '.join(scorer.setting.members)}; the smallest possible p-value is "
+            f"setting {name}: {', '.join(map(called, scorer.setting.terms))}; the smallest possible p-value is "
             f"{scorer.least:.2g}, and {1 / (scorer.texts + 1):.2g} for the alarm"
         )
     for name, rows in facts["coverage"].items():

@@ -27,6 +27,8 @@ LEAST = 10
 LEGEND: dict[str, Any] = {"orientation": "h", "traceorder": "normal", "yref": "container", "y": 0, "yanchor": "bottom"}
 LEGEND |= {"x": 0, "font": {"size": 13}}
 """A legend along the bottom of the figure."""
+LINES = 100
+"""At most this many vertical lines of one kind."""
 HOVER = 60
 """Characters in a line of a hover text."""
 
@@ -44,6 +46,8 @@ class Timeline:
     alarms : numbers of the texts that raised an alarm
     change : the number at which the stream changed, with the ends of its interval; None without a change
     end : the same for the end of the change
+    slice_alarms : numbers of the texts that raised the alarm of a slice
+    restarts : numbers of the texts with which the evidence starts again
     """
 
     numbers: np.ndarray
@@ -55,6 +59,8 @@ class Timeline:
     alarms: Sequence[int] = ()
     change: tuple[int, int, int] | None = None
     end: tuple[int, int, int] | None = None
+    slice_alarms: Sequence[int] = ()
+    restarts: Sequence[int] = ()
 
     @property
     def binned(self) -> bool:
@@ -100,12 +106,9 @@ def timeline(given: Timeline, words: Sequence[str] = ()) -> go.Figure:
         figure.add_scatter(
             x=[None], y=[None], name=name, mode="lines", line={"color": look.PLATEAU, "width": 8}, row=1, col=1
         )
-    for place, number in enumerate(given.alarms):
-        figure.add_vline(x=number, line={"color": look.VERMILLION, "width": 2}, row=2, col=1)
-        line = {"color": look.VERMILLION, "width": 2}
-        figure.add_scatter(
-            x=[None], y=[None], name="alarm", mode="lines", line=line, showlegend=place == 0, row=2, col=1
-        )
+    _lines(figure, given.alarms, "alarm", {"color": look.VERMILLION, "width": 2}, 2)
+    _lines(figure, given.restarts, "E starts again", {"color": look.GREY, "width": 1.5, "dash": "dot"}, 2)
+    _lines(figure, given.slice_alarms, "alarm of a slice", {"color": look.VERMILLION, "width": 1.5, "dash": "dash"}, 1)
     least = min(given.p.min(initial=1.0), given.alpha)
     figure.add_hline(y=given.alpha, line={"color": look.GREY, "width": 1, "dash": "dash"}, row=1, col=1)
     # Plotly takes the ends of a logarithmic axis as powers of ten.
@@ -123,6 +126,14 @@ def timeline(given: Timeline, words: Sequence[str] = ()) -> go.Figure:
     return figure
 
 
+def _lines(figure: go.Figure, numbers: Sequence[int], name: str, line: dict[str, Any], row: int) -> None:
+    """Vertical lines at the texts of these numbers, at most `LINES`, with one entry in the legend."""
+    for number in numbers[:LINES]:
+        figure.add_vline(x=number, line=line, row=row, col=1)
+    if numbers:
+        figure.add_scatter(x=[None], y=[None], name=name, mode="lines", line=line, row=row, col=1)
+
+
 def _caption(given: Timeline) -> str:
     told = "Above: the p-value of each text. Small p-values are at the top; texts above the dashed line are strange. "
     if given.binned:
@@ -135,6 +146,12 @@ def _caption(given: Timeline) -> str:
     told += "Below: the evidence E of the alarm, on a logarithmic scale."
     if given.change is not None:
         told += " The yellow band is the 95 % interval of the place of the change."
+    if given.restarts:
+        told += " At the dotted lines a new episode begins after an alarm: E starts again from 1."
+    if given.slice_alarms:
+        told += " Dashed lines above: texts that raised the alarm of their slice. E is that of all texts together."
+    if max(map(len, (given.alarms, given.restarts, given.slice_alarms))) > LINES:
+        told += f" The first {LINES} lines of each kind are drawn."
     return told
 
 

@@ -57,7 +57,7 @@ class LiveStream:
             return (
                 self.version,
                 headline(watched, change),
-                promise(watched.facts.alpha),
+                promise(watched.facts.alpha, bool(watched.slices)),
                 _tiles(tiles(watched, change)),
                 NOTHING if figure is None else untitled(figure).to_plotly_json(),
                 "" if figure is None else caption(figure),
@@ -98,7 +98,7 @@ def page() -> html.Div:
             html.Header([html.H1(["metastable ", html.Span("lab: a watched stream")])]),
             html.Main(
                 [
-                    html.P(id="live-headline", role="status", **LIVE),
+                    html.P("Loading the stream …", id="live-headline", role="status", **LIVE),
                     html.P(id="live-promise", className="hint"),
                     html.Dl(id="live-numbers"),
                     dcc.Graph(id="live-timeline", config=GRAPH, figure=NOTHING),

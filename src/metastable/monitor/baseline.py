@@ -32,6 +32,7 @@ from metastable.monitor.conformal import Calibration
 from metastable.monitor.coverage import coverage
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.detectors.base import Detector
+from metastable.monitor.exposure import called
 from metastable.monitor.length_adjustment import shaped
 from metastable.monitor.notebook import table
 from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, Setting, Spoilt, wholes, within
@@ -89,7 +90,9 @@ class Baseline:
     _detectors: dict[str, Detector] | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
-        settings = "; ".join(f"{name}: {', '.join(own.setting.members)}" for name, own in self.settings.items())
+        settings = "; ".join(
+            f"{name}: {', '.join(map(called, own.setting.terms))}" for name, own in self.settings.items()
+        )
         later = sum(entry["texts"] for entry in self.accepted)
         texts = f"{sum(self.facts['parts'].values())} clean texts" + (f" and {later} accepted later" if later else "")
         return f"Baseline({self.encoder_name}, {texts}; {settings})"
@@ -102,7 +105,9 @@ class Baseline:
             "tokens of a text": f"{lengths['least']} to {lengths['most']}, median {lengths['median']}",
         }
         for name, scorer in self.settings.items():
-            rows[f"setting {name}"] = f"{', '.join(scorer.setting.members)}; smallest p-value {scorer.least:.2g}"
+            rows[f"setting {name}"] = (
+                f"{', '.join(map(called, scorer.setting.terms))}; smallest p-value {scorer.least:.2g}"
+            )
         return table(f"Baseline of {self.encoder_name}", rows)
 
     @classmethod

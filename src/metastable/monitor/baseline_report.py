@@ -9,7 +9,9 @@ from metastable import figures
 from metastable.encoder.texts import unknown_tokens
 from metastable.monitor.coverage import THRESHOLDS
 from metastable.monitor.detectors import DETECTORS
+from metastable.monitor.exposure import CALLED, EXPOSURE
 from metastable.monitor.split import SHARES
+from metastable.monitor.spoiling import KINDS
 from metastable.report.page import figure_block, render_page, short_name, target_of, write_page
 
 if TYPE_CHECKING:
@@ -106,11 +108,24 @@ def _hundredths(share: float) -> str:
     return f"{100 * share:.{2 if share < 0.00995 else 1}f}"
 
 
+def _detectors(setting: Any) -> list[tuple[str, str, str]]:
+    """Rows of the table of a setting: a detector, why it finds a text strange, and its weight in the score."""
+    rows = [(member, DETECTORS[member].words, setting.weights.get(member, 0.0)) for member in setting.members]
+    if setting.exposed:
+        kinds = f"{', '.join(list(KINDS)[:-1])} or {list(KINDS)[-1]}"
+        words = (
+            "it looks more like copies of clean texts that were spoilt on purpose than like clean texts. The copies "
+            f"have {kinds}. The classifier reads the columns of {', '.join(setting.exposed)}"
+        )
+        rows.append((CALLED, words, setting.weights.get(EXPOSURE, 0.0)))
+    return [(name, words, f"{weight:g}" if weight else "–") for name, words, weight in rows]
+
+
 def _setting(name: str, scorer: Any) -> dict[str, Any]:
     return {
         "name": name,
         "texts": scorer.texts,
         "least": f"{scorer.least:.2g}",
         "least_marginal": f"{1 / (scorer.texts + 1):.2g}",
-        "detectors": [(member, DETECTORS[member].words) for member in scorer.setting.members],
+        "detectors": _detectors(scorer.setting),
     }

@@ -138,6 +138,12 @@ class Episodes:
         """The number of the episode that is going on, from 1."""
         return self.alarm.episode
 
+    @property
+    def numbers(self) -> list[int]:
+        """The texts, among the scored ones, that raised the first alarm and the newest."""
+        kept = [one.place.text for one in self.raised]
+        return kept if self.first is None or kept[0] == self.first.place.text else [self.first.place.text, *kept]
+
     def to_dict(self) -> dict[str, Any]:
         """The alarms for JSON: their number, the first one and the newest."""
         kept = list(self.raised)

@@ -23,6 +23,8 @@ from metastable.monitor.spoiling import KINDS
 
 # The name of the classifier's score beside the detectors.
 EXPOSURE = "exposure"
+# What people read instead.
+CALLED = "classifier of spoilt texts"
 # The strength of the ridge penalty, in texts.
 RIDGE = 30.0
 # The likelihood is smooth and convex: a few hundred steps reach its maximum to six digits.
@@ -88,3 +90,8 @@ class Exposure:
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], columns: int) -> Exposure:
         shapes = {"centre": (columns,), "unit": (columns,), "weights": (columns + 1, len(KINDS))}
         return cls(**{name: shaped(arrays, name, shape) for name, shape in shapes.items()})
+
+
+def called(term: str) -> str:
+    """The name of a detector, or of the classifier, for people."""
+    return CALLED if term == EXPOSURE else term

@@ -1,7 +1,8 @@
 """The strange texts of a stream in a few groups by cause, each with a plain sentence.
 
-A text belongs to the first cause that fits: the script of its most unusual words, its length, and else the detector and
-the depth at which it begins. The groups describe the strange texts; they do not prove the cause.
+A text belongs to the first cause that fits: the script of its most unusual words, its length, the kind of spoilt text
+that it is most like, and else the detector and the depth at which it begins. The groups describe the
+strange texts; they do not prove the cause.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from metastable.monitor.detectors import DETECTORS
+from metastable.monitor.exposure import EXPOSURE
 from metastable.monitor.scripts import DIGITS, NONE, SYMBOLS
 from metastable.monitor.watched import NO_LAYER, Watched
 
@@ -18,6 +20,8 @@ from metastable.monitor.watched import NO_LAYER, Watched
 MOST = 8
 # A length is unusual beyond these quantiles of the ordinary texts, if those of the clean texts are not known.
 UNUSUAL = (0.01, 0.99)
+# Stands for the number of texts in a sentence.
+COUNT = "#"
 # Ordinary texts that are needed for these quantiles.
 ENOUGH = 100
 
@@ -43,11 +47,13 @@ def groups(watched: Watched) -> list[Group]:
             key = _of_script(written)
         elif n < low or n > high:
             key = _of_length(n < low, low, high)
+        elif watched.names[columns.detector[index]] == EXPOSURE:
+            key = _of_likeness(watched.names[columns.like[index]])
         else:
             key = _of_detector(watched.names[columns.detector[index]], int(columns.layer[index]))
         found.setdefault(key, []).append(index)
     ranked = sorted(found.items(), key=lambda item: -len(item[1]))
-    made = [Group(name, sentence, np.array(own)) for (name, sentence), own in ranked]
+    made = [Group(name, _counted(sentence, len(own)), np.array(own)) for (name, sentence), own in ranked]
     if len(made) <= MOST:
         return made
     rest = np.sort(np.concatenate([group.members for group in made[MOST - 1 :]]))
@@ -84,6 +90,17 @@ def _of_length(short: bool, low: float, high: float) -> tuple[str, str]:
     if short:
         return "very short", f"These texts are shorter than 99 % of the usual ones: fewer than {low:.0f} tokens."
     return "very long", f"These texts are longer than 99 % of the usual ones: more than {high:.0f} tokens."
+
+
+def _of_likeness(kind: str) -> tuple[str, str]:
+    """The group of texts that the classifier of spoilt texts finds most anomalous. kind : "" if it is not known"""
+    if not kind:
+        return "like spoilt texts", f"{COUNT} more like clean texts that were spoilt than like clean texts."
+    return f"like {kind}", f"{COUNT} most like clean texts with {kind}. It is a likeness, and the cause may be another."
+
+
+def _counted(sentence: str, texts: int) -> str:
+    return sentence.replace(COUNT, "1 text looks" if texts == 1 else f"{texts} texts look", 1)
 
 
 def _of_detector(name: str, layer: int) -> tuple[str, str]:

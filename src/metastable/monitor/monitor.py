@@ -189,7 +189,8 @@ class Monitor:
         from metastable.monitor.watched import StreamFacts, WatchedRows
 
         with self._lock:
-            made, texts, at = self.records, self.counts.texts, self.raised_at
+            made, texts, raised = self.records, self.counts.texts, self.episodes.numbers
+            of_slices = {own.value: own.episodes.numbers for own in self.slices or () if not own.others}
         missing = texts - len(made)
         rows = [
             record.to_dict(words) | {"line": missing + place if record.line is None else record.line}
@@ -205,10 +206,14 @@ class Monitor:
             lengths=self.baseline.usual_lengths,
             private=not words,
             missing=missing,
+            reset_after=self.episodes.reset_after,
         )
         watched = WatchedRows(rows, facts)
-        if at is not None and not watched.alarms:
-            watched.alarms.append(at)
+        # Alarms whose records were not kept.
+        watched.alarms[:0] = raised[: len(raised) - len(watched.alarms)]
+        for value, numbers in of_slices.items():
+            own = watched.slices[watched.slice_place(value)]
+            own.alarms[:0] = numbers[: len(numbers) - len(own.alarms)]
         return report.write(watched, Path(path))
 
     @property

@@ -17,8 +17,9 @@ from metastable import figures
 from metastable.figures.look import number
 from metastable.figures.monitor import Timeline
 from metastable.monitor.change_point import ChangePoint
+from metastable.monitor.exposure import called
 from metastable.monitor.groups import groups
-from metastable.monitor.watched import KEPT, NO_LAYER, REPORT, Watched, WatchedFile
+from metastable.monitor.watched import KEPT, NO_LAYER, REPORT, RaisedAlarm, Watched, WatchedFile, WatchedSlice
 from metastable.report.page import figure_block, render_page, short_name, target_of, write_page
 
 # Characters of a text on the page.
@@ -27,6 +28,12 @@ SHOWN = 600
 FIRST = 6
 # Characters of an example of a group.
 EXAMPLE = 160
+# Rows of the table of slices and of the table of alarms.
+ROWS = 40
+# Slices and alarms that a sentence names.
+NAMED = 3
+# Characters of the name of a slice.
+NAME = 40
 
 NO_TEXTS: Mapping[str, str] = {}
 
@@ -57,7 +64,7 @@ def render(watched: Watched, texts: Mapping[str, str] = NO_TEXTS) -> str:
         facts=facts,
         headline=headline(watched, change),
         notes=_notes(watched, change),
-        promise=promise(facts.alpha),
+        promise=promise(facts.alpha, bool(watched.slices)),
         numbers=tiles(watched, change),
         timeline=figure_block("timeline", draw(watched, change)) if watched.scored else None,
         depths=figure_block("depths", figures.first_depths(_depths(watched, parts))) if watched.strange.any() else None,
@@ -67,17 +74,23 @@ def render(watched: Watched, texts: Mapping[str, str] = NO_TEXTS) -> str:
         groups=_groups(watched, kept),
         parts=list(parts),
         comparison=_comparison(watched, parts),
-        changed=change is not None,
+        changed=change is not None and len(parts) > 1,
+        slices=_slices(watched),
+        sliced=len(watched.slices),
+        raised=_ends(watched.raised()) if facts.reset_after is not None else [],
+        alarms=len(watched.alarms),
         rejected=watched.reasons().most_common(),
     )
 
 
-def promise(alpha: float) -> str:
-    """What the alarm promises, in words."""
+def promise(alpha: float, sliced: bool = False) -> str:
+    """What the alarm promises, in words. sliced : whether slices have alarms of their own"""
     once = f"at most 1 of {1 / alpha:.0f}" if alpha < 0.5 else f"at most {alpha:g} of all"
+    like = "the texts of each slice" if sliced else "all texts"
+    raised = "raise any alarm, that of a slice included" if sliced else "raise the alarm"
     return (
-        f"If all texts were like the calibration texts and independent of each other, {once} such streams would ever "
-        "raise the alarm, however long they are watched."
+        f"If {like} were like the calibration texts and independent of each other, {once} such streams would ever "
+        f"{raised}, however long they are watched."
     )
 
 
@@ -96,10 +109,96 @@ def headline(watched: Watched, change: ChangePoint | None) -> str:
             f"{strange} of {scored} scored texts {'is' if strange == 1 else 'are'} strange, and clean texts would give "
         )
         told += f"at most about {_expected(watched)}"
+    of_slices = _slice_alarms(watched)
     if not watched.alarms:
-        return f"No alarm: {told}."
+        return f"{of_slices} The stream as a whole raised none: {told}." if of_slices else f"No alarm: {told}."
+    at = f"The alarm was raised at text {watched.alarms[0]}"
+    if len(watched.alarms) > 1:
+        at = f"{len(watched.alarms)} alarms were raised, {_at(watched.alarms)}"
     began = "" if change is None else f", and the change began at about text {_numbered(watched, change.begin)[0]}"
-    return f"The alarm was raised at text {watched.alarms[0]}{began}: {told}."
+    found = [f"{at}{began}: {told}.", _persistence(watched), of_slices]
+    return " ".join(sentence for sentence in found if sentence)
+
+
+def _at(texts: list[int]) -> str:
+    """Where alarms were raised: all texts, or the first and the last of many."""
+    if len(texts) > 2 * NAMED:
+        return f"the first at text {texts[0]} and the last at text {texts[-1]}"
+    return f"at text{'s' if len(texts) > 1 else ''} {_listed([str(text) for text in texts])}"
+
+
+def _listed(parts: list[str]) -> str:
+    return " and ".join([*([", ".join(parts[:-1])] if parts[1:] else []), *parts[-1:]])
+
+
+def _persistence(watched: Watched) -> str:
+    """Whether the shift persists after the newest alarm, if the evidence starts again after alarms; else ""."""
+    raised = watched.raised() if watched.facts.reset_after is not None else []
+    if not raised or not raised[-1].texts:
+        return ""
+    newest, after = raised[-1], "the last alarm" if len(raised) > 1 else "the alarm"
+    if newest.restart is not None:
+        since = f"the evidence started again at text {newest.restart} and has raised no alarm since"
+        if newest.persists is None:
+            return f"{since[0].upper()}{since[1:]}."
+        found = "The shift persisted" if newest.persists else "There is no sign that the shift persisted"
+        return f"{found} in the {_texts(newest.texts)} after {after}; {since}."
+    if newest.persists is None:
+        return ""
+    found = "The shift persists" if newest.persists else "There is no sign yet that the shift persists"
+    return f"{found} in the {_texts(newest.texts)} after {after}."
+
+
+def _texts(n: int) -> str:
+    return "one text" if n == 1 else f"{n} texts"
+
+
+def slice_name(own: WatchedSlice) -> str:
+    """The name of a slice for people."""
+    if own.others:
+        return "all further values"
+    if own.value is None:
+        return "texts without a value"
+    value = str(own.value)
+    return f"‘{value if len(value) <= NAME else value[: NAME - 1] + '…'}’"
+
+
+def _slice_alarms(watched: Watched) -> str:
+    """The slices that raised an alarm, in one sentence; "" if none did."""
+    raised = sorted((own for own in watched.slices if own.alarms), key=lambda own: own.alarms[0])
+    if not raised:
+        return ""
+    of = "" if watched.facts.sliced_by is None else f" of {watched.facts.sliced_by}"
+    if len(raised) == 1:
+        return f"Slice {slice_name(raised[0])}{of} raised the alarm {_at(raised[0].alarms)}."
+    named = [f"{slice_name(own)} ({_at(own.alarms)})" for own in raised[:NAMED]]
+    if len(raised) > NAMED:
+        named.append(f"{len(raised) - NAMED} more")
+    return f"{len(raised)} of {len(watched.slices)} slices{of} raised an alarm: {_listed(named)}."
+
+
+def _slices(watched: Watched) -> list[tuple[str, int, str, str]]:
+    """Rows of the table of slices, those with an alarm first: name, scored texts, strange ones, alarms."""
+    size = len(watched.slices)
+    own = watched.columns.slice
+    scored = np.bincount(own[own >= 0], minlength=size)
+    strange = np.bincount(own[(own >= 0) & watched.strange], minlength=size)
+    order = sorted(range(size), key=lambda i: (not watched.slices[i].alarms, -strange[i], -scored[i]))
+    found = []
+    for i in order[:ROWS]:
+        alarms, texts = watched.slices[i].alarms, int(scored[i])
+        share = f" ({_percent(strange[i] / texts)})" if texts else ""
+        found.append((slice_name(watched.slices[i]), texts, f"{strange[i]}{share}", _at(alarms) if alarms else "none"))
+    return found
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.{2 if share < 0.995 else 3}g} %"
+
+
+def _ends(raised: list[RaisedAlarm]) -> list[RaisedAlarm]:
+    """The rows of the table of alarms: all, or the first and the newest."""
+    return raised if len(raised) <= ROWS else [raised[0], *raised[1 - ROWS :]]
 
 
 def _expected(watched: Watched) -> str:
@@ -125,6 +224,14 @@ def _notes(watched: Watched, change: ChangePoint | None) -> list[str]:
         found.append(f"The change seems to have ended: its last text is about text {at}, between {low} and {high}.")
     if watched.alarms and change is None and watched.facts.calibration_texts is not None:
         found.append("The evidence is spread over the stream: there is no single place at which it changed.")
+    restarts = sum(one.restart is not None for one in watched.raised())
+    if restarts:
+        when = f" {watched.facts.reset_after} texts after each alarm" if watched.facts.reset_after else ""
+        found.append(
+            f"The evidence E drops {'once' if restarts == 1 else f'{restarts} times'} because a new episode begins"
+            f"{when}: E starts again from 1, so that a new alarm can be raised. A drop does not mean that the stream "
+            "is clean again."
+        )
     if watched.damaged:
         found.append(f"{watched.damaged} lines of the records are damaged and left out.")
     return found
@@ -140,9 +247,22 @@ def tiles(watched: Watched, change: ChangePoint | None) -> dict[str, tuple[str, 
     strange = int(watched.strange.sum())
     found["strange"] = (str(strange), f"p ≤ {watched.facts.alpha:g}; at most about {_expected(watched)} expected")
     log_e = watched.columns.log_e[np.isfinite(watched.columns.log_e)]
-    most = f"E was at most {power(float(log_e.max()))}" if len(log_e) else ""
+    most = f"E reached {power(float(log_e.max()))}" if len(log_e) else ""
     at = "" if watched.facts.threshold is None else f", alarm at {power(watched.facts.threshold)}"
-    found["alarm"] = (f"at text {watched.alarms[0]}" if watched.alarms else "none", most + at)
+    if len(watched.alarms) > 1:
+        found["alarms"] = (str(len(watched.alarms)), f"{_at(watched.alarms)}; {most}{at}")
+    else:
+        name = "alarm over all texts" if watched.slices else "alarm"
+        found[name] = (_at(watched.alarms) if watched.alarms else "none", most + at)
+    newest = watched.raised()[-1:]
+    if newest and newest[0].persists is not None:
+        meaning = f"of the {_texts(newest[0].texts)} after the {'last ' * (len(watched.alarms) > 1)}alarm are strange"
+        found["shift persists"] = ("yes" if newest[0].persists else "no sign of it", f"{newest[0].strange} {meaning}")
+    if watched.slices:
+        raised = [own for own in watched.slices if own.alarms]
+        named = _listed([f"{slice_name(own)} {_at(own.alarms)}" for own in raised[:NAMED]])
+        meaning = named + (f" and {len(raised) - NAMED} more" if len(raised) > NAMED else "")
+        found["slices with an alarm"] = (f"{len(raised)} of {len(watched.slices)}", meaning)
     if change is not None:
         begin, low, high = _numbered(watched, change.begin)
         found["change"] = (f"from text {begin}", f"95 % interval: {low} to {high}")
@@ -171,6 +291,8 @@ def draw(watched: Watched, change: ChangePoint | None) -> Any:
         alarms=watched.alarms,
         change=begin,
         end=end,
+        slice_alarms=sorted(number for own in watched.slices for number in own.alarms),
+        restarts=[one.restart for one in watched.raised() if one.restart is not None],
     )
     return figures.timeline(given, [watched.row(int(index))["reason"] for index in given.marked])
 
@@ -187,6 +309,8 @@ def _parts(watched: Watched, change: ChangePoint | None) -> Parts:
         found = {"before the change": slice(0, begin), "after the change": slice(begin, end)}
         if end < n:
             found = {"before": slice(0, begin), "during the change": slice(begin, end), "after it": slice(end, n)}
+        elif not begin:
+            found = {"the whole stream": slice(0, n)}
     elif n == 1:
         found = {"the stream": slice(0, 1)}
     else:
@@ -221,7 +345,7 @@ def _comparison(watched: Watched, parts: Parts) -> list[tuple[str, list[str]]]:
         size, odd = own.stop - own.start, int(strange[own].sum())
         add("texts", f"{first} to {int(columns.number[own.stop - 1])}")
         add("scored", str(size))
-        add("strange", f"{odd} ({100 * odd / size:.2g} %)")
+        add("strange", f"{odd} ({_percent(odd / size)})")
         add("median p-value", number(float(np.median(columns.p_value[own]))))
         add("median length in tokens", f"{np.median(columns.n[own]):g}")
         layers = columns.layer[own][strange[own]]
@@ -229,7 +353,7 @@ def _comparison(watched: Watched, parts: Parts) -> list[tuple[str, list[str]]]:
         add("median first strange depth", f"{np.median(layers):g}" if len(layers) else "–")
         for name, _ in detectors.most_common():
             count = int((columns.detector[own][strange[own]] == watched.names.index(name)).sum())
-            add(f"strange to {name}", str(count))
+            add(f"strange to {called(name)}", str(count))
         begin = first if first != edges[0] else 0
         add("rejected", str(watched.reasons(begin, after - 1 if math.isfinite(after) else math.inf).total()))
     return list(rows.items())

@@ -11,7 +11,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ import numpy as np
 
 from metastable.errors import BadInput
 from metastable.files import Tail, read_json
+from metastable.monitor.alarm import Alarm
 from metastable.monitor.change_point import ChangePoint, change_point
 from metastable.monitor.record import kind
 from metastable.monitor.scripts import script
+from metastable.monitor.slices import MOST
 
 # The names of the files in the folder of a stream.
 RECORDS, SUMMARY, TEXTS, REPORT = "records.jsonl", "summary.json", "strangest.json", "report.html"
@@ -31,6 +33,9 @@ KEPT = 20
 LONGEST = 2000
 
 NO_LAYER = -1
+NO_SLICE = -1
+
+Value = str | int | None
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class StreamFacts:
     finished : whether the stream was read to its end
     private : whether no words of the texts may be shown
     missing : earlier texts of the stream without a record
+    sliced_by : the field that slices are values of
+    reset_after : texts after an alarm until the evidence starts again; None if it never does
     """
 
     alpha: float = 0.01
@@ -55,6 +62,8 @@ class StreamFacts:
     finished: bool | None = None
     private: bool = False
     missing: int = 0
+    sliced_by: str | None = None
+    reset_after: int | None = None
 
     @classmethod
     def of_summary(cls, path: Path) -> StreamFacts:
@@ -72,6 +81,8 @@ class StreamFacts:
                 lengths=None if lengths is None else (int(lengths[0]), int(lengths[1])),
                 finished=found.get("finished"),
                 private=bool(made.get("private", False)),
+                sliced_by=made.get("slice"),
+                reset_after=made.get("reset_after_alarm"),
             )
         except (BadInput, TypeError, ValueError):
             return cls()
@@ -84,7 +95,9 @@ class Columns:
     place : which record of the stream, from 0
     number : the line, or place + 1 where there is none
     layer : the first strange depth, `NO_LAYER` if there is none
-    detector, script : places in `Watched.names`
+    detector, script, like : places in `Watched.names`; `like` is the kind of spoilt text that the text is most like
+    episode : the number of the episode, from 1
+    slice : the place in `Watched.slices`, `NO_SLICE` without slices
     """
 
     place: np.ndarray
@@ -97,17 +110,51 @@ class Columns:
     layer: np.ndarray
     detector: np.ndarray
     script: np.ndarray
+    like: np.ndarray
+    episode: np.ndarray
+    slice: np.ndarray
 
 
 # Type codes of `array` for each column, in order.
-CODES = dict(zip(Columns.__annotations__, "qqddddqhhh", strict=True))
+CODES = dict(zip(Columns.__annotations__, "qqddddqhhhhqh", strict=True))
+
+
+@dataclass
+class WatchedSlice:
+    """A slice of the stream.
+
+    others : whether this is the slice that further values share
+    alarms : numbers of the texts that raised an alarm of this slice
+    """
+
+    value: Value
+    others: bool = False
+    alarms: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RaisedAlarm:
+    """An alarm over all texts, and the texts after it up to the end of its episode.
+
+    number : of the text that raised it
+    restart : the number of the text with which the evidence starts again, if there is one
+    texts, strange : texts after the alarm, and strange ones among them
+    persists : whether these texts alone are not like the clean texts, see `episodes`; None if that is not known
+    """
+
+    number: int
+    restart: int | None
+    texts: int
+    strange: int
+    persists: bool | None
 
 
 class Watched:
     """The records of a stream; `facts` may be replaced at any time.
 
     rejected : the number of each rejected text
-    alarms : numbers of the texts that raised an alarm
+    alarms : numbers of the texts that raised an alarm over all texts
+    slices : in the order in which they appeared
     cut : scored texts that were longer than the model's limit
     damaged : rows that are no records
     names : of detectors and scripts; columns have their places in it
@@ -120,6 +167,8 @@ class Watched:
     def _clear(self) -> None:
         self.rejected, self._reasons = array("q"), array("h")
         self.alarms: list[int] = []
+        self.slices: list[WatchedSlice] = []
+        self._slice_places: dict[Value, int] = {}
         self.cut = self.damaged = self.records = 0
         self.names: list[str] = []
         self._codes: dict[str, int] = {}
@@ -144,6 +193,7 @@ class Watched:
         log_e, layer = get("log_e"), get("first_layer")
         if not (0 < p_value <= 1 and 0 < p_marginal <= 1):
             raise ValueError("p-values are above 0 and at most 1")
+        own_slice = NO_SLICE if get("slice_log_e") is None else self.slice_place(get("slice"))
         values = (
             self.records,
             number,
@@ -155,12 +205,27 @@ class Watched:
             NO_LAYER if layer is None else int(layer),
             self._code(str(get("detector"))),
             self._code(script([str(word["text"]) for word in get("tokens") or ()])),
+            self._code(str(get("like") or "")),
+            int(get("episode") or 1),
+            own_slice,
         )
         for own, value in zip(self._columns.values(), values, strict=True):
             own.append(value)
         self.cut += bool(get("cut"))
         if get("alarm"):
             self.alarms.append(number)
+        if get("slice_alarm") and own_slice != NO_SLICE:
+            self.slices[own_slice].alarms.append(number)
+
+    def slice_place(self, value: Value) -> int:
+        """The place of a value's slice in `slices`. Values after the first `MOST` share one slice."""
+        if value not in self._slice_places:
+            if len(self._slice_places) < MOST:
+                self._slice_places[value] = len(self.slices)
+                self.slices.append(WatchedSlice(value))
+            elif not self.slices[-1].others:
+                self.slices.append(WatchedSlice(None, others=True))
+        return self._slice_places.get(value, MOST)
 
     def _code(self, name: str) -> int:
         if name not in self._codes:
@@ -203,6 +268,21 @@ class Watched:
         if not self.alarms or texts is None:
             return None
         return change_point(self.columns.p_marginal, texts, self.facts.alpha)
+
+    def raised(self) -> list[RaisedAlarm]:
+        """The alarms over all texts whose record is there, in their order, with the texts after each."""
+        columns, found = self.columns, []
+        for at in np.flatnonzero(np.isin(columns.number, self.alarms)).tolist():
+            end = int(np.searchsorted(columns.episode, columns.episode[at], side="right"))
+            own, texts, threshold = slice(at + 1, end), self.facts.calibration_texts, self.facts.threshold
+            persists = None
+            if self.facts.reset_after is not None and texts is not None and threshold is not None and end > at + 1:
+                log_e = Alarm(texts, self.facts.alpha).evidence(columns.p_marginal[own])
+                persists = bool(log_e.max() >= threshold)
+            restart = int(columns.number[end]) if end < self.scored else None
+            strange = int(self.strange[own].sum())
+            found.append(RaisedAlarm(int(columns.number[at]), restart, end - at - 1, strange, persists))
+        return found
 
     def row(self, index: int) -> dict[str, Any]:
         """The record of a scored text."""

@@ -1,0 +1,24 @@
+"""What the live view answers, without a browser: the words of the page of the same stream."""
+
+import json
+
+from metastable.lab.live import LiveStream, page
+from tests.monitor.streams import rows_of, write_folder
+
+
+def test_the_alarm_of_a_slice_and_the_field_are_told(tmp_path):
+    rows = rows_of([0.5] * 30)
+    for row in rows:
+        row |= {"slice": "a" if row["line"] % 2 else "b", "slice_log_e": 0.1, "slice_alarm": row["line"] == 18}
+    folder = write_folder(tmp_path, rows)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["made"]["slice"] = "source"
+    (folder / "summary.json").write_text(json.dumps(summary))
+    _, headline, promise, tiles, *_ = LiveStream(folder).answer(None)
+    assert headline.startswith("Slice ‘b’ of source raised the alarm at text 18")
+    assert "each slice" in promise
+    assert "1 of 2" in str(tiles)
+
+
+def test_the_page_says_that_it_loads_before_the_first_answer():
+    assert "Loading" in str(page())
