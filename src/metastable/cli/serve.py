@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from metastable.monitor.monitor import Monitor
     from metastable.monitor.record import Record
+    from metastable.monitor.sinks import Sink
 
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
 # Seconds, beyond the time for one request, that open requests have when the server stops.
@@ -118,8 +119,9 @@ def serve(
         registry = CollectorRegistry()
         encoder.reads_text()
         alarms = _AlarmLines()
+        sinks: list[Sink] = [Prometheus(registry, monitor="serve"), alarms]
         monitor = Monitor(
-            *(encoder, known, setting, [Prometheus(registry, monitor="serve"), alarms], alpha),
+            *(encoder, known, setting, sinks, alpha),
             keep=1,
             reset_after=reset_after_alarm,
             slices=slices,
