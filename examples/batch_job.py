@@ -2,37 +2,51 @@
 
     python examples/batch_job.py ./my-encoder baseline texts-of-the-day.txt reports/2026-11-18
 
-Writes records.jsonl (one record a text), strange.csv (the texts to look at, strangest first) and summary.json. The exit
-code is 1 if the day as a whole is not like the clean texts, else 0.
+Writes records.jsonl (one record a line), strange.csv (the texts to look at, strangest first) and summary.json. A second
+run into the same folder starts again. The exit code is that of `metastable watch`: 1 if the day as a whole is not like
+the clean texts; else 2 if lines could not be used, or there were none, or the input is bad; else 0.
 """
 
 import csv
 import itertools
-import json
-import sys
 from pathlib import Path
 
+import typer
+
 import metastable as ms
-from metastable.encoder.texts import read_texts
-from metastable.monitor.sinks import JsonLines
+from metastable.cli.calibrate import check_texts
+from metastable.cli.exits import EXIT_BAD_INPUT, EXIT_FINDING, one_line_errors
+from metastable.encoder.texts import lines
+from metastable.monitor.stream import examined, stream_folder
 
-if len(sys.argv) != 5:
-    raise SystemExit(f"usage: python {sys.argv[0]} MODEL BASELINE TEXTS OUT")
-model, baseline, texts, out = sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4])
-out.mkdir(parents=True, exist_ok=False)
 
-monitor = ms.Monitor(model, baseline, setting="full", sinks=[JsonLines(out / "records.jsonl")])
-strange = []
-lines = enumerate(read_texts(texts), start=1)
-while some := list(itertools.islice(lines, 1024)):  # a file of any size, in bounded memory
-    for (line, text), record in zip(some, monitor.examine([text for _, text in some]), strict=True):
-        if record.strange:
-            strange.append((record.p_value, line, record.reason, text))
+def main(model: str, baseline: Path, texts: str, out: Path) -> None:
+    with one_line_errors(debug=False, resumes=False):
+        check_texts(texts)
+        monitor = ms.Monitor(model, baseline, setting="full", keep=1)
+        examiner = monitor.examiner()
+        facts = {"encoder": monitor.baseline.fingerprint, "setting": monitor.setting, "alpha": monitor.alpha}
+        strange = []
+        with stream_folder(out, facts, overwrite=True) as folder:
+            (out / "strange.csv").unlink(missing_ok=True)
+            coming = lines(texts)
+            while some := list(itertools.islice(coming, 1024)):  # a file of any size, in bounded memory
+                # A line that cannot be used has a record with the reason.
+                records = monitor.take(examined(some, examiner.records))
+                folder.write([record.to_dict() for record in records])
+                for line, record in zip(some, records, strict=True):
+                    if record.strange:
+                        strange.append((record.p_value, record.score, line.number, record.reason, line.text))
+            strange.sort(key=lambda row: (row[0], -row[1], row[2]))
+            with (out / "strange.csv").open("w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows([("p_value", "score", "line", "reason", "text"), *strange])
+            summary = monitor.summary()
+            folder.finish({"finished": True, **summary})
+        rejected, raised = sum(summary["rejected"].values()), summary["alarm"]["raised"]
+        alarm = f"alarm at text {monitor.raised_at}" if raised else "no alarm"
+        print(f"{summary['texts']} texts, {rejected} rejected, {len(strange)} strange, {alarm}: {out / 'strange.csv'}")
+        raise typer.Exit(EXIT_FINDING if raised else EXIT_BAD_INPUT if rejected or not summary["texts"] else 0)
 
-with (out / "strange.csv").open("w", newline="", encoding="utf-8") as file:
-    csv.writer(file).writerows([("p_value", "line", "reason", "text"), *sorted(strange)])
-summary = monitor.summary()
-(out / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
-alarm = "alarm" if monitor.raised_at else "no alarm"
-print(f"{summary['texts']} texts, {len(strange)} strange, {alarm}: {out / 'strange.csv'}")
-raise SystemExit(1 if monitor.raised_at else 0)
+
+if __name__ == "__main__":
+    typer.run(main)

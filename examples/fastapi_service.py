@@ -27,7 +27,7 @@ class Texts(BaseModel):
 
 
 def told(monitor: ms.Monitor) -> None:
-    logging.getLogger("service").warning("the texts are not like the clean ones since text %s", monitor.raised_at)
+    logging.getLogger("service").warning("the texts are not like the clean ones: alarm at text %s", monitor.raised_at)
 
 
 @asynccontextmanager

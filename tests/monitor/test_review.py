@@ -184,11 +184,16 @@ def test_the_command_shows_the_effect_and_writes_only_with_yes(command, small, t
     assert elsewhere.exit_code == 0, elsewhere.output
     assert contents(folder) == before
     assert Baseline.load(tmp_path / "new").accepted[0]["by"] == "Ada"
+    assert f"page: {tmp_path / 'new' / 'report.html'}" in elsewhere.stdout.splitlines()
     done = invoke(*arguments, "--yes", "--json", "--by", "Ada")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert (found["schema"], found["written"], found["texts"]) == ("metastable.recalibrate/1", True, 34)
     assert contents(folder) != before
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    (entry,) = Baseline.load(folder).accepted
+    assert re.search(rf'(?s)id="accepted".*{re.escape(entry["when"])}.*>Ada<.*>34<', page)
+    assert f"ranked among {review.after} clean texts" in page
     watched = invoke("watch", small, "--baseline", folder, stdin="\n".join(ODD))
     assert all(json.loads(line)["status"] == "scored" for line in watched.stdout.splitlines())
     again = invoke(*arguments, "--yes")

@@ -162,8 +162,9 @@ TOO_LARGE = json.dumps({"texts": ["x " * 150_000] * 8}).encode()
         ("POST", "/score", TOO_LARGE, JSON, 413, "2097152 bytes"),
         ("POST", "/score", iter([TOO_LARGE[: 2**20]] * 3), JSON, 413, "2097152 bytes"),
         ("POST", "/score", b'{"texts": ["a"]}', {"Content-Type": "text/plain"}, 415, "application/json"),
-        ("GET", "/score", None, {}, 405, "does not take GET"),
-        ("DELETE", "/health", None, {}, 405, "does not take DELETE"),
+        ("GET", "/score", None, {}, 405, "send POST"),
+        ("DELETE", "/health", None, {}, 405, "send GET"),
+        ("POST", "/score", b'{"texts": ["a"], "slices": ["x"]}', JSON, 400, "without --slices"),
         ("POST", "/scores", b"{}", JSON, 404, "/scores"),
         ("GET", "/health", None, {"Host": "evil.example"}, 403, "evil.example"),
     ],
@@ -249,9 +250,39 @@ def test_a_killed_server_has_every_answer_in_its_folder_and_goes_on(serve_argume
     assert kept == first + second
 
 
+def test_alarms_of_slices_and_episodes_are_those_of_the_monitor_and_are_logged(
+    serve_arguments, small_encoder, small_baseline, stream, tmp_path
+):
+    texts = ["", *stream[:20], *ODD * 5, *stream[20:60], *ODD * 5]
+    values = ["b" if text in ODD else (None, "a", 7)[place % 3] for place, text in enumerate(texts)]
+    options = {"tokenizer": small_encoder.tokenizer, "reset_after": 5, "slices": True}
+    monitor = Monitor(small_encoder.model, small_baseline, "full", **options)
+    expected = [record.to_dict() for record in monitor.examine(texts, slices=values)]
+    arguments = [*serve_arguments, "--reset-after-alarm", "5", "--slices", "--out", tmp_path]
+    found = []
+    for first, resumed in ((0, []), (60, ["--resume"])):
+        with serving(*arguments, *resumed) as client:
+            status, _, answer = client.post({"texts": texts[first:][:60], "slices": values[first:][:60]})
+            assert status == 200, answer
+            found += answer["records"]
+            assert client.post({"texts": ["a"], "slices": [["x"]]})[0] == 400
+            client.process.send_signal(signal.SIGTERM)
+            said = client.process.communicate(timeout=60)[1].splitlines()
+            # One line for each alarm, which names the text that raised it.
+            lines = [row["line"] for row in found[first:] for kind in ("alarm", "slice_alarm") if row[kind]]
+            assert lines
+            assert [int(re.search(r"alarm at text \d+ \(line (\d+)\)", line)[1]) for line in said[:-1]] == lines
+    names = ("slice", "alarm", "slice_alarm", "episode")
+    assert [[row[name] for name in names] for row in found] == [[row[name] for name in names] for row in expected]
+    assert f"alarm at text {monitor.raised_at}" in said[-1]
+    raised = sum(own.episodes.total > 0 for own in monitor.slices)
+    assert f"an alarm in {raised} of 4 slices" in said[-1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--reset-after-alarm", "0"], "--reset-after-alarm is 0"),
         (["--port", "99999"], "cannot listen on 127.0.0.1:99999"),
         (["--setting", "lite"], "did you mean 'light'"),
         (["--alpha", "2"], "--alpha"),

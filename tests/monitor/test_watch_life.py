@@ -133,11 +133,23 @@ def test_an_alarm_of_a_slice_alone_is_a_finding(watching, stream, tmp_path):
     assert json.loads(without.stdout.splitlines()[-1])["slices"] is None
 
 
+@pytest.mark.parametrize(("value", "missing"), [(None, True), (["a"], True), ("a", False)])
+def test_a_field_that_no_line_has_is_warned_of(value, missing, watching, stream, tmp_path):
+    rows = [{"text": text, "source": value} for text in stream[:3]]
+    rows.append({"text": stream[3]})
+    given = "".join(json.dumps(row) + "\n" for row in rows)
+    result = invoke(*watching, "--jsonl", "--slice", "source", "--out", tmp_path / "out", stdin=given)
+    assert result.exit_code == 0
+    assert ("no line has the field 'source'" in result.stderr) == missing
+    assert "no alarm over all texts" in result.stderr
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["slice_field_missing"] is missing
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
         (["--reset-after-alarm", "0"], "--reset-after-alarm is 0"),
-        (["--slice", "source"], "needs JSON lines"),
+        (["--slice", "source"], "give a .jsonl file or --jsonl"),
         (["--slice", "text", "--jsonl"], "is the text itself"),
     ],
 )

@@ -29,7 +29,8 @@ def recalibrate(
         str, typer.Option(help="Reviewed texts: one a line, or .jsonl with a field text; - is standard input.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the new baseline. Without it, the old one is replaced.")
+        Path | None,
+        typer.Option(help="Folder for the new baseline and its report.html. Without it, the old one is replaced."),
     ] = None,
     by: Annotated[
         str | None, typer.Option(help="Who accepts the texts, for the record. Your login name unless given.")
@@ -56,7 +57,7 @@ def recalibrate(
     """
     with one_line_errors(debug, resumes=False):
         from metastable.files import to_json
-        from metastable.monitor.baseline import Baseline, check_writable
+        from metastable.monitor.baseline import REPORT, Baseline, check_writable
         from metastable.monitor.review import check_name
         from metastable.progress import Texts
 
@@ -86,13 +87,17 @@ def recalibrate(
         if agreed:
             if replaces and _digest(baseline) != before:
                 raise BadInput(f"{baseline} was changed by another process meanwhile; start again")
-            review.accepted(who).save(target)
+            found = review.accepted(who)
+            found.save(target)
+            found.report(target / REPORT)
         if as_json:
             left_out = dict(unread + Counter(review.left_out))
-            found = {"schema": SCHEMA, "baseline": str(target), "written": agreed, **review.to_dict()}
-            print(to_json(found | {"left_out": left_out}))
+            made = {"written": agreed, "report": str(target / REPORT) if agreed else None}
+            print(
+                to_json({"schema": SCHEMA, "baseline": str(target), **made, **review.to_dict(), "left_out": left_out})
+            )
         elif agreed:
-            print(f"baseline: {target}")
+            print(f"baseline: {target}\npage: {target / REPORT}")
         if not agreed:
             complain("nothing is written: the texts were not accepted; --yes accepts them")
             raise typer.Exit(EXIT_BAD_INPUT)

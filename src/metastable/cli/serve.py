@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
     from starlette.applications import Starlette
 
+    from metastable.monitor.monitor import Monitor
+    from metastable.monitor.record import Record
+    from metastable.monitor.sinks import Sink
+
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
 # Seconds, beyond the time for one request, that open requests have when the server stops.
 GRACE = 5
@@ -41,6 +45,18 @@ def serve(
             "p-value is at most alpha."
         ),
     ] = 0.01,
+    reset_after_alarm: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Begin again N texts after an alarm, with evidence 1, as `watch` does."),
+    ] = None,
+    slices: Annotated[
+        bool,
+        typer.Option(
+            "--slices",
+            help="Requests may have a list slices beside texts. Each value gets an alarm of its own; all alarms share "
+            "alpha. Clean texts of each value must be like the calibration texts.",
+        ),
+    ] = False,
     host: Annotated[
         str, typer.Option(help="The address to listen on. Other machines can send texts to any other address.")
     ] = "127.0.0.1",
@@ -63,7 +79,7 @@ def serve(
 
     POST /score takes {"texts": […], "ids": […]} (ids are optional) and returns {"records": […]}, as `watch` writes
     them. GET /health has the counts and the alarm, GET /metrics the same for Prometheus. Texts that wait are examined
-    together.
+    together. An alarm is also a line on standard error.
 
     SIGTERM and Ctrl-C end the server: it accepts no more requests, answers those that it accepted, and exits with 0,
     with or without an alarm (see /health, or summary.json in --out). A second Ctrl-C ends it at once, with 130.
@@ -88,7 +104,7 @@ def serve(
         from metastable.monitor.sinks import Prometheus
         from metastable.monitor.stream import stream_folder
 
-        check_flags(batch_size, out, resume, overwrite)
+        check_flags(batch_size, out, resume, overwrite, reset_after_alarm)
         choice(setting, "--setting", SETTINGS)
         share(alpha, "--alpha")
         if waiting < 1:
@@ -102,18 +118,28 @@ def serve(
         check_least(known, setting, alpha)
         registry = CollectorRegistry()
         encoder.reads_text()
-        monitor = Monitor(encoder, known, setting, [Prometheus(registry, monitor="serve")], alpha, keep=1)
+        alarms = _AlarmLines()
+        sinks: list[Sink] = [Prometheus(registry, monitor="serve"), alarms]
+        monitor = Monitor(
+            *(encoder, known, setting, sinks, alpha),
+            keep=1,
+            reset_after=reset_after_alarm,
+            slices=slices,
+        )
         about = {
             "encoder": known.fingerprint,
             "baseline": hashlib.sha256((baseline / "baseline.json").read_bytes()).hexdigest(),
             "setting": setting,
             "alpha": alpha,
+            "reset_after_alarm": reset_after_alarm,
+            "slice": "slices" if slices else None,
         }
         folder = None
         if out is not None:
             facts = {**about, "private": private, "source": "http"}
             folder = stack.enter_context(stream_folder(out, facts, resume, overwrite))
             monitor.replay(folder.past())
+        alarms.follow(monitor)
         service = Service(monitor, folder, batch_size=batch_size, most=waiting, private=private)
         app = application(service, registry, {"name": encoder.name, **about}, Limits(seconds=timeout), host)
         if not is_loopback(host):
@@ -122,11 +148,39 @@ def serve(
         complete = _run(app, address, timeout, ready)
         service.close(answer=complete)
         written = out is None or service.finish({"finished": complete, **monitor.summary()})
-        counts = monitor.counts
-        print(f"metastable serve: stopped after {counts.texts} texts, {counts.strange} strange", file=sys.stderr)
+        print(f"metastable serve: {_ended(monitor)}", file=sys.stderr)
         if not written:
             complain(f"--out {out} does not have all records: {service.error}")
         raise typer.Exit(EXIT_INTERRUPTED if not complete else 0 if written else EXIT_BAD_INPUT)
+
+
+class _AlarmLines:
+    """A sink that says on standard error which texts raised an alarm."""
+
+    def follow(self, monitor: Monitor) -> None:
+        self._monitor, self._scored = monitor, monitor.counts.scored
+
+    def write(self, record: Record) -> None:
+        from metastable.cli.watch import raised_words
+
+        self._scored += record.status == "scored"
+        if record.alarm or record.slice_alarm:
+            for words in raised_words(record.to_dict(), self._scored, self._monitor):
+                print(f"metastable serve: {words}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+def _ended(monitor: Monitor) -> str:
+    """The last line."""
+    counts, total = monitor.counts, monitor.episodes.total
+    alarm = f"alarm at text {monitor.raised_at}" + (f" and {total - 1} more" if total > 1 else "")
+    words = f"stopped after {counts.texts} texts, {counts.strange} strange, {alarm if total else 'no alarm'}"
+    if monitor.slices is not None:
+        raised = [own.episodes.total > 0 for own in monitor.slices]
+        words += f" over all texts, an alarm in {sum(raised)} of {len(raised)} slices"
+    return words
 
 
 def _run(app: Starlette, address: socket.socket, timeout: float, ready: str) -> bool:

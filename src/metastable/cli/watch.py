@@ -55,7 +55,8 @@ def watch(
             "--slice",
             metavar="FIELD",
             help="A field of the JSON lines, such as source or language. Each of its values gets an alarm of its own; "
-            "all alarms share alpha. Clean texts of each value must be like the calibration texts.",
+            "all alarms share alpha. Values are strings and whole numbers; any other value counts as null. Clean texts "
+            "of each value must be like the calibration texts.",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for records.jsonl, summary.json and report.html.")] = None,
@@ -123,8 +124,10 @@ def watch(
             raise BadInput("--workers and --scheduler need all texts at once, and a pipe has them later; give a file")
         jsonl = jsonl or Path(texts).suffix.lower() == ".jsonl"
         if sliced_by is not None and (not jsonl or sliced_by == "text"):
-            what = "is the text itself" if jsonl else "needs JSON lines"
-            raise BadInput(f"--slice {sliced_by} {what}; give another field of a .jsonl file, or of --jsonl")
+            what = (
+                "is the text itself; give another field" if jsonl else "needs JSON lines; give a .jsonl file or --jsonl"
+            )
+            raise BadInput(f"--slice {sliced_by} {what}")
         # Lines are read from here on, while the model is loaded.
         intake = stream.Intake(lines(texts, jsonl, sliced_by), stream.AHEAD * batch_size)
         known = Baseline.load(baseline)
@@ -170,7 +173,7 @@ def watch(
             watched = corpora.WatchTask(corpora.Source.of(encoder, allow_pickle), *of)
             found = corpora.records_on_workers(watched, coming, scheduler, workers, out is not None)
             records = stack.enter_context(closing(found))
-        code = _through(records, monitor, folder, Screen(monitor, as_json, texts), private)
+        code = _through(records, monitor, folder, Screen(monitor, as_json, texts), private, sliced_by)
         raise typer.Exit(code)
 
 
@@ -211,7 +214,12 @@ def _served(address: str) -> Prometheus:
 
 
 def _through(
-    stream: Iterable[list[Record]], monitor: Monitor, folder: StreamFolder | None, screen: Screen, private: bool
+    stream: Iterable[list[Record]],
+    monitor: Monitor,
+    folder: StreamFolder | None,
+    screen: Screen,
+    private: bool,
+    sliced_by: str | None,
 ) -> int:
     """Take all records of a stream; returns the exit code."""
     code = None
@@ -232,11 +240,17 @@ def _through(
     except BrokenPipeError:
         code = EXIT_BROKEN_PIPE
     summary = {"finished": code is None, **monitor.summary()}
+    missing = bool(summary["slices"]) and all(own["slice"] is None for own in summary["slices"])
+    summary["slice_field_missing"] = missing if sliced_by is not None else None
     if folder is not None:
         folder.finish(summary)
     try:
         if code != EXIT_BROKEN_PIPE:
             screen.summary(summary, new=monitor.counts.texts - done)
+            if missing:
+                values = "a string or a whole number"
+                told = f"warning: no line has the field {sliced_by!r} with {values}; all texts are one slice"
+                print(_printable(told), file=sys.stderr)
     except BrokenPipeError:
         code = EXIT_BROKEN_PIPE
     if folder is not None:
@@ -304,7 +318,7 @@ class Screen:
                 waiting = []
                 self._clear()
                 self._tell_ends(row["episode"])
-                for words in _raised_words(row, self._scored, self.monitor):
+                for words in raised_words(row, self._scored, self.monitor):
                     print(words, file=sys.stderr)
                 self._announced = self._announced or row["alarm"]
         self._write(waiting)
@@ -388,7 +402,7 @@ def _summary_lines(found: dict[str, Any], announced: bool, warned: bool) -> list
         parts = ", ".join(f"{count} × {reason}" for reason, count in by_count)
         lines.append(f"{sum(found['rejected'].values())} rejected: {parts}")
     if not announced:
-        lines.append(_alarm_words(alarm))
+        lines.append(_alarm_words(alarm, found["slices"] is not None))
     if alarm["reset_after"] is not None and alarm["raised"]:
         lines += _episode_lines(found)
     if found["slices"] is not None:
@@ -398,10 +412,11 @@ def _summary_lines(found: dict[str, Any], announced: bool, warned: bool) -> list
     return [*lines, f"the alarm assumes: {alarm['assumes']}"]
 
 
-def _alarm_words(alarm: dict[str, Any]) -> str:
+def _alarm_words(alarm: dict[str, Any], sliced: bool) -> str:
     at = _power(alarm["threshold_log_e"])
     if not alarm["raised"]:
-        return f"no alarm: e-value {_power(alarm['log_e'])}, at most {_power(alarm['peak_log_e'])}; alarm at {at}"
+        none = f"no alarm{' over all texts' if sliced else ''}"
+        return f"{none}: e-value {_power(alarm['log_e'])}, at most {_power(alarm['peak_log_e'])}; alarm at {at}"
     of = f"alarm at {_where(alarm['text'], alarm['line'])}: the stream"
     return _raised(of, alarm["log_e_then"], alarm["threshold_log_e"], alarm["alpha"])
 
@@ -412,7 +427,7 @@ def _raised(of: str, log_e: float, threshold: float, alpha: float, among: str = 
     return f"{of} is not like the clean texts ({evidence}; this happens in {once} clean {among})"
 
 
-def _raised_words(row: dict[str, Any], text: int, monitor: Monitor) -> Iterator[str]:
+def raised_words(row: dict[str, Any], text: int, monitor: Monitor) -> Iterator[str]:
     """The alarms that a record raised. text : its number among the scored texts"""
     where = _where(text, row["line"])
     if row["alarm"]:

@@ -74,6 +74,7 @@ def render(baseline: Baseline) -> str:
         warnings=warned,
         parts=parts,
         documents=documents is not None,
+        accepted=baseline.accepted,
         settings=[_setting(name, scorer) for name, scorer in baseline.settings.items()],
         thresholds=[f"{t:g}" for t in THRESHOLDS],
         coverage=facts.get("coverage", {}),

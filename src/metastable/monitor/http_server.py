@@ -1,6 +1,7 @@
 """The HTTP server of `metastable serve`: a monitor for programs in any language.
 
-    POST /score    {"texts": ["…", …], "ids": ["a", 7, null, …]}  →  {"records": […]}, one for each text, in order
+    POST /score    {"texts": ["…", …], "ids": ["a", 7, null, …], "slices": ["en", "de", null, …]}
+                   →  {"records": […]}, one for each text, in order; "slices" only if the monitor has slices
     GET  /health   the encoder, the baseline, counts, the alarm
     GET  /metrics  the same numbers for Prometheus
 
@@ -156,7 +157,7 @@ class _Server:
                 body = await self._body(request)
         except TimeoutError:
             raise HTTPException(408, f"the body did not arrive within {self.limits.seconds:g} s") from None
-        lines = parsed(body, self.limits)
+        lines = parsed(body, self.limits, self.service.monitor.slices is not None)
         if not lines:
             return []
         try:
@@ -217,8 +218,11 @@ class _Guard:
         await app(scope, receive, send)
 
 
-def parsed(body: bytes, limits: Limits) -> list[Line]:
-    """The texts in the body of a request, with their ids; HTTPException if it is not as it should be."""
+def parsed(body: bytes, limits: Limits, sliced: bool) -> list[Line]:
+    """The texts in the body of a request, with their ids and slices; HTTPException if it is not as it should be.
+
+    sliced : whether texts may have slices
+    """
     try:
         found = json.loads(body.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -228,34 +232,46 @@ def parsed(body: bytes, limits: Limits) -> list[Line]:
         raise HTTPException(400, f"the body is not JSON: {error}") from None
     except (ValueError, RecursionError):
         raise HTTPException(400, "the body is not usable JSON: it is too deep, or a number is too long") from None
-    wanted = 'give {"texts": ["…", …]}, and perhaps "ids" of the same length'
+    named = ("ids", "slices") if sliced else ("ids",)
+    more = " and ".join(f'"{name}"' for name in named)
+    wanted = f'give {{"texts": ["…", …]}}, and perhaps {more} of the same length'
     if not isinstance(found, dict) or not isinstance(found.get("texts"), list):
         raise HTTPException(400, f"the body has no list of texts; {wanted}")
-    if other := sorted(set(found) - {"texts", "ids"}):
+    if "slices" in found and not sliced:
+        raise HTTPException(400, "the body has slices, and the server was started without --slices")
+    if other := sorted(set(found) - {"texts", *named}):
         raise HTTPException(400, f"the body has a field {other[0][:40]!r}, which is not known; {wanted}")
-    texts, ids = found["texts"], found.get("ids")
-    if ids is None:
-        ids = [None] * len(texts)
-    if not isinstance(ids, list) or len(ids) != len(texts):
-        held = f"{len(ids)} of them" if isinstance(ids, list) else f"a value of type {type(ids).__name__}"
-        raise HTTPException(400, f"ids holds {held} for {len(texts)} texts; give one id, or null, for each text")
+    texts = found["texts"]
+    ids, slices = (_names(name, found.get(name), len(texts)) for name in ("ids", "slices"))
     if len(texts) > limits.texts:
         raise HTTPException(413, f"the request has {len(texts)} texts; send at most {limits.texts} at a time")
-    return [_line(place, *pair, limits) for place, pair in enumerate(zip(texts, ids, strict=True))]
+    return [_line(place, *given, limits) for place, given in enumerate(zip(texts, ids, slices, strict=True))]
 
 
-def _line(place: int, text: Any, name: Any, limits: Limits) -> Line:
+def _names(field: str, given: Any, texts: int) -> list[Any]:
+    """The ids or the slices of a request, one for each text. given : the value of the field, or None"""
+    names = [None] * texts if given is None else given
+    if not isinstance(names, list) or len(names) != texts:
+        held = f"{len(names)} of them" if isinstance(names, list) else f"a value of type {type(names).__name__}"
+        raise HTTPException(400, f"{field} holds {held} for {texts} texts; give one value, or null, for each text")
+    for place, name in enumerate(names):
+        right = isinstance(name, str | int | None) and not isinstance(name, bool)
+        if not right or (isinstance(name, str) and unusable(name)):
+            allowed = "give a string, a whole number or null"
+            raise HTTPException(400, f"{field}[{place}] is {str(name)[:40]!r}; {allowed}")
+        if len(str(name)) > LONGEST_ID:
+            raise HTTPException(413, f"{field}[{place}] is longer than {LONGEST_ID} characters; give a shorter one")
+    return names
+
+
+def _line(place: int, text: Any, name: str | int | None, slice: str | int | None, limits: Limits) -> Line:
     if not isinstance(text, str):
         raise HTTPException(400, f"texts[{place}] is of type {type(text).__name__}; texts are strings")
     if len(text) > limits.characters:
         most = limits.characters
         raise HTTPException(413, f"texts[{place}] has {len(text)} characters; send at most {most} of them")
-    if isinstance(name, bool) or not isinstance(name, str | int | None) or (isinstance(name, str) and unusable(name)):
-        raise HTTPException(400, f"ids[{place}] is {str(name)[:40]!r}; an id is a string, a whole number or null")
-    if len(str(name)) > LONGEST_ID:
-        raise HTTPException(413, f"ids[{place}] is longer than {LONGEST_ID} characters; give a shorter id")
     reason = unusable(text)
-    return Line(place, None if reason else text, reason, name)
+    return Line(place, None if reason else text, reason, name, slice=slice)
 
 
 def _later(why: str) -> HTTPException:
@@ -265,7 +281,8 @@ def _later(why: str) -> HTTPException:
 def _error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         words = {404: f"there is nothing at {request.url.path[:80]}; see /score, /health and /metrics"}
-        words[405] = f"{request.url.path} does not take {request.method}"
+        method = "POST" if request.url.path == "/score" else "GET"
+        words[405] = f"{request.url.path} does not take {request.method}; send {method}"
         return _json({"error": words.get(error.status_code, error.detail)}, error.status_code, error.headers)
     return _json({"error": f"these texts could not be scored: {type(error).__name__}"}, 500)
 

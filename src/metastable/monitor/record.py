@@ -14,7 +14,7 @@ import torch
 
 from metastable.encoder.hooks import Passage
 from metastable.monitor.detectors import DETECTORS
-from metastable.monitor.exposure import EXPOSURE
+from metastable.monitor.exposure import EXPOSURE, called
 from metastable.monitor.notebook import table
 from metastable.monitor.scoring import Assessment
 from metastable.monitor.spoiling import KINDS
@@ -144,9 +144,9 @@ class Record:
         rows |= {"first layer": self.first_layer} if self.first_layer is not None else {}
         rows |= {"words": ", ".join(f"{word.text} ({word.value:g})" for word in self.tokens)} if self.tokens else {}
         rows |= {
-            "detector": self.detector,
+            "detector": called(self.detector or ""),
             "tokens": self.n,
-            "cut": {True: "yes", False: "no"}.get(self.cut, "not known"),
+            "cut": "not known" if self.cut is None else "yes" if self.cut else "no",
         }
         name = "a text" if self.line is None else f"text {self.line}"
         return table(f"{name}: {'strange' if self.strange else 'not strange'} at {self.alpha:g}", rows)

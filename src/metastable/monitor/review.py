@@ -147,8 +147,9 @@ class Review:
         """Reasons not to accept the texts, in words."""
         found = []
         if blind := [name for name, effect in self.effects.items() if effect.blind]:
+            where = f"setting{'s' if len(blind) > 1 else ''} {' and '.join(blind)}"
             found.append(
-                f"in the setting {' and '.join(blind)}, a text is then strange only if it is stranger than all present "
+                f"in the {where}, a text is then strange only if it is stranger than all present "
                 "calibration texts and than most of these: the monitor is nearly blind to such texts; accept fewer "
                 "strange texts, or calibrate again with many more"
             )
