@@ -100,7 +100,7 @@ def test_every_line_has_its_record_and_the_stream_goes_on(watching, tmp_path):
     assert "11 texts, 4 scored" in result.stderr
     assert "7 rejected: 2 × is not UTF-8" in result.stderr
     assert "no alarm" in result.stderr
-    assert sorted(contents(tmp_path / "out")) == ["records.jsonl", "report.html", "summary.json"]
+    assert sorted(contents(tmp_path / "out")) == ["records.jsonl", "report.html", "strangest.json", "summary.json"]
 
 
 def test_jsonl_on_standard_input(watching):
@@ -173,8 +173,9 @@ def test_an_empty_stream(watching, tmp_path):
     result = invoke(*watching, "--out", tmp_path / "out", stdin="")
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    assert "the stream is empty" in result.stderr
+    told, page = result.stderr.splitlines()
+    assert "the stream is empty" in told
+    assert page.startswith("page: ")
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert (summary["finished"], summary["texts"], summary["scored"]) == (True, 0, 0)
     assert (tmp_path / "out" / "records.jsonl").read_bytes() == b""

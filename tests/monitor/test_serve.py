@@ -109,7 +109,8 @@ def test_scores_are_those_of_the_monitor(serve_arguments, small_encoder, small_b
         for name in ("status", "p_value", "p_marginal", "n", "cut", "detector", "first_layer", "alarm"):
             assert own[name] == other[name], name
         assert own["log_e"] == pytest.approx(other["log_e"], rel=1e-6)
-        assert own["score"] == (None if other["score"] is None else pytest.approx(other["score"], rel=1e-4))
+        # Other batches, so other rounding; scores are around 0 where a tenth of the clean texts lies above.
+        assert own["score"] == (None if other["score"] is None else pytest.approx(other["score"], rel=1e-3, abs=1e-3))
     assert {name: health[name] for name in ("texts", "scored", "strange", "rejected")} == {
         name: monitor.summary()[name] for name in ("texts", "scored", "strange", "rejected")
     }
