@@ -12,8 +12,8 @@ import pytest
 
 from metastable.monitor.conformal import Surprise
 from metastable.monitor.detectors.base import Column
-from metastable.monitor.length_adjustment import Adjustment
-from metastable.monitor.scoring import ColumnTable, Member, Scale, Setting
+from metastable.monitor.length_adjustment import Adjustment, TailAdjustment
+from metastable.monitor.scoring import ColumnTable, Member, Scale, Setting, Vector
 from tests.benchmarks.modules import ROOT, module
 
 # Code of the benchmark programs only; what the product uses of it is tested with the monitor.
@@ -40,7 +40,6 @@ def fetched(call):
 
 measures, perturbations, bench = module("measures"), module("perturbations"), module("bench")
 shifts, columns, streams = module("shifts"), module("columns"), module("streams")
-detectors = module("detectors")
 
 
 def pairwise(clean, shifted, weight):
@@ -217,10 +216,11 @@ def scale_of(weights, two_sided):
     """A scale of one detector that adjusts nothing: z is its columns."""
     k = len(weights)
     nothing, one = (Adjustment(np.zeros((3, n)), np.zeros((2, n)), np.array([0.0, 9.0])) for n in (k, 1))
-    member = Member("d", tuple(range(k)), (None,) * k, nothing, one)
-    if two_sided:
-        member = detectors.TwoSided(**vars(member), vector=detectors.Vector(np.diag(weights), np.zeros(k)))
-    return Scale(Setting("s", {"d": None}), (member,), Surprise(np.zeros((2, 1))), None)
+    vector = Vector(np.diag(weights), np.zeros(k)) if two_sided else None
+    member = Member("d", tuple(range(k)), (None,) * k, nothing, one, vector)
+    tail = TailAdjustment(np.zeros(3), np.zeros(2), np.array([0.0, 9.0]))
+    setting = Setting.plain("s", {"d": None})
+    return Scale(setting, (member,), None, None, Surprise(np.zeros((2, 1))), None, tail)
 
 
 @pytest.mark.parametrize("two_sided", [False, True])
@@ -253,13 +253,20 @@ def synthetic(texts, shift, seed):
     return ColumnTable({"d": rng.normal(size=(texts, 2)) + shift}, rng.integers(5, 40, size=texts))
 
 
+def clean_texts():
+    """1500 clean texts, each its own document, without spoilt copies."""
+    table, none = synthetic(1500, 0.0, 0), np.empty(0, dtype=int)
+    return bench.Clean(table, [str(place) for place in range(1500)], table[none], none, none)
+
+
 def test_streams_raise_alarms_after_the_change_and_not_before(monkeypatch):
-    detector = SimpleNamespace(name="d", depths=(), columns=(Column("a", None), Column("b", None)))
-    monkeypatch.setattr(streams, "SETTINGS", {"s": Setting("s", {"d": None})})
+    columns = (Column("a", None), Column("b", None))
+    detector = SimpleNamespace(name="d", depths=(), columns=columns, two_sided=False, layers=1)
+    monkeypatch.setattr(streams, "STREAMED", ("s",))
+    monkeypatch.setattr(streams, "COMBINATIONS", {"s": Setting.plain("s", {"d": None})})
     for name, value in {"MMD_STREAMS": 1, "BEFORE": 200, "AFTER": 200, "LONGEST": 300}.items():
         monkeypatch.setattr(streams, name, value)
-    documents = [str(place) for place in range(1500)]
-    deals = [streams.Deal(synthetic(1500, 0.0, 0), documents, {"d": detector}, seed) for seed in range(3)]
+    deals = [streams.Deal(clean_texts(), {"d": detector}, seed) for seed in range(3)]
     shifted = {"far": synthetic(300, 6.0, 1), "near": synthetic(300, 1.0, 2), "none": synthetic(300, 0.0, 3)}
     found = streams.changed_streams(deals, shifted)["s"]
     assert all(own["early"] == 0 for methods in found.values() for own in methods.values())
@@ -275,9 +282,11 @@ def test_streams_raise_alarms_after_the_change_and_not_before(monkeypatch):
 
 
 def test_a_stream_in_two_parts_is_the_stream(monkeypatch):
-    detector = SimpleNamespace(name="d", depths=(), columns=(Column("a", None), Column("b", None)))
-    monkeypatch.setattr(streams, "SETTINGS", {"s": Setting("s", {"d": None})})
-    deal = streams.Deal(synthetic(1500, 0.0, 0), [str(place) for place in range(1500)], {"d": detector}, 0)
+    columns = (Column("a", None), Column("b", None))
+    detector = SimpleNamespace(name="d", depths=(), columns=columns, two_sided=False, layers=1)
+    monkeypatch.setattr(streams, "STREAMED", ("s",))
+    monkeypatch.setattr(streams, "COMBINATIONS", {"s": Setting.plain("s", {"d": None})})
+    deal = streams.Deal(clean_texts(), {"d": detector}, 0)
     stream = ColumnTable.joined([deal.clean[:400], synthetic(300, 0.8, 1)])
     whole, parts = (deal.watch("s", 700, mmd=True) for _ in range(2))
     whole.take(stream)
