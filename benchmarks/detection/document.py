@@ -89,8 +89,9 @@ def _introduction(record: dict[str, Any]) -> Iterator[str]:
     yield from _words(
         f"The encoder is `{record['model']}`. Numbers are percentages. Each number is the mean over "
         f"{record['seeds']} random splits of the clean documents into adjust, calibrate and test parts; the "
-        "detectors are fitted once. `light before` and `full before` are the settings of the first version, on the "
-        "same splits. **Length-matched**: clean texts are weighted so that their lengths are "
+        "detectors are fitted once. `light before` and `full before` are the detectors of the first version, on the "
+        "same splits and with the present adjustment for length. "
+        "**Length-matched**: clean texts are weighted so that their lengths are "
         "distributed like those of the shifted texts. A detector of length alone then finds nothing. "
         "**Frozen** shifts were fixed before any score on them was computed. They were reported for the settings "
         "before, and were run once for the present settings, which were chosen on the **development** and "
@@ -251,7 +252,7 @@ def _by_length(record: dict[str, Any]) -> Iterator[str]:
     """False positives of clean texts by their length."""
     yield from _words(
         "The same percentage (marginal) among the shortest, middle and longest tenths of the clean texts by their "
-        "number of tokens. A setting that ignores how the tail of its score depends on length is off at the ends."
+        "number of tokens."
     )
     classes = next(iter(record["domains"].values()))["clean by length"]["full"]
     rows = [
