@@ -70,7 +70,7 @@ def serve(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again in --out.")] = False,
     batch_size: BatchSize = 32,
     waiting: Annotated[int, typer.Option(help="Texts that may wait; requests beyond that are refused (503).")] = 1024,
-    timeout: Annotated[float, typer.Option(help="Seconds to read a request, and to answer it.")] = 30.0,
+    timeout: Annotated[float, typer.Option(help="Seconds to read the body of a request, and to answer it.")] = 30.0,
     tokenizer: Tokenizer = None,
     allow_pickle: AllowPickle = False,
     debug: Debug = False,
