@@ -18,6 +18,7 @@ import threading
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -127,8 +128,10 @@ def test_p_values_do_not_depend_on_batches(watching, texts):
     path = texts(40)
     runs = [records_of(invoke(*watching, path, "--batch-size", size).stdout) for size in (1, 7, 40)]
     for run in runs[1:]:
-        assert [record["p_value"] for record in run] == [record["p_value"] for record in runs[0]]
-        assert [record["score"] for record in run] == pytest.approx([r["score"] for r in runs[0]], rel=1e-4)
+        # A score that moves by rounding may pass a calibration score: a rank of some 600.
+        p_values = [[record["p_value"] for record in own] for own in (run, runs[0])]
+        np.testing.assert_allclose(*p_values, atol=0.004)
+        assert [record["score"] for record in run] == pytest.approx([r["score"] for r in runs[0]], rel=1e-3, abs=1e-3)
     assert len({record["p_value"] for record in runs[0]}) > 15
 
 
@@ -149,13 +152,14 @@ def test_an_alarm_is_raised_by_one_record_and_told_once(baseline_folder, stream,
     found = records_of(result.stdout)
     assert [record["line"] for record in found if record["alarm"]] == [alarm["line"]]
     assert found[-1]["log_e"] == alarm["log_e"]
-    # With nothing new there is one line, and the exit code is still that of the stream.
+    # With nothing new there is one line and the page's, and the exit code is still that of the stream.
     before = contents(tmp_path / "out")
     again = invoke(*watching, path, "--out", tmp_path / "out", "--setting", "light", "--resume")
     assert again.exit_code == 1, again.output
     assert again.stdout == ""
-    assert again.stderr.count("\n") == 1
-    assert "nothing new" in again.stderr
+    told, page = again.stderr.splitlines()
+    assert "nothing new" in told
+    assert page.startswith("page: ")
     assert contents(tmp_path / "out") == before
 
 

@@ -106,11 +106,11 @@ def test_scores_are_those_of_the_monitor(serve_arguments, small_encoder, small_b
     assert [row["id"] for row in found] == ids
     for own, other in zip(found, expected, strict=True):
         assert own.keys() == other.keys()
-        for name in ("status", "p_value", "p_marginal", "n", "cut", "detector", "first_layer", "alarm"):
+        for name in ("status", "n", "cut", "detector", "first_layer", "alarm"):
             assert own[name] == other[name], name
-        assert own["log_e"] == pytest.approx(other["log_e"], rel=1e-6)
-        # Other batches, so other rounding; scores are around 0 where a tenth of the clean texts lies above.
-        assert own["score"] == (None if other["score"] is None else pytest.approx(other["score"], rel=1e-3, abs=1e-3))
+        # Other batches, so other rounding: a score may pass a calibration score, which is a rank of some 600.
+        for name, size in {"score": 1e-3, "p_value": 0.004, "p_marginal": 0.004, "log_e": 0.02}.items():
+            assert own[name] == (None if other[name] is None else pytest.approx(other[name], rel=1e-3, abs=size)), name
     assert {name: health[name] for name in ("texts", "scored", "strange", "rejected")} == {
         name: monitor.summary()[name] for name in ("texts", "scored", "strange", "rejected")
     }

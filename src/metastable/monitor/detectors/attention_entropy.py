@@ -59,7 +59,8 @@ def head_statistics(layer: AttentionLayer, depth: Depth) -> Tensor:
     share = (scores - log_norm.unsqueeze(-1)).exp()
     # −Σ a log a = log Z − Σ a s; a key that is masked, or outside a local window, has a = 0 and s = −∞.
     entropy = log_norm - (share * scores.masked_fill(scores.isneginf(), 0.0)).sum(dim=-1)
-    entropy = entropy / mask.sum(dim=1).clamp_min(2).log()[:, None, None]
+    keys = mask.sum(dim=1).clamp_min(2).to(share.dtype)
+    entropy = entropy / keys.log()[:, None, None]
     on_words = (share @ passage.chosen.to(share.dtype)[:, None, :, None]).squeeze(-1)
     found = torch.cat([entropy, on_words], dim=1)
     mean = torch.where(there.unsqueeze(1), found, 0.0).sum(dim=-1) / there.sum(dim=1, keepdim=True).clamp_min(1)

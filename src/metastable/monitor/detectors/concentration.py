@@ -67,7 +67,7 @@ class _Course(Reading):
         self._before = depth.index, unit
 
     def values(self) -> Values:
-        none = torch.zeros(len(self._passage.ids), device=self._passage.ids.device)
+        none = torch.zeros(len(self._passage.ids), dtype=torch.float32, device=self._passage.ids.device)
         columns = torch.stack([self._found.get(column, none) for column in self._columns], dim=1)
         return Values(torch.where(self._passage.counts.unsqueeze(1) > 0, columns, 0.0).double())
 
