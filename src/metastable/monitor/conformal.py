@@ -11,8 +11,8 @@ of Statistics 51, 2023): p = b_j with a ladder b_1 ≤ … ≤ b_{m+1} = 1 for w
 sets, P(p ≤ t | calibration) ≤ t for all t at once. See `ladder`.
 
 Several scores of one text (layers, detectors) become one score by `Surprise`, fitted on texts that are *not* the
-calibration texts, and then `worst` or `combine`. A `Calibration` of the result makes the p-value valid, whatever the
-dependence between the scores.
+calibration texts, and then `worst` or a weighted sum. A `Calibration` of the result makes the p-value valid, whatever
+the dependence between the scores.
 """
 
 from __future__ import annotations
@@ -154,15 +154,6 @@ def worst(surprises: Any) -> np.ndarray:
     1 − (1 − min p)^k and the harmonic mean need independence or large samples.
     """
     return np.asarray(numbers(surprises, "the surprises", finite=False).max(axis=-1))
-
-
-def combine(surprises: Any) -> np.ndarray:
-    """(…, k) to (…,): Fisher's −2 Σ log p, as a score.
-
-    For independent p-values it would be χ² with 2k degrees of freedom; detectors of one text are far from independent,
-    so it must be given its p-value by a `Calibration`.
-    """
-    return np.asarray(2 * numbers(surprises, "the surprises", finite=False).sum(axis=-1))
 
 
 def numbers(values: Any, name: str, finite: bool = True) -> np.ndarray:
