@@ -20,5 +20,12 @@ AllowPickle = Annotated[
 ]
 Scheduler = Annotated[str | None, typer.Option(help="Compute on the workers of this Dask scheduler, tcp://HOST:PORT.")]
 Workers = Annotated[int | None, typer.Option(help="Compute on this many worker processes of this machine.")]
+Alpha = Annotated[
+    float,
+    typer.Option(
+        help="The probability that a clean stream ever raises an alarm is at most alpha. A text is strange if its "
+        "p-value is at most alpha."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from metastable.cli.exits import EXIT_BAD_INPUT, EXIT_INTERRUPTED, complain, one_line_errors
-from metastable.cli.options import AllowPickle, BatchSize, Debug, Tokenizer, Watched
+from metastable.cli.options import AllowPickle, Alpha, BatchSize, Debug, Tokenizer, Watched
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
@@ -38,13 +38,7 @@ def serve(
     model: Watched,
     baseline: Annotated[Path, typer.Option(help="The folder that `calibrate` wrote, of the same encoder.")],
     setting: Annotated[str, typer.Option(help="full, or light: cheaper.")] = "full",
-    alpha: Annotated[
-        float,
-        typer.Option(
-            help="The probability that a clean stream ever raises an alarm is at most alpha. A text is strange if its "
-            "p-value is at most alpha."
-        ),
-    ] = 0.01,
+    alpha: Alpha = 0.01,
     reset_after_alarm: Annotated[
         int | None,
         typer.Option(metavar="N", help="Begin again N texts after an alarm, with evidence 1, as `watch` does."),

@@ -18,7 +18,7 @@ import typer
 
 from metastable.cli.calibrate import check_texts
 from metastable.cli.exits import EXIT_BAD_INPUT, EXIT_BROKEN_PIPE, EXIT_FINDING, one_line_errors, silence_stdout
-from metastable.cli.options import AllowPickle, BatchSize, Debug, Scheduler, Tokenizer, Watched, Workers
+from metastable.cli.options import AllowPickle, Alpha, BatchSize, Debug, Scheduler, Tokenizer, Watched, Workers
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
@@ -34,13 +34,7 @@ def watch(
     baseline: Annotated[Path, typer.Option(help="The folder that `calibrate` wrote, of the same encoder.")],
     texts: Annotated[str, typer.Argument(help="One text a line, or .jsonl; - is standard input.")] = "-",
     setting: Annotated[str, typer.Option(help="full, or light: cheaper, and made for live models.")] = "full",
-    alpha: Annotated[
-        float,
-        typer.Option(
-            help="The probability that a clean stream ever raises an alarm is at most alpha. A text is strange if its "
-            "p-value is at most alpha."
-        ),
-    ] = 0.01,
+    alpha: Alpha = 0.01,
     reset_after_alarm: Annotated[
         int | None,
         typer.Option(

@@ -20,6 +20,7 @@ from typing import Any
 from torch import nn
 
 from metastable.errors import BadInput
+from metastable.files import read_json
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,4 @@ def _limit(value: Any) -> int | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(f"{path} is not JSON; mend it or remove it") from error
-    if not isinstance(found, dict):
-        raise BadInput(f"{path} holds no JSON object; mend it or remove it")
-    return found
+    return read_json(path, "the file", "mend it or remove it") if path.is_file() else {}
