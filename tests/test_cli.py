@@ -231,6 +231,7 @@ print("HEAVY", sorted({"torch", "numpy", "scipy", "xarray", "plotly", "zarr", "n
     assert "Example" in shown
 
 
+@pytest.mark.slow
 def test_in_a_pipe_there_is_no_bar_and_no_colour(tmp_path):
     result = command("simulate", *QUICK, "--out", tmp_path / "out")
     assert result.returncode == 0

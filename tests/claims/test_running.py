@@ -181,6 +181,7 @@ running.run(["two-tokens", "metastability"], False, None, folder, 2, watch)
 """
 
 
+@pytest.mark.slow
 def test_kill_loses_nothing_that_was_finished(tmp_path):
     """A killed run leaves its finished claim and no worker, and the next run keeps that finding.
 

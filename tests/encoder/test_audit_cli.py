@@ -232,6 +232,7 @@ def test_compare_of_different_shapes_is_one_line(small, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_nothing_but_the_answer_in_a_pipe(small, texts, tmp_path):
     """No bars, no warnings of other packages: standard error stays empty."""
     command = [sys.executable, "-m", "metastable", "audit", small, "--texts", "-", "--json", "--out", tmp_path / "out"]

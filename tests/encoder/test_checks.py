@@ -201,6 +201,7 @@ def test_a_policy_decides_the_exit_code(audit, tokenizer, tmp_path, capsys):
     assert code("--policy", "severe")[0] == 2
 
 
+@pytest.mark.slow
 def test_the_examples_for_continuous_integration_run(tokenizer, tmp_path, monkeypatch, capsys):
     """Their command, as it stands, passes an ordinary encoder and stops one whose tokens are one point."""
     action, hook = (

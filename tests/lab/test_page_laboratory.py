@@ -144,6 +144,7 @@ def test_moving_beta_changes_the_curve_to_the_right_numbers_and_its_right_end_is
     tab.wait("() => Number(document.getElementById('slide-beta').value) < 500")
 
 
+@pytest.mark.slow
 def test_the_sphere_stays_as_it_was_turned(tab):
     tab.turn_sphere()
     turned = tab.eye()
@@ -153,6 +154,7 @@ def test_the_sphere_stays_as_it_was_turned(tab):
     assert tab.eye() == turned
 
 
+@pytest.mark.slow
 def test_a_new_dimension_keeps_what_eigenvalues_there_are(tab):
     tab.put("d", "2")
     tab.wait("() => document.getElementById('field-interaction').value === '1.5, 1' && lab.wanted === null")

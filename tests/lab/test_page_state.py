@@ -154,6 +154,7 @@ def test_what_is_shown_is_never_an_older_answer(tab):
     assert State.from_query(tab.query()).seed == 5
 
 
+@pytest.mark.slow
 def test_two_tabs_do_not_disturb_each_other_and_one_that_is_reloaded_or_closed_frees_its_run(tab, opened):
     other = opened(LONG).running()
     tab.page.bring_to_front()
@@ -174,6 +175,7 @@ def test_two_tabs_do_not_disturb_each_other_and_one_that_is_reloaded_or_closed_f
     until(lambda: status(tab, LONG, name) == "unknown")
 
 
+@pytest.mark.slow
 def test_controls_that_were_lost_on_the_way_are_sent_again(tab):
     lost = []
 
@@ -201,6 +203,7 @@ def test_a_copied_link_is_of_the_fields_as_they_stand(tab):
     tab.wait("() => navigator.clipboard.readText().then(text => text.includes('seed=9'))")
 
 
+@pytest.mark.slow
 def test_matrices_that_are_too_long_for_a_link_can_be_taken_home(tab):
     tab.show("n=20&until=1").done()
     rows = "\n".join(" ".join(f"{math.sin(i * 32 + j + 1):.17f}" for j in range(32)) for i in range(32))
@@ -250,6 +253,7 @@ def test_a_theme_that_changes_while_the_answer_is_on_its_way(tab):
     tab.evaluate("lab.changeTheme('light', false); lab.themeChosen = false; lab.address()")
 
 
+@pytest.mark.slow
 def test_what_can_be_taken_home(tab):
     found = {}
     for kind in ("report", "script", "data"):

@@ -184,7 +184,8 @@ def test_tabs_do_not_disturb_one_another():
         (part,) = partial(runs, "long", "key")
         problem = problem_of(LONG)
         alone = ms.simulate(problem.head, problem.cloud, 1000.0, float(part.times[1]), t_eval=2)
-        assert torch.equal(alone.final.points, part.frames[1])
+        # The frame lies inside a step of the long run, and at the end of the short one.
+        assert float((alone.final.points - part.frames[1]).norm(dim=1).max()) < 1e-5
 
 
 def test_a_key_that_is_not_current_gets_nothing():
@@ -319,6 +320,7 @@ def test_a_run_of_tiny_steps_is_stopped_before_its_second_frame():
         assert partial(runs, "tab", 1) == []
 
 
+@pytest.mark.slow
 def test_at_most_so_many_jobs_run_and_the_next_waits_and_says_so():
     with lab() as runs:
         for tab in range(MOST_JOBS):

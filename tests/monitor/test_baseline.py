@@ -88,6 +88,7 @@ def test_unusable_texts_are_left_out_and_counted(fitted):
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
 
 
+@pytest.mark.slow
 def test_the_same_texts_give_the_same_baseline(fitted):
     again = Baseline.fit(small(), texts(1500), tokenizer=tokenizer(), batch_size=64)
     assert np.array_equal(again.settings["full"].calibration.scores, fitted.settings["full"].calibration.scores)

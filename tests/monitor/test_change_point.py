@@ -73,6 +73,7 @@ def test_as_over_all_pairs_of_places(n, begin, end):
     assert (found.end is None) == (end is None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "begin", "law"),
     [(300, 150, beta(0.3)), (300, 20, beta(0.5)), (300, 270, beta(0.2)), (600, 300, mixed(0.3, 0.05))],

@@ -234,6 +234,7 @@ def test_resume_needs_a_folder(watching):
     assert "give --out too" in result.stderr
 
 
+@pytest.mark.slow
 def test_records_of_another_kind_are_not_continued(watching, texts, tmp_path):
     out = tmp_path / "out"
     assert invoke(*watching, texts(5), "--out", out).exit_code == 0
@@ -306,7 +307,8 @@ def test_a_baseline_is_no_place_for_records(small, small_baseline_folder, tmp_pa
         assert contents(folder) == before
 
 
-@pytest.mark.parametrize("closed", [(1,), pytest.param((1, 2), marks=pytest.mark.slow)], ids=["output", "both"])
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", [(1,), (1, 2)], ids=["output", "both"])
 def test_closed_standard_output_leads_nowhere(closed, watching, stream, tmp_path):
     def close():
         for number in closed:
@@ -626,6 +628,7 @@ def test_documents_are_not_cut_apart(small, clean_texts, tmp_path):
     assert not (tmp_path / "baseline").exists()
 
 
+@pytest.mark.slow
 def test_texts_that_repeat_are_warned_of(small, clean_texts, tmp_path):
     """20 copies of one text are 1.3 % of 1520. Negative control: `test_calibrate_says_what_was_learned…`."""
     path = tmp_path / "clean.txt"

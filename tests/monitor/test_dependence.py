@@ -48,6 +48,7 @@ def warned(p):
     return Dependence().update(p)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

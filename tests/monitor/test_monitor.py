@@ -93,6 +93,7 @@ def test_examine_takes_texts_in_their_order_to_the_alarm(encoder, baseline, stre
     assert monitor.alarm.log_e == one.log_e
 
 
+@pytest.mark.slow
 def test_clean_texts_do_not_raise_the_alarm(encoder, baseline, stream):
     """At α = 0.01, on texts of documents that the baseline has not seen."""
     monitor = Monitor(encoder.model, baseline, tokenizer=encoder.tokenizer, on_alarm=boom)

@@ -204,6 +204,7 @@ def test_metrics_are_those_of_the_stream(server, stream):
     assert float(values["metastable_request_seconds_count"]) == health["requests"]["200"]
 
 
+@pytest.mark.slow
 def test_a_stop_under_load_loses_no_accepted_request(serve_arguments, stream, tmp_path):
     """Requests that were sent before the signal are answered, and every answer is in the folder."""
     with serving(*serve_arguments, "--out", tmp_path, "--batch-size", "2", "--waiting", "100000") as client:
@@ -234,6 +235,7 @@ def test_a_stop_under_load_loses_no_accepted_request(serve_arguments, stream, tm
     assert summary["texts"] == len(kept) == 10 * accepted
 
 
+@pytest.mark.slow
 def test_a_killed_server_has_every_answer_in_its_folder_and_goes_on(serve_arguments, stream, tmp_path):
     with serving(*serve_arguments, "--out", tmp_path) as client:
         first = client.score(stream[:7])
@@ -251,6 +253,7 @@ def test_a_killed_server_has_every_answer_in_its_folder_and_goes_on(serve_argume
     assert kept == first + second
 
 
+@pytest.mark.slow
 def test_alarms_of_slices_and_episodes_are_those_of_the_monitor_and_are_logged(
     serve_arguments, small_encoder, small_baseline, stream, tmp_path
 ):

@@ -49,6 +49,7 @@ def any_raised(found):
     return found.overall.total > 0 or any(own.episodes.total > 0 for own in found)
 
 
+@pytest.mark.slow
 def test_200_clean_streams_keep_the_promise_over_all_slices():
     """At α = 0.2 and with many calibration texts, so that alarms occur. Control: with all of α for each alarm, too many
     streams raise one.

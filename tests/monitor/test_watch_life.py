@@ -58,6 +58,7 @@ def path(turning, tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 def test_a_shift_that_comes_back_raises_two_alarms_and_resuming_gives_the_same_bytes(watching, path, tmp_path):
     watching = [*watching, path, "--reset-after-alarm", 12, "--slice", "source"]
     whole = invoke(*watching, "--out", tmp_path / "whole")

@@ -67,6 +67,7 @@ def test_minilm_on_workers_is_minilm_in_one_process(spread):
     assert seen[-1] == 1521
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_one_process_writes(small, tmp_path, scheduler, windows_of_16):
     path = write(tmp_path / "texts.txt", sentences(90))
     options = ["audit", str(small), "--texts", str(path), "--loop", "3", "--layer", "1", "--special", "include"]

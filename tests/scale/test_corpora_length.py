@@ -25,6 +25,7 @@ def texts():
     return [" ".join(words[60 * i : 60 * (i + 1)]) for i in range(10)]
 
 
+@pytest.mark.slow
 def test_workers_find_what_one_process_finds(folder, texts, scheduler):
     alone = ms.length(str(folder), texts, batch_size=4)
     with JobsOnWorkers(scheduler) as work:

@@ -149,6 +149,7 @@ def deadly(spec, indices):
     return compute(spec, indices)
 
 
+@pytest.mark.slow
 def test_a_point_that_kills_its_workers_is_given_up_and_the_rest_goes_on(tmp_path, scheduler, one_death, monkeypatch):
     again = {"axes": {"seed": list(range(6))}, "out": tmp_path / "s", "scheduler": scheduler, "beta": 5.0, **SMALL}
     with monkeypatch.context() as patch:

@@ -37,6 +37,7 @@ def mean_count(delta, n, strong, repeats):
     return np.mean(counts), np.std(counts) / math.sqrt(repeats)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strong", [False, True])
 @pytest.mark.parametrize(("delta", "n"), [(0.05, 20), (0.05, 150), (0.2, 3000)])
 def test_expected_number_by_simulation(delta, n, strong):

@@ -13,20 +13,24 @@ from typing import NamedTuple
 from torch import Tensor
 
 from metastable.errors import SimulationStopped
-from metastable.flow.steppers import Field, dopri5, next_step
+from metastable.flow.steppers import Field, Step, between, dopri5, next_step
 
 SMALLEST = 1e-12
 """Steps are not made shorter than this share of the horizon (of 1, for a horizon below 1)."""
 
 
 class Trial(NamedTuple):
-    """The end of a step of length h: time, position, velocity there, and the estimated error of the step."""
+    """The end of a step of length h: time, position, velocity there, and the estimated error of the step.
+
+    step : the step itself if it is adaptive; None for others
+    """
 
     t: float
     x: Tensor
     k: Tensor
     h: float
     error: float
+    step: Step | None = None
 
 
 @dataclass
@@ -48,8 +52,13 @@ class Motion:
         if h < SMALLEST * max(1.0, horizon) and h < remaining:
             what = f"at t = {self.t:.6g} no step is small enough for tol = {tol:g}"
             raise SimulationStopped(f'{what}; raise tol or use a fixed step (method="rk4")')
-        x, k, error = dopri5(f, self.t, self.x, self.k, h, counts, self.sphere)
-        return Trial(target if h == remaining else self.t + h, x, k, h, error)
+        step = dopri5(f, self.t, self.x, self.k, h, counts, self.sphere)
+        return Trial(target if h == remaining else self.t + h, step.x, step.k, h, step.error, step)
+
+    def inside(self, trial: Trial, t: float) -> Tensor:
+        """The points at time t during an adaptive step that has not been taken yet."""
+        assert trial.step is not None, "steps of equal length end at saved times"
+        return between(self.x, self.k, trial.step, trial.h, (t - self.t) / trial.h, self.sphere)
 
     def judge(self, trial: Trial, tol: float, too_long: bool = False) -> bool:
         """Take the step if its error is at most `tol`, and choose the next one; whether it was taken.

@@ -23,7 +23,7 @@ from metastable.cloud import Cloud
 from metastable.errors import BadInput, SimulationStopped, choice
 from metastable.flow.fields import TokenField, zero_temperature
 from metastable.flow.merging import Merging
-from metastable.flow.solve import Motion
+from metastable.flow.solve import Motion, Trial
 from metastable.flow.steppers import FIXED, first_step, noisy_heun
 from metastable.head import Head
 from metastable.problem import resolved_beta
@@ -324,10 +324,7 @@ class _Solver:
         with watcher:
             for t, frame in zip(self.times, self.frames, strict=False):
                 watcher.frame(t, self._directions(frame))
-            while state.saved < len(self.times):
-                self._advance(state, self.times[state.saved], watcher)
-                self._save_frame(state)
-                watcher.frame(state.t, self._directions(self.frames[-1]))
+            self._advance(state, watcher)
         stats = {"steps": state.steps, "rejected": state.rejected, "evaluations": self.evaluations}
         if self.merging:
             stats |= {"merges": len(self.merging.jumps), "live": len(state.x)}
@@ -352,36 +349,39 @@ class _Solver:
         h = first_step(k, self.tol) if self.method == "dopri5" else self.step
         state = _State(t=0.0, x=x, k=k, h=h, sphere=self.sphere)
         self._note_error(state)
-        self._save_frame(state)
+        self._save_frame(state, x)
+        if self.kept:
+            self._save_state(state)
         return state
 
-    def _advance(self, state: _State, target: float, watcher: Watcher) -> None:
-        """Take steps until t = target exactly."""
+    def _advance(self, state: _State, watcher: Watcher) -> None:
+        """Take steps until all frames are saved."""
         last = time.perf_counter()
-        while state.t < target:
+        while state.saved < len(self.times):
             # A resumed run starts without the tree of earlier evaluations; so does every step.
             self.moving.forget()
-            self._step(state, target)
-            watcher.at(state.t)
-            if self.kept and state.t < target and time.perf_counter() - last > CHECKPOINT_SECONDS:
+            shown = state.saved
+            self._step(state)
+            if self.kept and (state.saved > shown or time.perf_counter() - last > CHECKPOINT_SECONDS):
                 self._save_state(state)
                 last = time.perf_counter()
+            watcher.at(state.t)
+            for t, frame in zip(self.times[shown:], self.frames[shown:], strict=False):
+                watcher.frame(t, self._directions(frame))
 
-    def _step(self, state: _State, target: float) -> None:
+    def _step(self, state: _State) -> None:
+        """Take a step, or only shorten it. Adaptive steps may pass saved times; the others end there."""
         if self.method == "dopri5":
-            counts = None if self.merging is None else self.merging.counts
-            try:
-                trial = state.attempt(self.field, target, self.times[-1], self.tol, counts)
-            except SimulationStopped as stopped:
-                if self.block.kernel != "unnormalised":
-                    raise
-                raise SimulationStopped(f"{str(stopped).split(';')[0]}; {self._remedy()}") from None
-            self._check_finite(trial.k, trial.t)
-            if not state.judge(trial, self.tol):
+            trial = self._attempt(state)
+            if not trial.error <= self.tol:
+                state.judge(trial, self.tol)
                 return
+            while self.times[state.saved] < trial.t:
+                self._save_frame(state, state.inside(trial, self.times[state.saved]))
+            state.judge(trial, self.tol)
         else:
             advance = functools.partial(self._advance_by, state)
-            start = self.times[state.saved - 1]
+            start, target = self.times[state.saved - 1], self.times[state.saved]
             # Layers are whole: their number must not depend on the rounding of times.
             layers = round(target / self.step) - round(start / self.step) if self.method == "layers" else None
             trial = state.equal_step(advance, start, target, self.step, layers)
@@ -390,6 +390,22 @@ class _Solver:
         if self.merging:
             self._merge(state, self.merging)
         self._note_error(state)
+        if state.t == self.times[state.saved]:
+            self._save_frame(state, state.x)
+
+    def _attempt(self, state: _State) -> Trial:
+        target, counts = self.times[-1], None
+        if self.merging:
+            # The error of merging is known at the end of a step.
+            target, counts = self.times[state.saved], self.merging.counts
+        try:
+            trial = state.attempt(self.field, target, self.times[-1], self.tol, counts)
+        except SimulationStopped as stopped:
+            if self.block.kernel != "unnormalised":
+                raise
+            raise SimulationStopped(f"{str(stopped).split(';')[0]}; {self._remedy()}") from None
+        self._check_finite(trial.k, trial.t)
+        return trial
 
     def _advance_by(self, state: _State, h: float, end: float) -> tuple[Tensor, Tensor]:
         """Points and velocities after a step of fixed length."""
@@ -441,19 +457,17 @@ class _Solver:
             return "tokens without normalisation grow like exp(tV); use an earlier end or a smaller V"
         return "check the head's matrices or use float64"
 
-    def _save_frame(self, state: _State) -> None:
-        shown = state.x
+    def _save_frame(self, state: _State, shown: Tensor) -> None:
+        """Save the positions of the live tokens at the next of the saved times."""
         if self.merging:
-            shown = state.x[self.merging.owner]
-            state.merged.append((len(state.x), self.merging.error, self.merging.largest))
+            state.merged.append((len(shown), self.merging.error, self.merging.largest))
+            shown = shown[self.merging.owner]
         self.frames.append(shown)
         if self.kept:
             frame = shown.cpu().numpy()
             self.kept.save_frame(state.saved, frame)
             self.checksums.append(zlib.crc32(frame.tobytes()))
         state.saved += 1
-        if self.kept:
-            self._save_state(state)
 
     def _save_state(self, state: _State) -> None:
         assert self.kept is not None

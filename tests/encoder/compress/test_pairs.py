@@ -304,6 +304,7 @@ def test_targets_read_the_lower_ends_on_the_first_half(with_pairs, plain):
         plain.choose("task >= 0.5")
 
 
+@pytest.mark.slow
 def test_a_journal_of_other_pairs_is_not_used(tokenizer, many_texts, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "plan", lambda *_: [Recipe(neurons=0.25)])
     made = []

@@ -69,6 +69,7 @@ def test_a_training_is_the_same_with_and_without_the_callback(texts, tokenizer, 
     assert ms.History.load(folder).table.equals(callback.history.table)
 
 
+@pytest.mark.slow
 def test_a_training_that_continues_from_a_checkpoint_continues_its_history(texts, tokenizer, tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 3, "steps": 5}
     trainer(classifier(), tmp_path, tokenizer, [ms.callback(texts[:6], every=1)], **saving).train()

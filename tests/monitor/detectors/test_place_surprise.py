@@ -75,6 +75,7 @@ def test_special_tokens_between_words_are_stepped_over():
     assert not torch.allclose(swapped.columns, expected.columns, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_shuffled_words_are_out_of_place_and_rare_words_alone_are_not():
     encoder = harness.minilm()
     texts = [text for text in harness.CLEAN if len(text.split()) > 5]
