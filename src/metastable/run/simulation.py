@@ -87,7 +87,9 @@ def simulate(
         1e-6, and 1e-4 for more than 100 000 tokens: two samples of that size differ by much more
     step : longest step of the fixed-step methods, 0.01 by default; for "layers" the length of a layer, 1 by default
     t_eval : how many equally spaced times to save, or the times themselves; 0 and `until` are always saved.
-        By default 101, fewer when the frames would exceed 256 MiB. For "layers" the times are those of layers
+        By default 101, fewer when the frames would exceed 256 MiB. dopri5 does not end its steps there: the frames are
+        interpolated to fourth order, so that the path does not depend on them. For "layers" the times are those of
+        layers
     engine : "auto", "dense", "flash" or "tree" (certified to `tol`, d ≤ 3), see `attend`
     merge : δ. Tokens closer than this become one weighted token, so that long runs of clusters cost little; the frames
         show each token where its cluster is, and `Run.merge_error` bounds what merging changed (see `merging`)
