@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint kernels bench clean
+.PHONY: help setup demo test test-all lint kernels bench package clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -65,6 +65,12 @@ bench: setup ## measure the ratios quoted in the README and record them in bench
 	$(BIN)/python benchmarks/callback.py
 	$(BIN)/python benchmarks/sweep.py
 	$(BIN)/python benchmarks/lab.py
+
+package: setup ## build the wheel and the source archive (build/dist) and check them
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[package]'
+	rm -rf build/dist
+	$(BIN)/python -m build --outdir build/dist .
+	$(BIN)/python -m tests.package build/dist
 
 clean: ## remove what the other commands made
 	rm -rf .venv demo .pytest_cache .mypy_cache .ruff_cache .hypothesis build
