@@ -154,6 +154,34 @@ def recover(target: Path) -> bool:
     return target.exists()
 
 
+def read_folder(target: Path, read: Callable[[Path], Result]) -> Result:
+    """`read(folder)` of a folder that another process may be `replacing` meanwhile. Nothing is changed.
+
+    If `read` fails and the folder is then another one than before, it is read again. Between the two renames there is
+    no folder, and after a killed `replacing` there is none for good: the older folder beside it is read then.
+    """
+    old = _beside(target.resolve(), "old")
+    while True:
+        folder = target if target.exists() or not old.exists() else old
+        before = _identity(folder)
+        try:
+            return read(folder)
+        except Exception:
+            other = target if folder is old else old
+            gone = before is None or folder is old
+            if _identity(folder) == before and not (gone and other.exists()):
+                raise
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Another one after the folder was replaced; None without a folder."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
 def _beside(target: Path, ending: str) -> Path:
     return target.with_name(f".{target.name}.{ending}")
 

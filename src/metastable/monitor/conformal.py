@@ -18,7 +18,7 @@ the dependence between the scores.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import gammaln
@@ -123,25 +123,37 @@ class Surprise:
         if found.ndim != 2 or 0 in found.shape:
             raise BadInput(f"the fitted scores have shape {found.shape}; give (texts, scores per text)")
         self.scores = np.sort(found, axis=0)
+        self._curves = [_Curve.of(own) for own in self.scores.T]
 
     def __call__(self, scores: Any) -> np.ndarray:
         """(…, k) scores to (…, k) surprises: 0 or more, increasing in the score."""
         new, k = numbers(scores, "the scores", finite=False), self.scores.shape[1]
         if new.ndim == 0 or new.shape[-1] != k:
             raise BadInput(f"the scores have shape {new.shape}; the last axis must hold the {k} scores of a text")
-        return np.stack([_surprise(new[..., i], self.scores[:, i]) for i in range(k)], axis=-1)
+        return np.stack([curve(new[..., i]) for i, curve in enumerate(self._curves)], axis=-1)
 
 
-def _surprise(new: np.ndarray, own: np.ndarray) -> np.ndarray:
-    n = len(own)
-    # Among equal scores the last one counts (rank by #{> s}), so that the result is a function of the score.
-    values, last = np.unique(own[::-1], return_index=True)
-    heights = np.log(n + 1) - np.log(1 + last)
-    start = own[int((1 - TAIL) * (n - 1))]
-    excess = float(np.mean(own[own >= start] - start))
-    # If all upper scores are equal, there is no tail to estimate, and any slope keeps the order.
-    slope = 1 / excess if excess > 0 else 1.0
-    return np.interp(new, values, heights) + slope * np.maximum(new - own[-1], 0.0)
+class _Curve(NamedTuple):
+    """The surprise as a function of one score: linear between the knots, and beyond the last one with this slope."""
+
+    values: np.ndarray
+    heights: np.ndarray
+    slope: float
+
+    @classmethod
+    def of(cls, own: np.ndarray) -> _Curve:
+        """own : (n,), the fitted scores in order"""
+        # Among equal scores the last one counts (rank by #{> s}), so that the result is a function of the score.
+        values, last = np.unique(own[::-1], return_index=True)
+        heights = np.log(len(own) + 1) - np.log(1 + last)
+        start = own[int((1 - TAIL) * (len(own) - 1))]
+        excess = float(np.mean(own[own >= start] - start))
+        # If all upper scores are equal, there is no tail to estimate, and any slope keeps the order.
+        return cls(values, heights, 1 / excess if excess > 0 else 1.0)
+
+    def __call__(self, new: np.ndarray) -> np.ndarray:
+        beyond = np.maximum(new - self.values[-1], 0.0)
+        return np.asarray(np.interp(new, self.values, self.heights) + self.slope * beyond)
 
 
 def worst(surprises: Any) -> np.ndarray:

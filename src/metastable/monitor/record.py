@@ -41,6 +41,7 @@ WRITTEN = (
 
 NO_TOKEN = "has no token of its own; give a text with a word in it"
 NOT_FINITE = "has hidden states that are not finite; check the model's precision"
+FAILED = "could not be scored"
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,9 @@ def test_long_texts_count_by_their_first_tokens(side, monkeypatch):
     assert not torch.isclose(less[0], whole[0], rtol=1e-5, atol=1e-6).all()
 
 
-def test_entropies_are_those_of_the_model_s_attentions():
+@pytest.mark.parametrize("at_once", [1, 400_000])
+def test_entropies_are_those_of_the_model_s_attentions(at_once, monkeypatch):
+    monkeypatch.setattr("metastable.monitor.detectors.attention_entropy.SCORES", at_once)
     encoder, detector = harness.small(), harness.fitted_small("attention-entropy")
     inputs = harness.random_texts(encoder, (5, 9, 1), seed=3)
     with torch.no_grad():
@@ -84,3 +86,22 @@ def test_entropies_are_those_of_the_model_s_attentions():
             entropy = float(-(rows * rows.log()).sum(dim=1).mean() / math.log(n))
             words = float(rows[:, 1 : n - 1].sum(dim=1).mean())
             assert found[text, place] == pytest.approx(entropy if place < heads else words, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["concentration", "attention-entropy", "place-surprise"])
+def test_chosen_tokens_at_other_places_in_each_text_have_the_same_columns(name):
+    """Texts whose words all start at one place take a view of them, others are gathered."""
+    encoder, detector = harness.small(), harness.fitted_small(name)
+    captured = harness.Captured.of(encoder, harness.random_texts(encoder, (4, 9, 1), seed=8))
+    assert captured.passage.start == 1
+    expected = captured.score(detector)
+    columns = torch.full((3, 13), -1)
+    for row, (first, n) in enumerate(((0, 6), (1, 11), (7, 3))):
+        columns[row, first : first + n] = torch.arange(n)
+    moved = captured.placed(torch.arange(3), columns, garbage=math.nan)
+    assert moved.passage.start is None
+    found = moved.score(detector)
+    torch.testing.assert_close(found.columns, expected.columns, rtol=1e-5, atol=1e-6)
+    if found.tokens is not None:
+        for row, (first, n) in enumerate(((0, 6), (1, 11), (7, 3))):
+            torch.testing.assert_close(found.tokens[row, first : first + n], expected.tokens[row, :n])

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from metastable.encoder.hooks import Depth, Passage
 from metastable.encoder.load import Encoder
-from metastable.monitor.detectors.base import Column, Reading, Unfitted, Values, leading
+from metastable.monitor.detectors.base import Column, Leading, Reading, Unfitted, Values
 
 # Chosen tokens of a text that are looked at. The cost of all pairs grows with the square of this number.
 LEADING = 128
@@ -51,19 +51,18 @@ class Concentration(Unfitted):
 class _Course(Reading):
     def __init__(self, columns: tuple[Column, ...], passage: Passage) -> None:
         self._columns, self._passage = columns, passage
-        self._places, self._there = leading(passage, LEADING)
-        self._count = self._there.sum(dim=1)
+        self._leading = Leading(passage, LEADING)
         self._found: dict[Column, Tensor] = {}
         self._before: tuple[int, Tensor] | None = None
 
     def visit(self, depth: Depth) -> None:
-        v = depth.v.gather(1, self._places.unsqueeze(-1).expand(-1, -1, depth.v.shape[-1]))
-        unit = torch.where(self._there.unsqueeze(-1), depth.lens.of_view(v), 0.0)
-        for name, value in zip(PAIRS, pair_statistics(unit, self._there), strict=True):
+        leading = self._leading
+        unit = leading.filled(depth.lens.of_view(leading.forth(depth.v)))
+        for name, value in zip(PAIRS, pair_statistics(unit, leading), strict=True):
             self._found[Column(name, depth.index)] = value
         if self._before is not None and self._before[0] == depth.index - 1:
-            moved = torch.linalg.vector_norm(unit - self._before[1], dim=-1).sum(dim=1)
-            self._found[Column("update_length", depth.index, depth.index - 1)] = moved / self._count.clamp_min(1)
+            moved = torch.linalg.vector_norm(self._before[1].sub_(unit), dim=-1).sum(dim=1)
+            self._found[Column("update_length", depth.index, depth.index - 1)] = moved / leading.count.clamp_min(1)
         self._before = depth.index, unit
 
     def values(self) -> Values:
@@ -72,26 +71,27 @@ class _Course(Reading):
         return Values(torch.where(self._passage.counts.unsqueeze(1) > 0, columns, 0.0).double())
 
 
-def pair_statistics(unit: Tensor, there: Tensor) -> list[Tensor]:
+def pair_statistics(unit: Tensor, leading: Leading) -> list[Tensor]:
     """The statistics `PAIRS` of each text, (texts,) each.
 
-    unit : (texts, n, d), the tokens of each text and then zeros
-    there : (texts, n) of bool, which are tokens
+    unit : (texts, n, d), the tokens of each text and then zeros, as `leading` says
     """
-    n, m = unit.shape[1], there.sum(dim=1)
-    gram = unit @ unit.transpose(1, 2)
+    n, m, there = unit.shape[1], leading.count, leading.there
+    gram = torch.bmm(unit, unit.transpose(1, 2))
     own = gram.diagonal(dim1=1, dim2=2)
     pairs = (m * (m - 1)).clamp_min(1)
     means = [(gram.sum(dim=(1, 2)) - own.sum(dim=1)) / pairs]
     means.append((gram.square().sum(dim=(1, 2)) - own.square().sum(dim=1)) / pairs)
-    itself = torch.eye(n, dtype=torch.bool, device=unit.device)
-    nearest = gram.masked_fill(itself | ~there.unsqueeze(1), -torch.inf).amax(dim=2)
+    # Rows beyond the text are 0, so that they add nothing.
+    along = [gram.diagonal(step, dim1=1, dim2=2).sum(dim=1) for step in (1, 2)]
+    own.fill_(-torch.inf)
+    if not leading.full:
+        gram.masked_fill_(~there.unsqueeze(1), -torch.inf)
+    nearest = gram.amax(dim=2)
     means.append(torch.where(there, nearest, 0.0).sum(dim=1) / m.clamp_min(1))
     highest = torch.where(there, nearest, -torch.inf).topk(min(3, n), dim=1).values
     among = torch.arange(highest.shape[1], device=unit.device) < m.unsqueeze(1)
     means.append(torch.where(among, highest, 0.0).sum(dim=1) / m.clamp(1, 3))
-    for step in (1, 2):
-        # Rows beyond the text are 0, so that they add nothing.
-        along = gram.diagonal(step, dim1=1, dim2=2).sum(dim=1)
-        means.append(torch.where(m > step, along / (m - step).clamp_min(1), 1.0))
+    for step, total in enumerate(along, start=1):
+        means.append(torch.where(m > step, total / (m - step).clamp_min(1), 1.0))
     return [torch.where(m > 1, mean, 1.0) for mean in means]
