@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from metastable.encoder.anatomy import Anatomy, LayerModules, Norm
 from metastable.encoder.load import Encoder
+from metastable.encoder.statistics import mean_over
 from metastable.encoder.texts import Batch
 
 
@@ -207,6 +208,11 @@ class Depth:
     def v(self) -> Tensor:
         """The view that x̂ is affine in, (texts, n, d); padding holds any value."""
         return self.lens.view(self.x)
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """The mean of v over the chosen tokens of each text, (texts, d); 0 without any."""
+        return mean_over(self.v, self.passage.chosen)
 
     @cached_property
     def unit(self) -> Tensor:

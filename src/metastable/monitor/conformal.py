@@ -30,6 +30,9 @@ from metastable.errors import BadInput
 SIMES = 0.9
 # `Surprise` continues beyond the largest fitted score with the exponential tail of this upper share of the scores.
 TAIL = 0.1
+# The least distance of two knots of a `Surprise`, as a share of the interquartile range of the scores. Two scores may
+# be arbitrarily close by chance, and a line through both would amplify rounding without a bound.
+APART = 0.05
 
 
 class Calibration:
@@ -112,10 +115,10 @@ class Surprise:
     """−log of an estimated tail probability, per score: puts unlike scores on one scale before they are combined.
 
     Fitted on the scores (n, k) of n clean texts. In each column, the i-th smallest score gets
-    −log((n + 1 − i)/(n + 1)), with linear interpolation. Above the largest score the line continues with slope
-    1/(mean excess of the upper tenth), an exponential tail, so that texts far outside stay ordered. It is a fixed
-    increasing function: a wrong tail costs power, never validity, provided that the fitted texts are not the
-    calibration texts.
+    −log((n + 1 − i)/(n + 1)), with linear interpolation between scores that are far enough apart (`APART`). Above the
+    largest score the line continues with slope 1/(mean excess of the upper tenth), an exponential tail, so that texts
+    far outside stay ordered. It is a fixed increasing function: a wrong tail costs power, never validity, provided that
+    the fitted texts are not the calibration texts.
     """
 
     def __init__(self, scores: Any) -> None:
@@ -149,7 +152,13 @@ class _Curve(NamedTuple):
         start = own[int((1 - TAIL) * (len(own) - 1))]
         excess = float(np.mean(own[own >= start] - start))
         # If all upper scores are equal, there is no tail to estimate, and any slope keeps the order.
-        return cls(values, heights, 1 / excess if excess > 0 else 1.0)
+        slope = 1 / excess if excess > 0 else 1.0
+        least = APART * float(np.subtract(*np.quantile(own, [0.75, 0.25])))
+        knots = [len(values) - 1]
+        for place in range(len(values) - 2, -1, -1):
+            if values[knots[-1]] - values[place] >= least:
+                knots.append(place)
+        return cls(values[knots[::-1]], heights[knots[::-1]], slope)
 
     def __call__(self, new: np.ndarray) -> np.ndarray:
         beyond = np.maximum(new - self.values[-1], 0.0)

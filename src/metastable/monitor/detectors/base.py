@@ -301,19 +301,6 @@ class TokenReading(TextReading):
         return Values(columns, torch.where(self._passage.chosen, strange, 0.0))
 
 
-def mean_over(x: Tensor, members: Tensor) -> Tensor:
-    """The mean of x (texts, n, d) over the members (texts, n) of bool, (texts, d); 0 for texts without members.
-
-    The mean is a product with weights, which reads x once and makes no copy of it. If a value with weight 0 is not
-    finite, the product is repeated with such values replaced by 0.
-    """
-    share = members.to(x.dtype) / members.sum(dim=1, keepdim=True).clamp_min(1)
-    found = torch.bmm(share.unsqueeze(1), x).squeeze(1)
-    if not bool(found.isfinite().all()):
-        found = torch.bmm(share.unsqueeze(1), torch.where(members.unsqueeze(-1), x, 0.0)).squeeze(1)
-    return found
-
-
 def gaussian(moments: Moments) -> tuple[Tensor, Tensor]:
     """U, u with |Ux̂ + u|² = |W(x̂ − μ)|²/d, the covariance shrunk as Ledoit and Wolf estimate: (d, d) and (d,)."""
     white = whitening(blended(moments.covariance, moments.ledoit_wolf())) / len(moments.centre) ** 0.5
