@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from metastable.encoder.hooks import Depth, Lens, Passage
 from tests.monitor.detectors import harness, reference
 
 TEXTS = ("The old ferry remembers a letter.", "It rains.", "Rain.", "the the the cat cat sat", harness.CLEAN[7])
@@ -42,6 +43,22 @@ def test_statistics_of_pairs_and_moves_token_by_token():
             np.mean([np.linalg.norm(b - a) for a, b in zip(x, y, strict=True)]) for x, y in itertools.pairwise(units)
         ]
         np.testing.assert_allclose(found[row], [*expected, *moves], rtol=1e-4, atol=1e-5)
+
+
+def test_a_cloud_that_is_nearly_one_point_keeps_its_digits():
+    """Cosines that differ from 1 by 1e-6 come with four digits of the difference, from tokens in float32."""
+    generator = torch.Generator().manual_seed(0)
+    around = torch.randn(1, 1, 32, generator=generator, dtype=torch.float64)
+    x = torch.nn.functional.normalize(around + 2e-3 * torch.randn(1, 9, 32, generator=generator).double(), dim=-1)
+    passage = Passage(*(torch.ones(1, 9, dtype=torch.bool) for _ in range(3)))
+    depth = Depth(0, x.float(), Lens.of(None, 32), passage)
+    detector = harness.fitted_small("concentration")
+    reading = detector.open(passage)
+    reading.visit(depth)
+    found = reading.values().columns[0, :6].numpy()
+    expected = np.array(literal(x[0].numpy()))
+    assert (1 - expected < 1e-5).all()
+    np.testing.assert_allclose(1 - found, 1 - expected, rtol=1e-3)
 
 
 def test_repeated_words_are_near_each_other():
