@@ -10,6 +10,7 @@ import asyncio
 import json
 import math
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -89,10 +90,11 @@ class Connection(H11Protocol):
         body = json.dumps({"error": why}).encode()
         named = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
         parts = (
-            h11.Response(status_code=code, headers=list((named | (headers or {})).items())),
+            h11.Response(
+                status_code=code, reason=HTTPStatus(code).phrase, headers=list((named | (headers or {})).items())
+            ),
             h11.Data(data=body),
             h11.EndOfMessage(),
         )
-        for part in parts:
-            self.transport.write(self.conn.send(part) or b"")
+        self.transport.write(b"".join(self.conn.send(part) or b"" for part in parts))
         self.transport.close()
