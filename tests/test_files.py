@@ -211,13 +211,16 @@ def test_a_folder_is_read_while_it_is_replaced_again_and_again(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-@pytest.mark.parametrize(("left", "found"), [({"x", ".x.old"}, "x"), ({".x.tmp", ".x.old"}, ".x.old")])
-def test_reading_after_a_kill_changes_nothing(tmp_path, left, found):
+@pytest.mark.parametrize(
+    ("left", "found", "after"),
+    [({"x", ".x.old"}, "x", {"x", ".x.old"}), ({".x.tmp", ".x.old"}, ".x.old", {"x"}), ({".x.old"}, ".x.old", {"x"})],
+)
+def test_reading_after_a_kill_restores_the_folder(tmp_path, left, found, after):
     for name in left:
         (tmp_path / name).mkdir()
         (tmp_path / name / "from").write_text(name)
     assert files.read_folder(tmp_path / "x", lambda folder: (folder / "from").read_text()) == found
-    assert {path.name for path in tmp_path.iterdir()} == left
+    assert {path.name for path in tmp_path.iterdir()} == after
 
 
 def test_a_folder_that_is_damaged_or_not_there_is_an_error(tmp_path):

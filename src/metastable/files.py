@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
@@ -33,6 +34,8 @@ Result = TypeVar("Result")
 CHUNK = 2**20
 # No line is longer than this many bytes.
 LONGEST_LINE = 64 * CHUNK
+# Seconds without a folder after which the process that was replacing it is taken to be dead.
+KILLED = 1.0
 
 
 @contextlib.contextmanager
@@ -155,21 +158,24 @@ def recover(target: Path) -> bool:
 
 
 def read_folder(target: Path, read: Callable[[Path], Result]) -> Result:
-    """`read(folder)` of a folder that another process may be `replacing` meanwhile. Nothing is changed.
+    """`read(target)` of a folder that another process may be `replacing` meanwhile, without disturbing that process.
 
-    If `read` fails and the folder is then another one than before, it is read again. Between the two renames there is
-    no folder, and after a killed `replacing` there is none for good: the older folder beside it is read then.
+    If `read` fails and the folder is then another one than before, it is read again. Between the two renames of a
+    `replacing` there is no folder for an instant. If there is none for longer, the process was killed: see `recover`.
     """
     old = _beside(target.resolve(), "old")
     while True:
-        folder = target if target.exists() or not old.exists() else old
-        before = _identity(folder)
+        end = time.monotonic() + KILLED
+        while not target.exists() and old.exists():
+            if time.monotonic() > end:
+                recover(target.resolve())
+                break
+            time.sleep(0.005)
+        before = _identity(target)
         try:
-            return read(folder)
+            return read(target)
         except Exception:
-            other = target if folder is old else old
-            gone = before is None or folder is old
-            if _identity(folder) == before and not (gone and other.exists()):
+            if _identity(target) == before and not (before is None and old.exists()):
                 raise
 
 
