@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -170,6 +171,63 @@ def test_recovery_from_every_moment_of_a_kill(tmp_path, left, found):
         (tmp_path / name / "from").write_text(name)
     assert files.recover(tmp_path / "x") == (found is not None)
     assert [contents(path) for path in tmp_path.iterdir()] == ([] if found is None else [{"from": found}])
+
+
+def whole(folder):
+    """What four files of one folder hold, if they all hold the same; they are read one after another."""
+    found = {(folder / name).read_text() for name in "abcd"}
+    if len(found) > 1:
+        raise ValueError("of two folders")
+    return found.pop()
+
+
+def test_a_folder_is_read_while_it_is_replaced_again_and_again(tmp_path):
+    """Readers see the old folder or the new one, and never disturb the writer."""
+    target, problems = tmp_path / "x", []
+
+    def replace(number):
+        with files.replacing(target) as temporary:
+            temporary.mkdir()
+            for name in "abcd":
+                (temporary / name).write_text(str(number))
+
+    def write():
+        try:
+            for number in range(1, 200):
+                replace(number)
+        except Exception as error:
+            problems.append(error)
+
+    replace(0)
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = []
+    while writer.is_alive():
+        seen.append(int(files.read_folder(target, whole)))
+    writer.join()
+    assert problems == []
+    assert seen == sorted(seen)
+    assert files.read_folder(target, whole) == "199"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("left", "found", "after"),
+    [({"x", ".x.old"}, "x", {"x", ".x.old"}), ({".x.tmp", ".x.old"}, ".x.old", {"x"}), ({".x.old"}, ".x.old", {"x"})],
+)
+def test_reading_after_a_kill_restores_the_folder(tmp_path, left, found, after):
+    for name in left:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "from").write_text(name)
+    assert files.read_folder(tmp_path / "x", lambda folder: (folder / "from").read_text()) == found
+    assert {path.name for path in tmp_path.iterdir()} == after
+
+
+def test_a_folder_that_is_damaged_or_not_there_is_an_error(tmp_path):
+    (tmp_path / "x").mkdir()
+    for name in ("x", "y"):
+        with pytest.raises(FileNotFoundError):
+            files.read_folder(tmp_path / name, whole)
 
 
 # --- locks

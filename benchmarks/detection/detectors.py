@@ -20,7 +20,6 @@ from metastable.monitor.detectors.base import (
     Unfitted,
     Values,
     gaussian,
-    mean_over,
     over_tokens,
     squares,
 )
@@ -52,7 +51,7 @@ class LayerMeanMahalanobis(Detector):
 
     def learn(self, stage: int, passage: Passage) -> Watch:
         def take(depth: Depth) -> Tensor:
-            return depth.lens.of_view(mean_over(depth.v, passage.chosen))[passage.counts > 0]
+            return depth.lens.of_view(depth.mean)[passage.counts > 0]
 
         return Gathering(take, lambda rows: self._moments.add(torch.stack(list(rows.values())).mean(dim=0)))
 
@@ -73,7 +72,7 @@ class _LayerMean(Reading):
         self._means: list[Tensor] = []
 
     def visit(self, depth: Depth) -> None:
-        self._means.append(depth.lens.of_view(mean_over(depth.v, self._passage.chosen)))
+        self._means.append(depth.lens.of_view(depth.mean))
 
     def values(self) -> Values:
         if not self._means:

@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
@@ -33,6 +34,8 @@ Result = TypeVar("Result")
 CHUNK = 2**20
 # No line is longer than this many bytes.
 LONGEST_LINE = 64 * CHUNK
+# Seconds without a folder after which the process that was replacing it is taken to be dead.
+KILLED = 1.0
 
 
 @contextlib.contextmanager
@@ -152,6 +155,37 @@ def recover(target: Path) -> bool:
     for leftover in (_beside(target, "tmp"), old):
         shutil.rmtree(leftover, ignore_errors=True)
     return target.exists()
+
+
+def read_folder(target: Path, read: Callable[[Path], Result]) -> Result:
+    """`read(target)` of a folder that another process may be `replacing` meanwhile, without disturbing that process.
+
+    If `read` fails and the folder is then another one than before, it is read again. Between the two renames of a
+    `replacing` there is no folder for an instant. If there is none for longer, the process was killed: see `recover`.
+    """
+    old = _beside(target.resolve(), "old")
+    while True:
+        end = time.monotonic() + KILLED
+        while not target.exists() and old.exists():
+            if time.monotonic() > end:
+                recover(target.resolve())
+                break
+            time.sleep(0.005)
+        before = _identity(target)
+        try:
+            return read(target)
+        except Exception:
+            if _identity(target) == before and not (before is None and old.exists()):
+                raise
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Another one after the folder was replaced; None without a folder."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _beside(target: Path, ending: str) -> Path:

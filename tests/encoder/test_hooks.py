@@ -80,6 +80,75 @@ def test_any_set_of_depths_of_a_shared_layer(depths):
         assert torch.equal(some[0][depth], whole[0][depth])
 
 
+def projecting(model, found, depths=None, failed=None):
+    """A reader that keeps every depth in `found`, and wants queries and keys of all layers."""
+    own = anatomy(model)
+
+    class Projected:
+        def visit(self, depth):
+            found.append(depth)
+
+        def close(self):
+            pass
+
+    wanted = range(len(own.layers) + 1) if depths is None else depths
+    layers = range(len(own.layers))
+    return Reader(model, own, (), wanted, lambda passage: Projected(), failed, projected=layers)
+
+
+@pytest.mark.parametrize("case", TEXT_CASES)
+def test_queries_and_keys_are_those_of_the_layer(case):
+    """Every family: shared layers, one map for all three, maps that are also applied to positions."""
+    model = models.tiny(case)
+    given, mask = models.inputs(model)
+    own, found = anatomy(model), []
+    with torch.no_grad(), projecting(model, found):
+        model(**given)
+    assert [depth.index for depth in found] == list(range(len(own.layers) + 1))
+    assert found[-1].projected is None
+    for depth, layer in zip(found, own.layers, strict=False):
+        for part, projection in zip(depth.projected, (layer.query, layer.key), strict=True):
+            by_head = part.unflatten(-1, (layer.heads, -1)).transpose(1, 2)
+            expected = projection(torch.where(mask.unsqueeze(-1), depth.x, 0.0))
+            there = mask[:, None, :, None]
+            torch.testing.assert_close(by_head * there, expected * there, rtol=1e-5, atol=1e-5)
+    assert hooks_of(model) == 0
+
+
+def test_a_layer_that_computes_no_queries_in_float32_is_visited_all_the_same():
+    model = models.tiny("bert")
+    given, _ = models.inputs(model)
+    found, problems = [], []
+    with torch.no_grad(), projecting(model, found, failed=problems.append):
+        with torch.autocast("cpu", torch.bfloat16):
+            model(**given)
+        assert [depth.index for depth in found] == [0, 1, 2, 3]
+        assert all(depth.projected is None for depth in found)
+        found.clear()
+        # As if a fused kernel took the place of the module.
+        key = model.encoder.layer[1].attention.self.key
+        key.__class__ = type("Fused", (type(key),), {"__call__": lambda self, x: self.forward(x)})
+        model(**given)
+    assert [depth.index for depth in found] == [0, 1, 2, 3]
+    assert [depth.projected is None for depth in found] == [False, True, False, True]
+    assert problems == []
+
+
+def test_some_depths_of_a_shared_layer_with_their_queries():
+    model = models.tiny("albert")
+    given, _ = models.inputs(model)
+    whole, some = [], []
+    with torch.no_grad():
+        with projecting(model, whole):
+            model(**given)
+        with projecting(model, some, (0, 2)):
+            model(**given)
+    assert [depth.index for depth in some] == [0, 2]
+    for depth in some:
+        for own, other in zip(depth.projected, whole[depth.index].projected, strict=True):
+            assert torch.equal(own, other)
+
+
 def test_erased_features_are_left_out_and_the_rest_has_length_one():
     model = models.tiny("bert")
     norm = model.encoder.layer[1].output.LayerNorm

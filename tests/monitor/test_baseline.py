@@ -57,6 +57,8 @@ def test_facts_of_the_real_baseline(baseline, encoder, clean):
     own = [len(encoder.tokenizer(text.text)["input_ids"]) - 2 for text in clean]
     assert baseline.facts["tokens"] == sum(own)
     assert baseline.facts["lengths"]["most"] <= max(own)
+    least, most = baseline.usual_lengths
+    assert 0.98 <= np.mean([least <= n <= most for n in own]) < 1
     assert baseline.facts["left_out"] == {}
     assert baseline.fingerprint == encoder.fingerprint
     assert baseline.special == (0, 101, 102, 103)

@@ -177,10 +177,27 @@ def test_the_least_corrected_p_value_over_layers_is_that_of_the_worst():
     assert (by_layer[:, 2] <= 0.05).sum() > 20
 
 
-def test_surprise_is_minus_log_p_at_the_fitted_scores():
-    scores = np.random.default_rng(2).normal(size=(50, 1))
-    expected = [-math.log((1 + (scores > s).sum()) / 51) for s in scores]
-    assert Surprise(scores)(scores)[:, 0] == pytest.approx(expected)
+def test_surprise_is_minus_log_p_at_fitted_scores_that_are_apart():
+    scores = np.random.default_rng(2).permutation(np.sinh(np.linspace(-3, 2, 50)))[:, None]
+    expected = np.array([-math.log((1 + (scores > s).sum()) / 51) for s in scores])
+    gaps = np.diff(np.sort(scores[:, 0]))
+    assert gaps.min() < 0.05 * np.subtract(*np.quantile(scores, [0.75, 0.25]))
+    found = Surprise(scores)(scores)[:, 0]
+    upper = scores[:, 0] > 1.5
+    assert found[upper] == pytest.approx(expected[upper])
+    # Between knots it is off by less than the next rank.
+    assert np.abs(found - expected).max() < 0.25
+
+
+@given(st.lists(st.floats(-5, 5), min_size=5, max_size=60, unique=True))
+def test_surprise_amplifies_no_rounding(own):
+    """Between two knots surprise rises by at most log(n + 1), over at least a share of the interquartile range."""
+    scores = np.array(own)
+    spread = float(np.subtract(*np.quantile(scores, [0.75, 0.25])))
+    surprise = Surprise(scores[:, None])
+    new = np.linspace(-6, scores.max(), 300)
+    rises = np.diff(surprise(new[:, None])[:, 0]) / np.diff(new)
+    assert (rises <= math.log(len(own) + 1) / (0.05 * spread) * (1 + 1e-6) + 1e-9).all()
 
 
 def test_surprise_beyond_the_largest_score_follows_an_exponential_tail():

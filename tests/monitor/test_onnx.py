@@ -127,8 +127,8 @@ def test_p_values_are_those_of_the_same_hidden_states_in_torch(
     texts = [*held_texts[:60], *ODD]
     found = ms.Monitor(onnx_encoder, onnx_baseline, setting).examine(texts)
     expected = ms.Monitor(in_torch(onnx_encoder, small_encoder), onnx_baseline, setting).examine(texts)
-    # onnxruntime rounds otherwise than torch, by 1e-6 of a hidden state, and the classifier amplifies it.
-    assert [r.score for r in found] == pytest.approx([r.score for r in expected], rel=1e-2, abs=1e-2)
+    # onnxruntime rounds otherwise than torch, by 1e-6 of a hidden state.
+    assert [r.score for r in found] == pytest.approx([r.score for r in expected], rel=1e-3, abs=1e-3)
     # A score that moves by rounding may pass one calibration score.
     step = 1 / (onnx_baseline.scorer(setting).texts + 1)
     np.testing.assert_allclose([r.p_marginal for r in found], [r.p_marginal for r in expected], atol=1.01 * step)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from metastable.cli.app import app
 from metastable.errors import BadInput
 from metastable.monitor.baseline import Baseline
 from metastable.monitor.conformal import Calibration
-from metastable.monitor.split import digest
+from metastable.monitor.split import SHARES, digest, part_of
 from tests.monitor.conftest import ODD
 from tests.monitor.tables import table_of
 
@@ -96,6 +97,29 @@ def test_texts_that_the_baseline_was_made_of_are_not_new(small_baseline, small_e
     assert (found.texts, found.repeated) == (1, 20)
 
 
+def test_texts_of_documents_that_were_fitted_on_are_left_out(small_baseline, small_encoder, clean, held_texts):
+    """The baseline was made with labels: a new text of one of its documents is new only if it was calibrated on."""
+    labels = {part: sorted({text.document for text in clean if part_of(text.document, 0) == part}) for part in SHARES}
+    given = {label: f"A new text about {place} things." for place, label in enumerate(chain(*labels.values()))}
+    some = {label: given[label] for part in SHARES for label in labels[part][:5]}
+    found = small_baseline.review(small_encoder, some.values(), documents=some)
+    assert found.texts == found.documents == 5
+    assert found.left_out == {"of a document that the detectors were fitted on": 10}
+    assert set(found.digests) == {digest(given[label]) for label in labels["calibrate"][:5]}
+    # A label that no clean text has, and no label.
+    other = small_baseline.review(small_encoder, held_texts[:6], documents=["new", "new", "newer", None, None, None])
+    assert (other.texts, other.documents, other.largest, other.warnings) == (6, 5, 2, [])
+    assert other.accepted("Ada").accepted[-1]["documents"] == 5
+    assert small_baseline.review(small_encoder, held_texts[:6]).documents is None
+    with pytest.raises(BadInput, match="only 2 documents"):
+        small_baseline.review(small_encoder, held_texts[:6], documents=["a", "b"])
+
+
+def test_a_large_document_is_warned_of(small_baseline, small_encoder, held_texts):
+    found = small_baseline.review(small_encoder, held_texts[:30], documents=["one"] * 30)
+    assert any("one document has 30 of" in words for words in found.warnings)
+
+
 def test_texts_that_make_the_monitor_blind_are_warned_of(small_baseline, small_encoder, held_texts, review):
     assert small_baseline.review(small_encoder, held_texts[:30]).warnings == []
     assert all(effect.blind for effect in review.effects.values())
@@ -112,7 +136,7 @@ def test_a_name_is_one_line(by, review):
         review.accepted(by)
 
 
-def test_old_baselines_without_the_field_are_read_and_damaged_entries_are_not(small_baseline_folder, tmp_path):
+def test_damaged_entries_are_refused(small_baseline_folder, tmp_path):
     from metastable.encoder.identity import checksum
 
     folder = shutil.copytree(small_baseline_folder, tmp_path / "old")
@@ -121,14 +145,12 @@ def test_old_baselines_without_the_field_are_read_and_damaged_entries_are_not(sm
 
     def written(**change):
         new = {**content, **change}
-        new = {name: value for name, value in new.items() if value is not None}
         (folder / "baseline.json").write_text(json.dumps({**new, "checksum": checksum(new)}))
         return Baseline.load(folder)
 
-    assert written(accepted=None).accepted == ()
-    good = {"when": "2026-01-01T00:00:00+00:00", "by": None, "texts": 1, "sha256": ["0" * 64]}
+    good = {"when": "2026-01-01T00:00:00+00:00", "by": None, "texts": 1, "documents": None, "sha256": ["0" * 64]}
     assert written(accepted=[good]).accepted == (good,)
-    for bad in ({"texts": 2}, {"sha256": ["x" * 64]}, {"by": 3}, {"when": 0}, {"more": 1}):
+    for bad in ({"texts": 2}, {"sha256": ["x" * 64]}, {"by": 3}, {"when": 0}, {"documents": "a"}, {"more": 1}):
         with pytest.raises(BadInput, match="damaged"):
             written(accepted=[good | bad])
 

@@ -63,7 +63,9 @@ def test_a_shift_that_comes_back_raises_two_alarms_and_resuming_gives_the_same_b
     watching = [*watching, path, "--reset-after-alarm", 12, "--slice", "source"]
     whole = invoke(*watching, "--out", tmp_path / "whole")
     assert whole.exit_code == 1, whole.output
-    expected = {name: (tmp_path / "whole" / name).read_bytes() for name in ("records.jsonl", "summary.json")}
+    expected = {
+        name: (tmp_path / "whole" / name).read_bytes() for name in ("records.jsonl", "summary.json", "strangest.json")
+    }
     found, summary = [json.loads(row) for row in whole.stdout.splitlines()], json.loads(expected["summary.json"])
     raised = [row["line"] for row in found if row["alarm"]]
     alarms = summary["alarms"]

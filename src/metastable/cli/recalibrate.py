@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import hashlib
+import itertools
 import sys
 from collections import Counter
 from pathlib import Path
@@ -26,7 +27,10 @@ def recalibrate(
     model: Model,
     baseline: Annotated[Path, typer.Option(help="The folder that `calibrate` wrote, of the same encoder.")],
     texts: Annotated[
-        str, typer.Option(help="Reviewed texts: one a line, or .jsonl with a field text; - is standard input.")
+        str,
+        typer.Option(
+            help="Reviewed texts: one a line, or .jsonl with a field text and perhaps document; - is standard input."
+        ),
     ],
     out: Annotated[
         Path | None,
@@ -49,7 +53,7 @@ def recalibrate(
     sample of the new clean texts, not only those that the monitor found strange.
 
     The baseline keeps a record: when, by whom, and a SHA-256 of each text. Texts that the baseline knows are left
-    out.
+    out, and so are texts of documents that the detectors were fitted on.
 
     On a terminal, you are asked. In a pipe nothing is written without --yes.
 
@@ -72,10 +76,12 @@ def recalibrate(
         known = Baseline.load(baseline)
         before = _digest(baseline)
         unread: Counter[str] = Counter()
+        usable, labelled = itertools.tee(usable_lines(texts, unread))
         with Texts(what="texts through the model") as bar:
             review = known.review(
                 model,
-                (line.text or "" for line in usable_lines(texts, unread)),
+                (line.text or "" for line in usable),
+                documents=(line.document for line in labelled),
                 batch_size=batch_size,
                 progress=bar,
                 allow_pickle=allow_pickle,
@@ -135,6 +141,8 @@ def _lines(review: Review, unread: Counter[str]) -> list[str]:
         f"{own.encoder_name} (weights {own.fingerprint[:12]}): {review.texts} new text{'' if one else 's'} to accept",
         f"calibration texts: {review.before} → {review.after}; {review.share:.1%} of them would be accepted texts",
     ]
+    if review.documents is not None:
+        lines[0] += f", of {review.documents} document{'' if review.documents == 1 else 's'}"
     if review.repeated:
         lines.insert(1, f"left out because the baseline knows them or they occur twice: {review.repeated}")
     if left_out := unread + Counter(review.left_out):

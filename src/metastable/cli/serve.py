@@ -22,16 +22,12 @@ if TYPE_CHECKING:
 
     from starlette.applications import Starlette
 
+    from metastable.monitor.http_server import Limits
     from metastable.monitor.monitor import Monitor
     from metastable.monitor.record import Record
     from metastable.monitor.sinks import Sink
 
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
-# Seconds, beyond the time for one request, that open requests have when the server stops.
-GRACE = 5
-# Seconds that an idle connection stays open. Clients and proxies keep theirs for up to a minute, and a request on a
-# connection that the server has just closed is lost.
-KEEP_ALIVE = 75
 
 
 def serve(
@@ -64,7 +60,7 @@ def serve(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again in --out.")] = False,
     batch_size: BatchSize = 32,
     waiting: Annotated[int, typer.Option(help="Texts that may wait; requests beyond that are refused (503).")] = 1024,
-    timeout: Annotated[float, typer.Option(help="Seconds to read the body of a request, and to answer it.")] = 30.0,
+    timeout: Annotated[float, typer.Option(help="Seconds to read headers, to read the body, and to answer.")] = 30.0,
     tokenizer: Tokenizer = None,
     allow_pickle: AllowPickle = False,
     debug: Debug = False,
@@ -135,11 +131,12 @@ def serve(
             monitor.replay(folder.past())
         alarms.follow(monitor)
         service = Service(monitor, folder, batch_size=batch_size, most=waiting, private=private)
-        app = application(service, registry, {"name": encoder.name, **about}, Limits(seconds=timeout), host)
+        limits = Limits(seconds=timeout)
+        app = application(service, registry, {"name": encoder.name, **about}, limits, host)
         if not is_loopback(host):
             complain(f"warning: {host} can be reached from other machines, and anyone there can send texts")
         ready = f"metastable serve: {url(host, address.getsockname()[1])} (Ctrl-C stops)"
-        complete = _run(app, address, timeout, ready)
+        complete = _run(app, limits, address, ready)
         service.close(answer=complete)
         written = out is None or service.finish({"finished": complete, **monitor.summary()})
         print(f"metastable serve: {_ended(monitor)}", file=sys.stderr)
@@ -177,32 +174,21 @@ def _ended(monitor: Monitor) -> str:
     return words
 
 
-def _run(app: Starlette, address: socket.socket, timeout: float, ready: str) -> bool:
+def _run(app: Starlette, limits: Limits, address: socket.socket, ready: str) -> bool:
     """Serve until a signal comes and open requests are answered; whether that was not cut short by a second signal.
 
     ready : is printed when the server listens
     """
     import uvicorn
 
+    from metastable.monitor.connections import configuration
+
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             print(ready, flush=True)
 
-    server = Server(
-        uvicorn.Config(
-            app,
-            access_log=False,
-            log_config=None,
-            lifespan="off",
-            loop="asyncio",
-            http="h11",
-            ws="none",
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=math.ceil(timeout) + GRACE,
-        )
-    )
+    server = Server(configuration(app, limits))
 
     def stop(number: int, frame: Any) -> None:
         server.should_exit = True

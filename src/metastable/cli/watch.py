@@ -225,9 +225,9 @@ def _through(
                     new = monitor.take([record for record in batch if (record.line or 0) > done])
                     rows = [record.to_dict(words=not private) for record in new]
                     if folder is not None:
-                        folder.write(rows)
                         if not private:
                             folder.keep(new)
+                        folder.write(rows)
                     screen.show(rows)
     except Stopped as stopped:
         code = 128 + stopped.signal

@@ -19,7 +19,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from metastable.encoder.anatomy import Anatomy, LayerModules, Norm
 from metastable.encoder.load import Encoder
+from metastable.encoder.statistics import mean_over
 from metastable.encoder.texts import Batch
 
 
@@ -167,6 +168,20 @@ class Passage:
         """The number of chosen tokens of each text, (texts,)."""
         return self.chosen.sum(dim=1)
 
+    @cached_property
+    def unpadded(self) -> bool:
+        """Whether no text has padding."""
+        return bool(self.mask.all())
+
+    @cached_property
+    def start(self) -> int | None:
+        """Where the chosen tokens of all texts start, if each text has them in one run from there; None otherwise."""
+        there = self.chosen.any(dim=0)
+        start = int(there.to(torch.uint8).argmax()) if bool(there.any()) else 0
+        place = torch.arange(self.chosen.shape[1], device=self.chosen.device) - start
+        run = (place >= 0) & (place < self.counts.unsqueeze(1))
+        return start if torch.equal(run, self.chosen) else None
+
 
 @dataclass(frozen=True)
 class Depth:
@@ -176,6 +191,8 @@ class Depth:
     x : (texts, n, d), float32, as the layer reads them; padding holds any value, even NaN
     lens : the map from x to x̂
     before : (texts, n, d), the input of the normalisation that wrote x; None where there is no normalisation
+    projected : W_q x + b_q and W_k x + b_k as the layer computed them, the heads side by side, (texts, n, heads·k)
+        each; None unless the reader was asked for them and the layer computed them in float32
     """
 
     index: int
@@ -185,11 +202,17 @@ class Depth:
     before: Tensor | None = None
     norm: Norm | None = None
     pre_norm: bool = False
+    projected: tuple[Tensor, Tensor] | None = None
 
     @cached_property
     def v(self) -> Tensor:
         """The view that x̂ is affine in, (texts, n, d); padding holds any value."""
         return self.lens.view(self.x)
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """The mean of v over the chosen tokens of each text, (texts, d); 0 without any."""
+        return mean_over(self.v, self.passage.chosen)
 
     @cached_property
     def unit(self) -> Tensor:
@@ -228,6 +251,8 @@ class Reader:
 
     special : ids of the special tokens
     depths : the depths that are read
+    projected : those of these depths whose layer's queries and keys are wanted too, see `Depth.projected`. Such a depth
+        is visited when the layer has computed them.
     open : see `Open`; it is called for the passes of all threads
     failed : called with an error in the hooks, which then leave the pass alone; without it errors are raised
     passage : the input of every pass, where the caller knows it; else it is read from input_ids and attention_mask
@@ -244,8 +269,10 @@ class Reader:
         failed: Callable[[Exception], None] | None = None,
         passage: Passage | None = None,
         entry: nn.Module | None = None,
+        projected: Collection[int] = (),
     ) -> None:
         self.model, self.depths = model, frozenset(depths)
+        self._anatomy, self._projected = anatomy, self.depths.intersection(projected)
         self.entry: Any = model if entry is None else entry
         self.special = torch.tensor(sorted(special), dtype=torch.long)
         self.lenses, self._sites = lenses(anatomy), anatomy.sites
@@ -266,6 +293,8 @@ class Reader:
                     normalises = self._sites[min(by_call.values())].norm is not None
                     register = module.register_forward_hook if normalises else module.register_forward_pre_hook
                     add(register(self._guarded(partial(self._pass_site, by_call)), with_kwargs=True))
+            for linear, by_call in self._linears().items():
+                add(linear.register_forward_hook(self._guarded(partial(self._pass_linear, by_call))))
             add(self.entry.register_forward_pre_hook(self._guarded(self._begin), with_kwargs=True))
             add(self.entry.register_forward_hook(self._guarded(self._end), always_call=True))
         except BaseException:
@@ -320,6 +349,7 @@ class Reader:
         state.calls[module] += 1
         if index is None or index not in self.depths:
             return
+        self._visit_waiting(state)
         # Without a watch the other hooks leave the pass alone. The watch is put back if nothing is raised here.
         watch, state.watch = state.watch, None
         first: Tensor = arguments[0] if arguments else next(iter(named.values()))
@@ -327,7 +357,52 @@ class Reader:
         if x.shape[:2] != state.passage.mask.shape:
             raise Unreadable(f"tokens at depth {index} have shape {tuple(x.shape)}: the model unpads its batches")
         site = self._sites[index]
-        watch.visit(Depth(index, x.float(), self.lenses[index], state.passage, before, site.norm, site.pre_norm))
+        state.waiting = Depth(index, x.float(), self.lenses[index], state.passage, before, site.norm, site.pre_norm)
+        state.watch = watch
+        if index not in self._projected:
+            self._visit_waiting(state)
+
+    def _linears(self) -> dict[nn.Module, dict[int, int]]:
+        """The linear maps of wanted queries and keys, with the depth by the number of the call.
+
+        DeBERTa applies these maps to positions too, after it has applied them to tokens; its layers share no maps.
+        """
+        calls: Counter[nn.Module] = Counter()
+        found: dict[nn.Module, dict[int, int]] = defaultdict(dict)
+        for depth, block in enumerate(self._anatomy.blocks if self._projected else ()):
+            for linear in _query_and_key(block):
+                if depth in self._projected:
+                    found[linear][calls[linear]] = depth
+                calls[linear] += 1
+        return found
+
+    def _pass_linear(self, by_call: dict[int, int], module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        """Take the queries or keys of the depth that waits for them, and visit it when both are there."""
+        stack = self._stack()
+        state = stack[-1] if stack else _State()
+        depth, waiting = by_call.get(state.calls[module]), state.waiting
+        state.calls[module] += 1
+        if waiting is None or waiting.index != depth:
+            return
+        state.projected[module] = output
+        linears = _query_and_key(self._anatomy.blocks[depth])
+        if not all(linear in state.projected for linear in linears):
+            return
+        outputs = [state.projected[linear] for linear in linears]
+        query, key = outputs if len(outputs) > 1 else outputs[0].chunk(3, dim=-1)[:2]
+        if query.dtype == key.dtype == torch.float32 and query.shape[:2] == key.shape[:2] == waiting.x.shape[:2]:
+            state.waiting = replace(waiting, projected=(query, key))
+        self._visit_waiting(state)
+
+    def _visit_waiting(self, state: _State) -> None:
+        """Visit the depth that waits for queries and keys, if there is one, with what is there of them."""
+        depth, watch = state.waiting, state.watch
+        if depth is None or watch is None:
+            return
+        # As above: the watch is put back if nothing is raised.
+        state.waiting = state.watch = None
+        state.projected.clear()
+        watch.visit(depth)
         state.seen += 1
         state.watch = watch
 
@@ -337,6 +412,7 @@ class Reader:
         # Without an output the model itself failed, which is not reported here.
         if state.watch is None or output is None:
             return
+        self._visit_waiting(state)
         if state.seen != len(self.depths):
             raise Unreadable(f"the pass reached {state.seen} of {len(self.depths)} depths")
         state.watch.close()
@@ -398,7 +474,9 @@ class _State:
 
     frames : the depth of Python's stack at its beginning
     seen : the number of depths that were visited
-    calls : how often each site was called
+    calls : how often each site, and each linear map of queries or keys, was called
+    waiting : the depth that waits for queries and keys
+    projected : those that are there, by their linear map
     """
 
     frames: int = 0
@@ -406,6 +484,13 @@ class _State:
     watch: Watch | None = None
     seen: int = 0
     calls: Counter[nn.Module] = field(default_factory=Counter)
+    waiting: Depth | None = None
+    projected: dict[nn.Module, Tensor] = field(default_factory=dict)
+
+
+def _query_and_key(block: LayerModules) -> tuple[nn.Linear, ...]:
+    """The linear maps of a layer's queries and keys, or the one map that also makes its values."""
+    return block.linears[:2] if len(block.linears) > 1 else block.linears
 
 
 def _frames() -> int:

@@ -127,6 +127,19 @@ def averaged(values: Tensor, chosen: Tensor) -> Tensor:
     return torch.where(weight, values, 0.0).sum(dim=-1, dtype=torch.float64) / weight.sum(dim=-1)
 
 
+def mean_over(x: Tensor, members: Tensor) -> Tensor:
+    """The mean of x (texts, n, d) over the members (texts, n) of bool, (texts, d); 0 for texts without members.
+
+    The mean is a product with weights, which reads x once and makes no copy of it. If a value with weight 0 is not
+    finite, the product is repeated with such values replaced by 0.
+    """
+    share = members.to(x.dtype) / members.sum(dim=1, keepdim=True).clamp_min(1)
+    found = torch.bmm(share.unsqueeze(1), x).squeeze(1)
+    if not bool(found.isfinite().all()):
+        found = torch.bmm(share.unsqueeze(1), torch.where(members.unsqueeze(-1), x, 0.0)).squeeze(1)
+    return found
+
+
 def embeddings(hidden: Tensor, chosen: Tensor) -> Tensor:
     """One unit vector for each text, (texts, d) in float64: the direction of the mean of its chosen hidden states."""
     return torch.nn.functional.normalize(averaged(hidden.transpose(1, 2), chosen), dim=-1)

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import nsmallest
@@ -26,7 +26,7 @@ from metastable.encoder.identity import checksum, configuration, tokenization
 from metastable.encoder.load import Encoder, load
 from metastable.encoder.texts import TextCounts, batches
 from metastable.errors import BadInput, choice
-from metastable.files import read_json, recover, replacing, write, write_json
+from metastable.files import read_folder, read_json, replacing, write, write_json
 from metastable.monitor import passes
 from metastable.monitor.conformal import Calibration
 from metastable.monitor.coverage import coverage
@@ -43,7 +43,7 @@ from metastable.run import storage as store
 if TYPE_CHECKING:
     from metastable.monitor.review import Review
 
-SCHEMA = "metastable.baseline/4"
+SCHEMA = "metastable.baseline/5"
 FILES = ("baseline.json", "baseline.safetensors")
 # The page that `calibrate` writes beside them.
 REPORT = "report.html"
@@ -66,13 +66,15 @@ class Baseline:
     special : ids of the special tokens
     settings : the `Scorer` of each setting, by name
     facts : about the clean texts: `parts` (texts in each), `left_out` (by reason), `cut`, `tokens`, `lengths` (least,
-        median and most tokens of a text, their 1st and 99th percentile, a histogram), `coverage` (false positives on
-        clean texts by setting, see `monitor.coverage`), `documents` (in each part, None without labels), `commonest`
+        median and most tokens of a text, a histogram), `coverage` (false positives on clean texts by setting, see
+        `monitor.coverage`), `documents` (in each part, None without labels), `commonest`
         (the share of the most frequent text), `seed`, `versions`
     arrays : what each detector learned, by the detector's name
     accepted : reviewed texts that joined the calibration texts later, one entry for each call of `accept`: `when`
-        (UTC), `by`, `texts` (their number) and `sha256` (of each text, see `split.digest`)
+        (UTC), `by`, `texts` (their number), `documents` (None without labels) and `sha256` (of each text, see
+        `split.digest`)
     known : (texts,), the `split.short_digest` of each clean text, so that `review` does not take it for a new one
+    fitted : the `split.short_digest` of the label of each document that detectors or scales were fitted on
 
     A loaded baseline has its detectors after `check` has seen the encoder, because they read its layers.
     """
@@ -87,6 +89,7 @@ class Baseline:
     arrays: dict[str, dict[str, np.ndarray]]
     accepted: tuple[dict[str, Any], ...] = ()
     known: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
+    fitted: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
     _detectors: dict[str, Detector] | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
@@ -150,7 +153,9 @@ class Baseline:
             found.check(encoder)
             found.settings = learning.scorers(found.detectors)
             found.facts = {**learning.facts(), "seed": int(seed), "versions": store.versions()}
-            found.known = np.unique(np.array(split.known, dtype=np.uint64))
+            found.known, found.fitted = (
+                np.unique(np.array(own, dtype=np.uint64)) for own in (split.known, split.fitted)
+            )
         return found
 
     def review(
@@ -158,6 +163,7 @@ class Baseline:
         model: Any,
         texts: Iterable[str],
         *,
+        documents: Iterable[Any] | None = None,
         batch_size: int = 32,
         progress: Callable[[int], None] | None = None,
         allow_pickle: bool = False,
@@ -168,7 +174,7 @@ class Baseline:
 
         encoder = load(model, allow_pickle, tokenizer)
         self.check(encoder)
-        return Review.of(self, encoder, texts, batch_size, progress)
+        return Review.of(self, encoder, texts, documents, batch_size, progress)
 
     def accept(self, model: Any, texts: Iterable[str], by: str | None = None, **options: Any) -> Baseline:
         """A new baseline with reviewed texts among its calibration texts: `review(model, texts, …).accepted(by)`.
@@ -223,10 +229,10 @@ class Baseline:
         return baseline_report.write(self, path)
 
     @property
-    def usual_lengths(self) -> tuple[int, int] | None:
-        """The 1st and the 99th percentile of the lengths of clean texts in tokens; None for older baselines."""
-        usual = self.facts["lengths"].get("usual")
-        return None if usual is None else (int(usual[0]), int(usual[1]))
+    def usual_lengths(self) -> tuple[int, int]:
+        """The fewest and the most tokens of 99 % of the clean texts; see `TailAdjustment.usual`."""
+        # All settings are adjusted on the same texts.
+        return next(iter(self.settings.values())).scale.tail.usual
 
     def save(self, path: str | Path) -> None:
         """Write the baseline into a folder, completely or not at all. Only another baseline is replaced."""
@@ -241,7 +247,7 @@ class Baseline:
 
         arrays = {f"detector.{d}.{k}": a for d, own in self.arrays.items() for k, a in own.items()}
         arrays |= {f"setting.{s}.{k}": a for s, scorer in self.settings.items() for k, a in scorer.to_arrays().items()}
-        arrays["known"] = self.known
+        arrays |= {"known": self.known, "fitted": self.fitted}
         # safetensors takes the bytes as they lie in memory, whatever the strides.
         data = save({name: np.ascontiguousarray(a) for name, a in arrays.items()})
         write(folder / FILES[1], lambda file: file.write_bytes(data))
@@ -262,16 +268,19 @@ class Baseline:
 
     @classmethod
     def load(cls, path: str | Path) -> Baseline:
-        """A saved baseline. Damage of any kind is a BadInput, and no code in the files is run."""
-        folder = Path(path)
-        if not folder.exists():
-            # A `save` that was killed may have left the previous baseline under another name.
-            recover(folder.resolve())
-        content = _content(folder)
+        """A saved baseline. Damage of any kind is a BadInput, and no code in the files is run.
+
+        If `save` replaces it meanwhile, the old one or the new one is loaded.
+        """
+        return read_folder(Path(path), cls._read)
+
+    @classmethod
+    def _read(cls, path: Path) -> Baseline:
+        content = _content(path)
         if content.get("schema") != SCHEMA:
             raise BadInput(f"{str(path)!r} has the schema {content.get('schema')!r}, not {SCHEMA!r}; calibrate again")
         try:
-            arrays = _verified(folder, content)
+            arrays = _verified(path, content)
             names = content["encoder"], content["fingerprint"], content["configuration"]
             special, tokenizer, facts = wholes(content["special"], "special"), content["tokenizer"], content["facts"]
             used = {name: setting.only(content["detectors"]) for name, setting in SETTINGS.items()}
@@ -287,10 +296,9 @@ class Baseline:
                 or {name: sorted(own) for name, own in of_detectors.items()} != content["detectors"]
             ):
                 raise ValueError("its names, facts or detectors are not what they should be")
-            # A baseline without accepted texts may have been written before there were any.
-            accepted = _accepted(content.get("accepted", []))
-            known = shaped(arrays, "known", (-1,))
-            return cls(*names, tokenizer, special, settings, facts, of_detectors, accepted, known)
+            accepted = _accepted(content["accepted"])
+            digests = (shaped(arrays, name, (-1,)) for name in ("known", "fitted"))
+            return cls(*names, tokenizer, special, settings, facts, of_detectors, accepted, *digests)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             # The text of a KeyError is only the key.
             why = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:160]
@@ -367,8 +375,8 @@ class _Learning:
         vocabulary = list(self.encoder.reads_text().get_vocab())
         made = spoilt(texts, texts, vocabulary, self._copies, self.split.seed)
         tables: list[ColumnTable] = []
-        depths = {depth for detector in detectors.values() for depth in detector.depths}
-        places = self._run([copy.text for copy in made], depths, _collecting(detectors, tables), TextCounts())
+        own, collect = [copy.text for copy in made], _collecting(detectors, tables)
+        places = self._run(own, detectors.values(), collect, TextCounts())
         return Spoilt(ColumnTable.joined(tables), np.array([copy.kind for copy in made])[places])
 
     def _tables(self, part: str, detectors: Mapping[str, Detector]) -> list[ColumnTable]:
@@ -382,19 +390,20 @@ class _Learning:
         enough(known, self._left_out())
         return tables
 
-    def _pass(self, part: str, detectors: Iterable[Detector], open: Open) -> np.ndarray:
+    def _pass(self, part: str, detectors: Collection[Detector], open: Open) -> np.ndarray:
         """Returns the numbers of the texts within their part, in the order in which they were read."""
         counts = TextCounts()
-        order = self._run(self.split.read(part), {depth for d in detectors for depth in d.depths}, open, counts)
+        order = self._run(self.split.read(part), detectors, open, counts)
         counts.check_known()
         self._counts[part] = counts
         return order
 
-    def _run(self, texts: Iterable[str], depths: set[int], open: Open, counts: TextCounts) -> np.ndarray:
+    def _run(self, texts: Iterable[str], detectors: Collection[Detector], open: Open, counts: TextCounts) -> np.ndarray:
         """Run the encoder on texts; their numbers in the order in which they went through it."""
         encoder = self.encoder
         order: list[int] = []
-        with Reader(encoder.model, encoder.anatomy, self.special, depths, open):
+        depths, projected = passes.depths(detectors), passes.projected(detectors)
+        with Reader(encoder.model, encoder.anatomy, self.special, depths, open, projected=projected):
             for batch in batches(encoder.tokenizer, texts, encoder.limit, self.batch_size, counts):
                 encoder.run(batch.inputs)
                 order += batch.numbers.tolist()
@@ -428,16 +437,14 @@ def _calibrated(scale: Scale, table: ColumnTable) -> Scorer:
 
 
 def _lengths(sorted_lengths: np.ndarray) -> dict[str, Any]:
-    """Facts about lengths, for JSON: extremes, median, 1st and 99th percentile, and a histogram."""
+    """Facts about lengths, for JSON: extremes, median and a histogram."""
     least, most, n = int(sorted_lengths[0]), int(sorted_lengths[-1]), len(sorted_lengths)
-    usual = [int(sorted_lengths[int(share * (n - 1))]) for share in (0.01, 0.99)]
     edges = np.arange(least, most + 1 + (width := -(-(most + 1 - least) // BARS)), width)
     counts = np.histogram(sorted_lengths, edges - 0.5)[0]
     return {
         "least": least,
         "median": int(sorted_lengths[n // 2]),
         "most": most,
-        "usual": usual,
         "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
     }
 
@@ -500,9 +507,10 @@ def _accepted(entries: Any) -> tuple[dict[str, Any], ...]:
     """The saved entries of accepted texts; ValueError if one is not what it should be."""
     for entry in entries:
         if (
-            set(entry) != {"when", "by", "texts", "sha256"}
+            set(entry) != {"when", "by", "texts", "documents", "sha256"}
             or not isinstance(entry["when"], str)
             or not isinstance(entry["by"], str | None)
+            or not isinstance(entry["documents"], int | None)
             or len(entry["sha256"]) != entry["texts"]
             or not all(isinstance(one, str) and re.fullmatch("[0-9a-f]{64}", one) for one in entry["sha256"])
         ):

@@ -44,7 +44,7 @@ def warnings(baseline: Baseline) -> list[str]:
     left_out = sum(facts["left_out"].values())
     if left_out > MUCH * (texts + left_out):
         found.append(f"{left_out} of {texts + left_out} texts were left out; see the reasons")
-    for name, rows in facts.get("coverage", {}).items():
+    for name, rows in facts["coverage"].items():
         for row in rows:
             for t in THRESHOLDS:
                 entry = row["p_marginal"][f"{t:g}"]
@@ -59,7 +59,7 @@ def warnings(baseline: Baseline) -> list[str]:
 def render(baseline: Baseline) -> str:
     """The page as HTML."""
     facts = baseline.facts
-    histogram, documents = facts["lengths"].get("histogram"), facts["documents"]
+    histogram, documents = facts["lengths"]["histogram"], facts["documents"]
     parts = [
         (part, PARTS[part], facts["parts"][part], None if documents is None else documents[part]) for part in PARTS
     ]
@@ -77,18 +77,16 @@ def render(baseline: Baseline) -> str:
         accepted=baseline.accepted,
         settings=[_setting(name, scorer) for name, scorer in baseline.settings.items()],
         thresholds=[f"{t:g}" for t in THRESHOLDS],
-        coverage=facts.get("coverage", {}),
+        coverage=facts["coverage"],
         percent=_hundredths,
-        histogram=None
-        if histogram is None
-        else figure_block("lengths", figures.length_histogram(histogram["edges"], histogram["counts"])),
+        histogram=figure_block("lengths", figures.length_histogram(histogram["edges"], histogram["counts"])),
         left_out=sorted(facts["left_out"].items(), key=lambda item: -item[1]),
     )
 
 
 def _headline(baseline: Baseline, warned: int) -> str:
     texts = sum(baseline.facts["parts"].values())
-    rows = [rows[0] for rows in baseline.facts.get("coverage", {}).values() if rows]
+    rows = [rows[0] for rows in baseline.facts["coverage"].values() if rows]
     told = f"A baseline of {texts} clean texts"
     if rows:
         shares = [row["p_value"]["0.01"]["share"] for row in rows]

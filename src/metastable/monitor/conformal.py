@@ -18,7 +18,7 @@ the dependence between the scores.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import gammaln
@@ -30,6 +30,9 @@ from metastable.errors import BadInput
 SIMES = 0.9
 # `Surprise` continues beyond the largest fitted score with the exponential tail of this upper share of the scores.
 TAIL = 0.1
+# The least distance of two knots of a `Surprise`, as a share of the interquartile range of the scores. Two scores may
+# be arbitrarily close by chance, and a line through both would amplify rounding without a bound.
+APART = 0.05
 
 
 class Calibration:
@@ -112,10 +115,10 @@ class Surprise:
     """−log of an estimated tail probability, per score: puts unlike scores on one scale before they are combined.
 
     Fitted on the scores (n, k) of n clean texts. In each column, the i-th smallest score gets
-    −log((n + 1 − i)/(n + 1)), with linear interpolation. Above the largest score the line continues with slope
-    1/(mean excess of the upper tenth), an exponential tail, so that texts far outside stay ordered. It is a fixed
-    increasing function: a wrong tail costs power, never validity, provided that the fitted texts are not the
-    calibration texts.
+    −log((n + 1 − i)/(n + 1)), with linear interpolation between scores that are far enough apart (`APART`). Above the
+    largest score the line continues with slope 1/(mean excess of the upper tenth), an exponential tail, so that texts
+    far outside stay ordered. It is a fixed increasing function: a wrong tail costs power, never validity, provided that
+    the fitted texts are not the calibration texts.
     """
 
     def __init__(self, scores: Any) -> None:
@@ -123,25 +126,43 @@ class Surprise:
         if found.ndim != 2 or 0 in found.shape:
             raise BadInput(f"the fitted scores have shape {found.shape}; give (texts, scores per text)")
         self.scores = np.sort(found, axis=0)
+        self._curves = [_Curve.of(own) for own in self.scores.T]
 
     def __call__(self, scores: Any) -> np.ndarray:
         """(…, k) scores to (…, k) surprises: 0 or more, increasing in the score."""
         new, k = numbers(scores, "the scores", finite=False), self.scores.shape[1]
         if new.ndim == 0 or new.shape[-1] != k:
             raise BadInput(f"the scores have shape {new.shape}; the last axis must hold the {k} scores of a text")
-        return np.stack([_surprise(new[..., i], self.scores[:, i]) for i in range(k)], axis=-1)
+        return np.stack([curve(new[..., i]) for i, curve in enumerate(self._curves)], axis=-1)
 
 
-def _surprise(new: np.ndarray, own: np.ndarray) -> np.ndarray:
-    n = len(own)
-    # Among equal scores the last one counts (rank by #{> s}), so that the result is a function of the score.
-    values, last = np.unique(own[::-1], return_index=True)
-    heights = np.log(n + 1) - np.log(1 + last)
-    start = own[int((1 - TAIL) * (n - 1))]
-    excess = float(np.mean(own[own >= start] - start))
-    # If all upper scores are equal, there is no tail to estimate, and any slope keeps the order.
-    slope = 1 / excess if excess > 0 else 1.0
-    return np.interp(new, values, heights) + slope * np.maximum(new - own[-1], 0.0)
+class _Curve(NamedTuple):
+    """The surprise as a function of one score: linear between the knots, and beyond the last one with this slope."""
+
+    values: np.ndarray
+    heights: np.ndarray
+    slope: float
+
+    @classmethod
+    def of(cls, own: np.ndarray) -> _Curve:
+        """own : (n,), the fitted scores in order"""
+        # Among equal scores the last one counts (rank by #{> s}), so that the result is a function of the score.
+        values, last = np.unique(own[::-1], return_index=True)
+        heights = np.log(len(own) + 1) - np.log(1 + last)
+        start = own[int((1 - TAIL) * (len(own) - 1))]
+        excess = float(np.mean(own[own >= start] - start))
+        # If all upper scores are equal, there is no tail to estimate, and any slope keeps the order.
+        slope = 1 / excess if excess > 0 else 1.0
+        least = APART * float(np.subtract(*np.quantile(own, [0.75, 0.25])))
+        knots = [len(values) - 1]
+        for place in range(len(values) - 2, -1, -1):
+            if values[knots[-1]] - values[place] >= least:
+                knots.append(place)
+        return cls(values[knots[::-1]], heights[knots[::-1]], slope)
+
+    def __call__(self, new: np.ndarray) -> np.ndarray:
+        beyond = np.maximum(new - self.values[-1], 0.0)
+        return np.asarray(np.interp(new, self.values, self.heights) + self.slope * beyond)
 
 
 def worst(surprises: Any) -> np.ndarray:

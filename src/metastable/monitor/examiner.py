@@ -18,7 +18,7 @@ from metastable.encoder.load import Encoder
 from metastable.encoder.texts import batches, blank, strings, unusable
 from metastable.monitor import passes
 from metastable.monitor.baseline import Baseline
-from metastable.monitor.record import NO_TOKEN, Record, records
+from metastable.monitor.record import FAILED, NO_TOKEN, Record, records
 from metastable.monitor.scoring import Assessment, ColumnTable
 
 Failed = Callable[[str, Exception], None]
@@ -28,7 +28,7 @@ Failed = Callable[[str, Exception], None]
 class Examiner:
     """A setting of a baseline at work on its encoder. Threads may share it.
 
-    depths : where the setting reads tokens
+    depths, projected : where the setting reads tokens, and where queries and keys
     """
 
     def __init__(self, baseline: Baseline, setting: str, encoder: Encoder, alpha: float = 0.01) -> None:
@@ -37,6 +37,7 @@ class Examiner:
         self.encoder, self.special, self.alpha = encoder, baseline.special, alpha
         self._detectors = {name: baseline.detectors[name] for name in self.scorer.visits}
         self.depths = frozenset(self.scorer.scale.depths)
+        self.projected = frozenset(passes.projected(self._detectors.values()))
         self._local = threading.local()
 
     def open(self, passage: Passage, done: Callable[[Passage, Assessment], None]) -> Watch:
@@ -66,7 +67,10 @@ class Examiner:
         def open(passage: Passage) -> Watch:
             return self.open(passage, lambda *result: found.append(result))
 
-        with Reader(encoder.model, encoder.anatomy, self.special, self.depths, open, errors.append):
+        projected = self.projected
+        with Reader(
+            encoder.model, encoder.anatomy, self.special, self.depths, open, errors.append, projected=projected
+        ):
             for batch in batches(tokenizer, [given[place] for place in places], encoder.limit, batch_size):
                 found.clear()
                 errors.clear()
@@ -80,7 +84,7 @@ class Examiner:
                 except Exception as error:
                     if failed is not None:
                         failed("scoring" if errors else "records", error)
-                    own = [Record.rejected(f"could not be scored ({one_line(error)})")] * len(rows)
+                    own = [Record.rejected(f"{FAILED} ({one_line(error)})")] * len(rows)
                 for row, record, cut in zip(rows, own, batch.cut, strict=True):
                     made[row] = replace(record, cut=cut)
         return made

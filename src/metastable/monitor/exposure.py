@@ -80,7 +80,7 @@ class Exposure:
 
     def __call__(self, z: np.ndarray) -> np.ndarray:
         """The log-odds that a text is spoilt in any way, (texts,)."""
-        return np.asarray(logsumexp(self.logits(z), axis=1))
+        return np.logaddexp.reduce(self.logits(z), axis=1)
 
     def kinds(self, z: np.ndarray) -> np.ndarray:
         """The number of the most probable kind in `KINDS`, (texts,)."""

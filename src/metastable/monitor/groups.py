@@ -13,13 +13,14 @@ import numpy as np
 
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.exposure import EXPOSURE
+from metastable.monitor.length_adjustment import OUTERMOST
 from metastable.monitor.scripts import DIGITS, NONE, SYMBOLS
 from metastable.monitor.watched import NO_LAYER, Watched
 
 # Most groups. The smallest ones are put together.
 MOST = 8
 # A length is unusual beyond these quantiles of the ordinary texts, if those of the clean texts are not known.
-UNUSUAL = (0.01, 0.99)
+UNUSUAL = (OUTERMOST, 1 - OUTERMOST)
 # Stands for the number of texts in a sentence.
 COUNT = "#"
 # Ordinary texts that are needed for these quantiles.
@@ -88,8 +89,8 @@ def _of_script(written: str) -> tuple[str, str]:
 
 def _of_length(short: bool, low: float, high: float) -> tuple[str, str]:
     if short:
-        return "very short", f"These texts are shorter than 99 % of the usual ones: fewer than {low:.0f} tokens."
-    return "very long", f"These texts are longer than 99 % of the usual ones: more than {high:.0f} tokens."
+        return "very short", f"These texts are shorter than almost all usual ones: fewer than {low:.0f} tokens."
+    return "very long", f"These texts are longer than almost all usual ones: more than {high:.0f} tokens."
 
 
 def _of_likeness(kind: str) -> tuple[str, str]:

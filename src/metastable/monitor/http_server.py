@@ -9,10 +9,10 @@ A record is that of `metastable watch`; `line` is the number of the text among a
 {"error": "…"}:
 
     400  the body is not UTF-8, not JSON, or not as above        405  another method
-    403  a page of another site asks                             408  the body does not arrive in time
+    403  a page of another site asks                             408  headers or body do not arrive in time
     404  another path                                            413  too many bytes, texts or characters
     415  the content type is not application/json                500  the encoder failed on these texts
-    503  too many texts or requests wait; Retry-After has the seconds to wait. None of the texts is examined.
+    503  too many texts, requests or connections; Retry-After has the seconds to wait. None of the texts is examined.
     504  the answer takes too long. Texts that no forward pass has begun with are not examined.
 
 A client that goes away costs nothing: its texts are not examined, unless a forward pass has begun with them.
@@ -56,13 +56,15 @@ class Limits:
     texts : texts of a request
     characters : characters of a text; the encoder cuts a text at its own limit, which is far below
     requests : requests that are read or wait at the same time
-    seconds : time to read a request, and time to answer it
+    connections : connections that are open at the same time, those without a request included
+    seconds : time to read the headers of a request, time to read its body, and time to answer it
     """
 
     body: int = 2 * 2**20
     texts: int = 256
     characters: int = 200_000
     requests: int = 256
+    connections: int = 512
     seconds: float = 30.0
 
 
@@ -118,7 +120,7 @@ class _Server:
                 "waiting": service.waiting,
                 "limits": {**asdict(self.limits), "waiting": service.most},
                 "failures": service.failures,
-                "error": service.error,
+                "error": service.error_name,
                 **monitor.summary(),
             }
         )

@@ -8,7 +8,7 @@ regressed on ℓ = log n, over clean texts that the detectors were not fitted on
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,6 +67,13 @@ class Adjustment:
         """z (texts, k) from columns (texts, k) of texts of these lengths."""
         terms = _terms(np.log(lengths), self.within)
         return np.asarray((columns - terms @ self.location) / np.exp(terms[:, :2] @ self.scale))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Adjustment]) -> Adjustment:
+        """One adjustment for the columns of all parts, side by side. All were fitted on texts of the same lengths."""
+        names = ("location", "scale")
+        location, scale = (np.concatenate([getattr(own, name) for own in parts], axis=1) for name in names)
+        return cls(location, scale, parts[0].within)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], columns: int) -> Adjustment:

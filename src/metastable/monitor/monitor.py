@@ -301,8 +301,16 @@ class Monitor:
                 live = self._reader is reader
                 return examiner.open(passage, partial(self._passed, encoder.tokenizer)) if live else None
 
-            special, depths, entry = examiner.special, examiner.depths, entry_of(self._model)
-            reader = Reader(encoder.model, encoder.anatomy, special, depths, open, self._unread, entry=entry)
+            reader = Reader(
+                encoder.model,
+                encoder.anatomy,
+                examiner.special,
+                examiner.depths,
+                open,
+                self._unread,
+                entry=entry_of(self._model),
+                projected=examiner.projected,
+            )
             self._reader = reader.__enter__()
         return self
 

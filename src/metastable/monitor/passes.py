@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -29,6 +29,16 @@ class DetectorPass:
         self._close()
 
 
+def depths(detectors: Iterable[Detector]) -> set[int]:
+    """Where any of the detectors reads tokens."""
+    return {depth for detector in detectors for depth in detector.depths}
+
+
+def projected(detectors: Iterable[Detector]) -> set[int]:
+    """Where any of the detectors reads queries and keys."""
+    return depths(detector for detector in detectors if detector.reads_projections)
+
+
 def learning(detectors: Sequence[Detector], stage: int, passage: Passage) -> Watch:
     """All detectors learn from a passage of clean texts."""
     watches = [(detector.depths, detector.learn(stage, passage)) for detector in detectors]
@@ -44,13 +54,13 @@ def reading(
     detectors: Mapping[str, Detector],
     passage: Passage,
     done: Callable[[ColumnTable, dict[str, Tensor]], None],
-    depths: Mapping[str, Collection[int]] | None = None,
+    visits: Mapping[str, Collection[int]] | None = None,
 ) -> Watch:
     """All detectors read a passage. After the pass, `done` gets their columns and, by detector, each token's anomaly.
 
-    depths : where each detector is wanted, its own depths unless given; columns of other depths are 0
+    visits : where each detector is wanted, its own depths unless given; columns of other depths are 0
     """
-    wanted = {name: detector.depths for name, detector in detectors.items()} if depths is None else depths
+    wanted = {name: detector.depths for name, detector in detectors.items()} if visits is None else visits
     readings = {name: detector.open(passage) for name, detector in detectors.items()}
 
     def close() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, compress
 from typing import Any
 
@@ -41,6 +41,7 @@ WRITTEN = (
 
 NO_TOKEN = "has no token of its own; give a text with a word in it"
 NOT_FINITE = "has hidden states that are not finite; check the model's precision"
+FAILED = "could not be scored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,9 @@ class Record:
         """The record for JSON. Without `words`, no word of the text is in it."""
         if not words:
             return replace(self, tokens=()).to_dict()
-        return {name: getattr(self, name) for name in WRITTEN} | {"tokens": [asdict(token) for token in self.tokens]}
+        return {name: getattr(self, name) for name in WRITTEN} | {
+            "tokens": [{"text": own.text, "value": own.value} for own in self.tokens]
+        }
 
 
 def records(
@@ -171,6 +174,8 @@ def records(
     shown, places, values = _most_anomalous(found)
     top = [_decisive(row, found.names) if ok else 0 for row, ok in zip(found.by_term, found.usable, strict=True)]
     ids, masks = passage.ids.tolist(), passage.mask.tolist()
+    # Once for all texts: a tokenizer of transformers takes long to find an attribute.
+    unknown = None if tokenizer is None else tokenizer.unk_token_id
     made = []
     for i, usable in enumerate(found.usable):
         n = int(found.lengths[i])
@@ -179,7 +184,7 @@ def records(
             continue
         tokens: tuple[Word, ...] = ()
         if tokenizer is not None and shown[i] is not None:
-            own = _Words(tokenizer, ids[i], masks[i], None if texts is None else texts[i])
+            own = _Words(tokenizer, unknown, ids[i], masks[i], None if texts is None else texts[i])
             tokens = own.top(places[i], values[i])
         made.append(
             Record(
@@ -254,8 +259,10 @@ class _Words:
     its own, as decoded.
     """
 
-    def __init__(self, tokenizer: Any, ids: Sequence[int], mask: Sequence[bool], text: str | None) -> None:
-        self._tokenizer, self._text = tokenizer, text
+    def __init__(
+        self, tokenizer: Any, unknown: int | None, ids: Sequence[int], mask: Sequence[bool], text: str | None
+    ) -> None:
+        self._tokenizer, self._unknown, self._text = tokenizer, unknown, text
         self._ids = list(compress(ids, mask))
         # From a place in the padded row to a place among the tokens.
         self._places = [place - 1 for place in accumulate(map(int, mask))]
@@ -274,7 +281,7 @@ class _Words:
                 break
             token = self._places[place]
             span = self._span(token)
-            if span[0] >= span[1] or self._ids[token] == self._tokenizer.unk_token_id:
+            if span[0] >= span[1] or self._ids[token] == self._unknown:
                 continue
             word = _shown(self._written(span))
             found.setdefault(word.casefold(), Word(word, round(value, 3)))

@@ -20,6 +20,10 @@ are accepted, strange texts are over-represented, and the monitor misses more. I
 others, a stream with a larger share of them than r/(m + r) gets p-values that are too small, and a stream without them
 p-values that are too large.
 
+**Documents.** All accepted texts go to the calibration texts, so a new document is never split. Texts of a document
+that detectors or scales were fitted on are left out: they are less anomalous than texts of a new document. Texts of one
+document are alike, so an accepted document that makes up a large share of the calibration texts is warned of.
+
 Only hashes of accepted texts are kept.
 """
 
@@ -36,18 +40,19 @@ import numpy as np
 from metastable.arrays import whole
 from metastable.encoder.hooks import Passage, Reader, Watch
 from metastable.encoder.load import Encoder
-from metastable.encoder.texts import TextCounts, batches, blank, strings, unusable
+from metastable.encoder.texts import TextCounts, batches, blank, unusable
 from metastable.errors import BadInput
 from metastable.monitor import passes
 from metastable.monitor.baseline import NO_TOKEN, Baseline
 from metastable.monitor.scoring import ColumnTable, Scorer
-from metastable.monitor.split import digest, short_digest
+from metastable.monitor.split import DOCUMENTS, digest, labelled, short_digest
 
 # The level at which thresholds and strange texts are compared.
 ALPHA = 0.01
 # Above this share of accepted texts among the calibration texts, detectors and scales no longer fit the clean texts.
 LARGEST_SHARE = 0.5
 
+OF_FITTED = "of a document that the detectors were fitted on"
 NOT_FINITE = "with hidden states that are not finite"
 
 
@@ -80,6 +85,8 @@ class Review:
     digests : of the texts that would be accepted
     repeated : texts that the baseline knows, or that occur twice among the reviewed ones; they are left out
     left_out : texts that cannot be used, by reason
+    documents : the documents of the texts that would be accepted, a text without a label being one; None without labels
+    largest : the most texts of one of these documents
     before, after : the number of calibration texts
     effects : by setting
     """
@@ -88,6 +95,8 @@ class Review:
     digests: tuple[str, ...]
     repeated: int
     left_out: dict[str, int]
+    documents: int | None
+    largest: int
     before: int
     after: int
     effects: dict[str, Effect]
@@ -99,23 +108,27 @@ class Review:
         baseline: Baseline,
         encoder: Encoder,
         texts: Iterable[str],
+        documents: Iterable[Any] | None,
         batch_size: int,
         progress: Callable[[int], None] | None,
     ) -> Review:
         whole(batch_size, "batch_size", 1, "it must be at least 1")
         known = {one for entry in baseline.accepted for one in entry["sha256"]}
-        own_texts = set(baseline.known.tolist())
+        own_texts, fitted = set(baseline.known.tolist()), set(baseline.fitted.tolist())
         fresh: dict[str, str] = {}
+        labels: dict[str, Any] = {}
         left_out: Counter[str] = Counter()
         given = repeated = 0
-        for text in strings(texts):
+        for text, label in labelled(texts, documents):
             given += 1
             if reason := "blank" if blank(text) else unusable(text):
                 left_out[reason.partition(";")[0]] += 1
             elif (own := digest(text)) in known or own in fresh or short_digest(text) in own_texts:
                 repeated += 1
+            elif label is not None and short_digest(str(label)) in fitted:
+                left_out[OF_FITTED] += 1
             else:
-                fresh[own] = text
+                fresh[own], labels[own] = text, label
         table, rows = _columns(baseline, encoder, list(fresh.values()), batch_size, progress)
         left_out[NO_TOKEN] += len(fresh) - len(rows)
         usable = np.ones(len(rows), dtype=bool)
@@ -129,8 +142,12 @@ class Review:
             raise BadInput(f"there is no text to accept: of {given} texts, {why}; give reviewed texts that are new")
         before = next(iter(baseline.settings.values())).texts
         effects = {name: _effect(scorer, table) for name, scorer in baseline.settings.items()}
-        counts = before, before + len(digests)
-        return cls(baseline, tuple(sorted(digests)), repeated, dict(left_out), *counts, effects, table)
+        of_document = Counter(own if labels[own] is None else str(labels[own]) for own in digests)
+        count = None if all(label is None for label in labels.values()) else len(of_document)
+        return cls(
+            *(baseline, tuple(sorted(digests)), repeated, dict(left_out), count, max(of_document.values())),
+            *(before, before + len(digests), effects, table),
+        )
 
     @property
     def texts(self) -> int:
@@ -158,13 +175,19 @@ class Review:
                 f"{self.share:.0%} of the calibration texts are accepted ones, and the detectors were fitted on other "
                 "texts; calibrate again with both kinds of texts"
             )
+        if self.largest * DOCUMENTS > self.after:
+            found.append(
+                f"one document has {self.largest} of the {self.after} calibration texts; texts of one document are "
+                "alike, so p-values are off by up to its share; accept texts of more documents, and fewer of each"
+            )
         return found
 
     def accepted(self, by: str | None = None) -> Baseline:
         """The baseline with these texts among its calibration texts. by : who accepted them, for the record"""
         check_name(by)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        entry = {"when": now, "by": by, "texts": self.texts, "sha256": list(self.digests)}
+        counts = {"texts": self.texts, "documents": self.documents}
+        entry = {"when": now, "by": by, **counts, "sha256": list(self.digests)}
         own = self.baseline
         settings = {name: scorer.extended(self.table) for name, scorer in own.settings.items()}
         found = replace(own, settings=settings, accepted=(*own.accepted, entry))
@@ -175,6 +198,7 @@ class Review:
         """The effect for JSON."""
         return {
             "texts": self.texts,
+            "documents": self.documents,
             "repeated": self.repeated,
             "left_out": self.left_out,
             "calibration_texts": {"before": self.before, "after": self.after},
@@ -215,8 +239,8 @@ def _columns(
     def open(passage: Passage) -> Watch:
         return passes.reading(detectors, passage, lambda table, tokens: tables.append(table))
 
-    depths = {depth for detector in detectors.values() for depth in detector.depths}
-    with Reader(own.model, own.anatomy, baseline.special, depths, open):
+    depths, projected = passes.depths(detectors.values()), passes.projected(detectors.values())
+    with Reader(own.model, own.anatomy, baseline.special, depths, open, projected=projected):
         for batch in batches(encoder.reads_text(), texts, own.limit, batch_size, counts):
             own.run(batch.inputs)
             rows += batch.numbers.tolist()

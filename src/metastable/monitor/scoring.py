@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -193,10 +194,6 @@ class Member:
         """One number per text, (texts,), from adjusted columns (texts, k)."""
         return z.mean(axis=1) if self.vector is None else self.vector(z)
 
-    def __call__(self, z: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """The number adjusted for length, (texts,), from adjusted columns (texts, k)."""
-        return self.second(self.number(z)[:, None], lengths)[:, 0]
-
     def anomaly(self, z: np.ndarray) -> np.ndarray:
         """How anomalous each of the adjusted columns is, (texts, k)."""
         return z if self.vector is None else np.abs(z)
@@ -289,17 +286,16 @@ class Scale:
             for d in (detectors[name] for name in setting.members)
         )
         exposure = exposed = None
-        z = {member.name: member.adjusted(adjust) for member in members}
+        z = _adjusted(members, adjust)
         if setting.exposed:
             assert spoilt is not None, "a setting with a classifier needs spoilt copies"
-            copies = {m.name: m.adjusted(spoilt.table) for m in members if m.name in setting.exposed}
+            copies = _adjusted(members, spoilt.table)
             exposure = Exposure.of(_joined(z, setting), _joined(copies, setting), spoilt.kinds)
             exposed = Adjustment.of(exposure(_joined(z, setting))[:, None], adjust.lengths)
+        terms = _second(members, exposed)(_numbers(setting, members, exposure, z), adjust.lengths)
         some = np.unique(np.linspace(0, len(adjust) - 1, min(len(adjust), SURPRISED)).astype(int))
-        rows, lengths = {name: own[some] for name, own in z.items()}, adjust.lengths[some]
-        surprise = Surprise(_terms(setting, members, exposure, exposed, rows, lengths))
-        by_depth = _by_depth(members, rows)
-        total = surprise(_terms(setting, members, exposure, exposed, z, adjust.lengths)) @ _weights(setting)
+        by_depth = _by_depth(members, {name: own[some] for name, own in z.items()})
+        surprise = Surprise(terms[some])
         return cls(
             setting,
             members,
@@ -307,7 +303,7 @@ class Scale:
             exposed,
             surprise,
             Surprise(by_depth) if by_depth.shape[1] else None,
-            TailAdjustment.of(total, adjust.lengths),
+            TailAdjustment.of(surprise(terms) @ _weights(setting), adjust.lengths),
         )
 
     @cached_property
@@ -315,9 +311,15 @@ class Scale:
         """Where any of the columns is read, in order."""
         return _all_depths(self.members)
 
+    @cached_property
+    def _adjustments(self) -> tuple[Adjustment, Adjustment]:
+        """Of all columns, and of the numbers of all terms."""
+        return _first(self.members), _second(self.members, self.exposed)
+
     def __call__(self, table: ColumnTable) -> Scores:
-        z = {member.name: member.adjusted(table) for member in self.members}
-        surprises = self.surprise(_terms(self.setting, self.members, self.exposure, self.exposed, z, table.lengths))
+        first, second = self._adjustments
+        z = _adjusted(self.members, table, first)
+        surprises = self.surprise(second(_numbers(self.setting, self.members, self.exposure, z), table.lengths))
         by_depth = _by_depth(self.members, z)
         if self.surprise_by_depth is not None:
             by_depth = self.surprise_by_depth(by_depth)
@@ -335,18 +337,32 @@ def _joined(z: Mapping[str, np.ndarray], setting: Setting) -> np.ndarray:
     return np.concatenate([z[name] for name in setting.exposed], axis=1)
 
 
-def _terms(
-    setting: Setting,
-    members: Sequence[Member],
-    exposure: Exposure | None,
-    exposed: Adjustment | None,
-    z: Mapping[str, np.ndarray],
-    lengths: np.ndarray,
+def _first(members: Sequence[Member]) -> Adjustment:
+    """The first adjustment of all members, of their columns side by side."""
+    return Adjustment.joined([member.first for member in members])
+
+
+def _second(members: Sequence[Member], exposed: Adjustment | None) -> Adjustment:
+    """The adjustment of the numbers of all terms."""
+    own = [member.second for member in members]
+    return Adjustment.joined(own if exposed is None else [*own, exposed])
+
+
+def _adjusted(members: Sequence[Member], table: ColumnTable, first: Adjustment | None = None) -> dict[str, np.ndarray]:
+    """The adjusted columns of each member, (texts, k) by its name; all members at once, which takes fewer calls."""
+    columns = np.concatenate([table.columns[member.name][:, member.places] for member in members], axis=1)
+    z = (first or _first(members))(columns, table.lengths)
+    edges = [0, *accumulate(len(member.places) for member in members)]
+    return {member.name: z[:, a:b] for member, (a, b) in zip(members, pairwise(edges), strict=True)}
+
+
+def _numbers(
+    setting: Setting, members: Sequence[Member], exposure: Exposure | None, z: Mapping[str, np.ndarray]
 ) -> np.ndarray:
-    """The number of each term of the setting, (texts, terms)."""
-    found = [member(z[member.name], lengths) for member in members]
-    if exposure is not None and exposed is not None:
-        found.append(exposed(exposure(_joined(z, setting))[:, None], lengths)[:, 0])
+    """The number of each term of the setting, (texts, terms), before its adjustment."""
+    found = [member.number(z[member.name]) for member in members]
+    if exposure is not None:
+        found.append(exposure(_joined(z, setting)))
     return np.stack(found, axis=1)
 
 
@@ -358,8 +374,8 @@ def _by_depth(members: Sequence[Member], z: Mapping[str, np.ndarray]) -> np.ndar
     """The mean anomaly of all columns at each depth, (texts, depths)."""
     at = np.array([-1 if depth is None else depth for member in members for depth in member.depths])
     anomaly = np.concatenate([member.anomaly(z[member.name]) for member in members], axis=1)
-    found = [anomaly[:, at == depth].mean(axis=1) for depth in _all_depths(members)]
-    return np.stack(found, axis=1) if found else anomaly[:, :0]
+    here = at[:, None] == np.array(_all_depths(members), dtype=int)
+    return np.asarray(anomaly @ (here / here.sum(axis=0)))
 
 
 @dataclass(frozen=True)
@@ -379,7 +395,7 @@ class Assessment:
     names : the names of the terms
     tokens : by detector, (texts, n), the anomaly of each token; only for detectors that look at single tokens
     least : the smallest possible p_value
-    usual : the fewest and the most tokens that almost all clean texts have, see `TailAdjustment.within`
+    usual : the fewest and the most tokens of 99 % of the clean texts, see `TailAdjustment.usual`
     """
 
     lengths: np.ndarray
@@ -468,7 +484,7 @@ class Scorer:
 
     def assess(self, table: ColumnTable, tokens: Mapping[str, Tensor] | None = None) -> Assessment:
         usable = self.usable(table)
-        scores = self.scale(table[usable])
+        scores = self.scale(table if usable.all() else table[usable])
         ranks = self.calibration.ranks(scores.total)
         by_depth = self.ladder[self.by_depth.ranks(scores.by_depth) - 1]
         return Assessment(

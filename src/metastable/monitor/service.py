@@ -7,6 +7,7 @@ is answered at once, and a fast one is examined in batches, as in `monitor.strea
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -20,7 +21,10 @@ from metastable.encoder.texts import Line
 from metastable.errors import BadInput
 from metastable.monitor.examiner import one_line
 from metastable.monitor.monitor import Monitor
+from metastable.monitor.record import FAILED, Record
 from metastable.monitor.stream import CHARACTERS, TOGETHER, StreamFolder, examined
+
+log = logging.getLogger("metastable.monitor")
 
 # Rows that are kept in memory while they cannot be written to the folder. With more, the folder is given up.
 UNWRITTEN = 10_000
@@ -65,14 +69,14 @@ class Service:
     ) -> None:
         self.monitor, self.most = monitor, most
         self._folder, self._batch_size, self._private = folder, batch_size, private
-        self._examine = partial(monitor.examiner().records, batch_size=batch_size)
+        self._examine = partial(monitor.examiner().records, batch_size=batch_size, failed=self._fail)
         self._ready: deque[_Request] = deque()
         self._waiting = self._characters = 0
         self._closed = False
         self._changed = threading.Condition()
         self._unwritten: list[dict[str, Any]] = []
         self._failures: Counter[str] = Counter()
-        self._error: str | None = None
+        self._error: tuple[str, Exception] | None = None
         self._worker = threading.Thread(target=self._work, name="scoring service", daemon=True)
         self._worker.start()
 
@@ -83,13 +87,19 @@ class Service:
 
     @property
     def failures(self) -> dict[str, int]:
-        """Errors by place: those of the monitor, "request" (a forward pass failed), "out" (a write to the folder)."""
-        return {**self.monitor.failures, **self._failures}
+        """Errors by place: those of the monitor, "scoring" and "records" (of texts that are then rejected), "request"
+        (a forward pass failed), "out" (a write to the folder)."""
+        return dict(self._failures + Counter(self.monitor.failures))
 
     @property
     def error(self) -> str | None:
-        """The newest error of a request or of the folder, on one line."""
-        return self._error
+        """The newest error on one line, for the person who runs the server: it may quote a text or a path."""
+        return None if self._error is None else one_line(self._error[1])
+
+    @property
+    def error_name(self) -> str | None:
+        """The place and the type of the newest error, for clients."""
+        return None if self._error is None else f"{self._error[0]}: {type(self._error[1]).__name__}"
 
     def submit(self, lines: Sequence[Line]) -> Future[list[dict[str, Any]]]:
         """Accept the texts of a request: the future gives one row per text, see `Record.to_dict`.
@@ -159,7 +169,7 @@ class Service:
         done = self.monitor.counts.texts
         lines = [replace(line, number=done + place) for place, line in enumerate(given, start=1)]
         try:
-            records = self.monitor.take(examined(lines, self._examine))
+            records = self.monitor.take([_discreet(record) for record in examined(lines, self._examine)])
             rows = [record.to_dict(words=not self._private) for record in records]
         except Exception as error:
             if len(requests) == 1:
@@ -194,5 +204,12 @@ class Service:
         return True
 
     def _fail(self, kind: str, error: Exception) -> None:
+        if self._failures[kind] == 0:
+            log.warning("an error (%s): %s (others like it are only counted)", kind, one_line(error))
         self._failures[kind] += 1
-        self._error = one_line(error)
+        self._error = kind, error
+
+
+def _discreet(record: Record) -> Record:
+    """The record without the words of an error, which may quote a text of another client."""
+    return replace(record, because=FAILED) if record.because.startswith(FAILED) else record

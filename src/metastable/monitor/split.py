@@ -77,6 +77,17 @@ def part_of(document: str, seed: int) -> str:
     return "calibrate"
 
 
+def labelled(texts: Iterable[str], documents: Iterable[Any] | None) -> Iterator[tuple[str, Any]]:
+    """Each text with the label of its document, or None; BadInput unless there is one label for each text."""
+    given = strings(texts)
+    pairs = ((text, None) for text in given) if documents is None else zip_longest(given, documents, fillvalue=END)
+    for number, (text, label) in enumerate(pairs):
+        if text is END or label is END:
+            fewer = "texts" if text is END else "documents"
+            raise BadInput(f"there are only {number} {fewer}; documents must hold one label for each text")
+        yield text, label
+
+
 class Commonest:
     """How often the most frequent text occurs, with memory for `COMMON` texts (Misra and Gries 1982).
 
@@ -114,6 +125,7 @@ class Split:
     left_out : texts that cannot be used, by reason
     commonest : the most frequent text, up to white space
     known : the `short_digest` of each text
+    fitted : the `short_digest` of the label of each text with a label that is in "fit" or "adjust"
     halves : for each text of "calibrate", in order, the half that its document belongs to; see `coverage`
     """
 
@@ -124,6 +136,7 @@ class Split:
         self.commonest = Commonest()
         self.halves = bytearray()
         self.known = array("Q")
+        self.fitted = array("Q")
         self._labels: dict[str, set[int]] = {part: set() for part in SHARES}
         self._unlabelled: Counter[str] = Counter()
         self._files: dict[str, IO[bytes]] = {}
@@ -153,12 +166,7 @@ class Split:
 
     def take(self, texts: Iterable[str], documents: Iterable[Any] | None = None) -> None:
         """Put all texts into their parts; `documents` gives one label per text."""
-        given = strings(texts)
-        pairs = ((text, None) for text in given) if documents is None else zip_longest(given, documents, fillvalue=END)
-        for number, (text, label) in enumerate(pairs):
-            if text is END or label is END:
-                fewer = "texts" if text is END else "documents"
-                raise BadInput(f"there are only {number} {fewer}; documents must hold one label for each text")
+        for text, label in labelled(texts, documents):
             self._take(text, label)
 
     def _take(self, text: str, label: Any) -> None:
@@ -175,8 +183,11 @@ class Split:
             self.halves.append(half_of(document, self.seed))
         if label is None:
             self._unlabelled[part] += 1
-        elif len(self._labels[part]) < COUNTED:
-            self._labels[part].add(hash(document))
+        else:
+            if part != "calibrate":
+                self.fitted.append(short_digest(document))
+            if len(self._labels[part]) < COUNTED:
+                self._labels[part].add(hash(document))
         self._files[part].write(json.dumps(text, ensure_ascii=False).encode() + b"\n")
 
     def read(self, part: str) -> Iterator[str]:

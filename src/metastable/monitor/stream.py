@@ -157,7 +157,7 @@ def sha(line: Line) -> str:
 class StreamFolder:
     """The folder of a watched stream: records.jsonl, a line per record, and summary.json. See `stream_folder`.
 
-    At the end report.html is written, and before it strangest.json: the strangest texts by their sha, if there are any.
+    strangest.json has the strangest texts by their sha, if there are any. At the end report.html is written.
     """
 
     def __init__(self, folder: Path, facts: dict[str, Any], about: dict[str, Any]) -> None:
@@ -180,19 +180,24 @@ class StreamFolder:
         self._lines.append(*rows)
 
     def keep(self, records: Iterable[Record]) -> None:
-        """Keep the texts of strange records, as far as they are among the strangest."""
+        """Keep the texts of strange records, as far as they are among the strangest.
+
+        Call this before the records are written: every record that is there after a kill then has its text here.
+        """
+        before = dict(self._strangest)
         for record in records:
             if record.text is not None and record.sha is not None and record.p_marginal is not None:
                 self._strangest[record.sha] = KeptText(record.p_marginal, record.score or 0.0, record.text)
         for key in sorted(self._strangest, key=lambda key: self._strangest[key].rank)[KEPT:]:
             del self._strangest[key]
+        if self._strangest != before:
+            self._begin()
+            texts = {key: vars(text) for key, text in self._strangest.items()}
+            write_json(self.folder / TEXTS, {"schema": SCHEMA, "texts": texts})
 
     def finish(self, summary: dict[str, Any]) -> None:
         self._begin()
         self._write_summary(summary)
-        if self._strangest:
-            texts = {key: vars(text) for key, text in self._strangest.items()}
-            write_json(self.folder / TEXTS, {"schema": SCHEMA, "texts": texts})
 
     def _begin(self) -> None:
         """Before anything is written, the summary says that the stream is not finished."""

@@ -45,7 +45,7 @@ class StreamFacts:
     alpha : a text is strange if its p-value is at most alpha
     calibration_texts : m
     threshold : the logarithm of the evidence at which the alarm is raised
-    lengths : the 1st and the 99th percentile of the lengths of clean texts, in tokens
+    lengths : the fewest and the most tokens that 99 % of the clean texts have
     finished : whether the stream was read to its end
     private : whether no words of the texts may be shown
     missing : earlier texts of the stream without a record

@@ -109,7 +109,9 @@ def score(encoder, detector, inputs, depths=None):
         return _Open(reading.visit, lambda: found.append(reading.values()))
 
     wanted = detector.depths if depths is None else depths
-    with Reader(encoder.model, encoder.anatomy, special_of(encoder), wanted, start), torch.no_grad():
+    projected = wanted if detector.reads_projections else ()
+    special = special_of(encoder)
+    with Reader(encoder.model, encoder.anatomy, special, wanted, start, projected=projected), torch.no_grad():
         encoder.model(**inputs)
     return found[0]
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from metastable.encoder.hooks import Depth, Lens, Passage
 from tests.monitor.detectors import harness, reference
 
 TEXTS = ("The old ferry remembers a letter.", "It rains.", "Rain.", "the the the cat cat sat", harness.CLEAN[7])
@@ -44,6 +45,22 @@ def test_statistics_of_pairs_and_moves_token_by_token():
         np.testing.assert_allclose(found[row], [*expected, *moves], rtol=1e-4, atol=1e-5)
 
 
+def test_a_cloud_that_is_nearly_one_point_keeps_its_digits():
+    """Cosines that differ from 1 by 1e-6 come with four digits of the difference, from tokens in float32."""
+    generator = torch.Generator().manual_seed(0)
+    around = torch.randn(1, 1, 32, generator=generator, dtype=torch.float64)
+    x = torch.nn.functional.normalize(around + 2e-3 * torch.randn(1, 9, 32, generator=generator).double(), dim=-1)
+    passage = Passage(*(torch.ones(1, 9, dtype=torch.bool) for _ in range(3)))
+    depth = Depth(0, x.float(), Lens.of(None, 32), passage)
+    detector = harness.fitted_small("concentration")
+    reading = detector.open(passage)
+    reading.visit(depth)
+    found = reading.values().columns[0, :6].numpy()
+    expected = np.array(literal(x[0].numpy()))
+    assert (1 - expected < 1e-5).all()
+    np.testing.assert_allclose(1 - found, 1 - expected, rtol=1e-3)
+
+
 def test_repeated_words_are_near_each_other():
     """What the detector is for: repeated words raise the cosine to the nearest token."""
     detector = harness.fitted("concentration")
@@ -71,7 +88,9 @@ def test_long_texts_count_by_their_first_tokens(side, monkeypatch):
     assert not torch.isclose(less[0], whole[0], rtol=1e-5, atol=1e-6).all()
 
 
-def test_entropies_are_those_of_the_model_s_attentions():
+@pytest.mark.parametrize("at_once", [1, 400_000])
+def test_entropies_are_those_of_the_model_s_attentions(at_once, monkeypatch):
+    monkeypatch.setattr("metastable.monitor.detectors.attention_entropy.SCORES", at_once)
     encoder, detector = harness.small(), harness.fitted_small("attention-entropy")
     inputs = harness.random_texts(encoder, (5, 9, 1), seed=3)
     with torch.no_grad():
@@ -84,3 +103,22 @@ def test_entropies_are_those_of_the_model_s_attentions():
             entropy = float(-(rows * rows.log()).sum(dim=1).mean() / math.log(n))
             words = float(rows[:, 1 : n - 1].sum(dim=1).mean())
             assert found[text, place] == pytest.approx(entropy if place < heads else words, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["concentration", "attention-entropy", "place-surprise"])
+def test_chosen_tokens_at_other_places_in_each_text_have_the_same_columns(name):
+    """Texts whose words all start at one place take a view of them, others are gathered."""
+    encoder, detector = harness.small(), harness.fitted_small(name)
+    captured = harness.Captured.of(encoder, harness.random_texts(encoder, (4, 9, 1), seed=8))
+    assert captured.passage.start == 1
+    expected = captured.score(detector)
+    columns = torch.full((3, 13), -1)
+    for row, (first, n) in enumerate(((0, 6), (1, 11), (7, 3))):
+        columns[row, first : first + n] = torch.arange(n)
+    moved = captured.placed(torch.arange(3), columns, garbage=math.nan)
+    assert moved.passage.start is None
+    found = moved.score(detector)
+    torch.testing.assert_close(found.columns, expected.columns, rtol=1e-5, atol=1e-6)
+    if found.tokens is not None:
+        for row, (first, n) in enumerate(((0, 6), (1, 11), (7, 3))):
+            torch.testing.assert_close(found.tokens[row, first : first + n], expected.tokens[row, :n])

@@ -8,10 +8,14 @@ from torch import Tensor
 from metastable.encoder.anatomy import AttentionLayer
 from metastable.encoder.hooks import Depth, Passage
 from metastable.encoder.load import Encoder
-from metastable.monitor.detectors.base import Column, Reading, TextReading, Unfitted, leading
+from metastable.monitor.detectors.base import Column, Leading, Reading, TextReading, Unfitted
 
 # Chosen tokens of a text whose attention is looked at.
 LEADING = 128
+# Scores that are computed at once, as many as a processor's cache holds with their softmax.
+SCORES = 400_000
+# The score of a key that is masked, or outside a local window. Its share is 0, and 0 times this score is 0.
+NOWHERE = -1e30
 
 
 class AttentionEntropy(Unfitted):
@@ -21,13 +25,14 @@ class AttentionEntropy(Unfitted):
         words h      mean of Σ_j a_ij over chosen tokens j, the attention that does not go to special tokens
 
     Clark, Khandelwal, Levy, Manning, "What does BERT look at? An analysis of BERT's attention", BlackboxNLP 2019, use
-    the entropy of heads to tell broad from narrow ones; here its change from clean texts is the signal. One layer costs
-    as much as its queries, keys and scores, about 3 % of a pass of six layers.
+    the entropy of heads to tell broad from narrow ones; here its change from clean texts is the signal. Queries and
+    keys are those that the layer itself computes in the pass.
     """
 
     name = "attention-entropy"
     words = "its tokens attend to more or fewer others than in the clean texts"
     needs_weights = True
+    reads_projections = True
     two_sided = True
 
     def __init__(self, encoder: Encoder) -> None:
@@ -44,24 +49,44 @@ class AttentionEntropy(Unfitted):
 
 def head_statistics(layer: AttentionLayer, depth: Depth) -> Tensor:
     """Entropy and attention to chosen tokens of each head, (texts, 2·heads); 0 for texts without a chosen token."""
-    mask, passage = depth.passage.mask, depth.passage
-    places, there = leading(passage, LEADING)
-    x = torch.where(mask.unsqueeze(-1), depth.x, 0.0)
-    q, k = layer.query(x), layer.key(x)
+    passage, leading = depth.passage, Leading(depth.passage, LEADING)
+    q, k = _query_and_key(layer, depth)
     if layer.scores is None:
-        rows = q.gather(2, places[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3]))
-        scores = layer.scale * (rows @ k.transpose(-1, -2))
-    else:
-        scores = layer.scores(q, k)
-        scores = scores.gather(2, places[:, None, :, None].expand(-1, scores.shape[1], -1, scores.shape[3]))
-    scores = scores.masked_fill(~mask[:, None, None, :], -torch.inf)
-    log_norm = scores.logsumexp(dim=-1)
-    share = (scores - log_norm.unsqueeze(-1)).exp()
-    # −Σ a log a = log Z − Σ a s; a key that is masked, or outside a local window, has a = 0 and s = −∞.
-    entropy = log_norm - (share * scores.masked_fill(scores.isneginf(), 0.0)).sum(dim=-1)
-    keys = mask.sum(dim=1).clamp_min(2).to(share.dtype)
-    entropy = entropy / keys.log()[:, None, None]
-    on_words = (share @ passage.chosen.to(share.dtype)[:, None, :, None]).squeeze(-1)
-    found = torch.cat([entropy, on_words], dim=1)
-    mean = torch.where(there.unsqueeze(1), found, 0.0).sum(dim=-1) / there.sum(dim=1, keepdim=True).clamp_min(1)
+        q = layer.scale * leading.forth(q.transpose(1, 2)).transpose(1, 2)
+    step = max(1, SCORES // (q.shape[1] * q.shape[2] * k.shape[2]))
+    found = []
+    for texts in (slice(first, first + step) for first in range(0, len(q), step)):
+        if layer.scores is None:
+            scores = q[texts] @ k[texts].transpose(-1, -2)
+        else:
+            scores = layer.scores(q[texts], k[texts]).transpose(1, 2)
+            scores = leading.forth(scores, texts).transpose(1, 2).clamp_min(NOWHERE)
+        if not passage.unpadded:
+            scores = scores.masked_fill_(~passage.mask[texts, None, None, :], NOWHERE)
+        found.append(_entropy_and_words(scores, passage.chosen[texts]))
+    keys = passage.mask.sum(dim=1).clamp_min(2).to(q.dtype).log()[:, None, None]
+    by_token = torch.cat(found)
+    by_token[:, : layer.heads] /= keys
+    mean = torch.where(leading.there.unsqueeze(1), by_token, 0.0).sum(dim=-1) / leading.count.clamp_min(1).unsqueeze(1)
     return torch.where(passage.counts.unsqueeze(1) > 0, mean, 0.0)
+
+
+def _query_and_key(layer: AttentionLayer, depth: Depth) -> tuple[Tensor, Tensor]:
+    """Of all heads, (texts, heads, n, width) each: as the layer computed them, or computed again."""
+    if depth.projected is None:
+        return layer.query(depth.x), layer.key(depth.x)
+    query, key = (part.unflatten(-1, (layer.heads, -1)).transpose(1, 2) for part in depth.projected)
+    return query, key
+
+
+def _entropy_and_words(scores: Tensor, chosen: Tensor) -> Tensor:
+    """−Σ a log a and Σ a over the chosen keys, a = softmax(scores), of each query: (texts, 2·heads, queries).
+
+    −Σ a log a = log Z − Σ a s with log Z = max s − log max a: no logarithm or exponential but those of the softmax.
+
+    scores : (texts, heads, queries, keys); chosen : (texts, keys) of bool
+    """
+    share = scores.softmax(dim=-1)
+    log_norm = scores.amax(dim=-1) - share.amax(dim=-1).log()
+    entropy = log_norm - torch.linalg.vecdot(scores, share)
+    return torch.cat([entropy, torch.linalg.vecdot(share, chosen.to(share.dtype)[:, None, None, :])], dim=1)

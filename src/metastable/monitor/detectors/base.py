@@ -77,6 +77,7 @@ class Detector(ABC):
     words : why a text is anomalous to this detector, to follow "because": "its words are unlike those of …"
     stages : passes over the clean texts that fitting takes
     needs_weights : whether it reads weights of the encoder, which an ONNX file does not show
+    reads_projections : whether it reads the queries and keys of the layers at its depths
     two_sided : whether columns that are too small are as anomalous as columns that are too large
     layers : the number L of layers of the encoder
     depths : where the detector reads tokens
@@ -87,6 +88,7 @@ class Detector(ABC):
     words: ClassVar[str]
     stages: ClassVar[int] = 1
     needs_weights: ClassVar[bool] = False
+    reads_projections: ClassVar[bool] = False
     two_sided: ClassVar[bool] = False
 
     depths: tuple[int, ...]
@@ -189,11 +191,48 @@ def chosen_units(depth: Depth) -> Tensor:
     return depth.lens(depth.x[depth.passage.chosen])
 
 
-def leading(passage: Passage, most: int) -> tuple[Tensor, Tensor]:
-    """The places of the first `most` chosen tokens of each text, in order, (texts, m), and which of them are there."""
-    m = min(most, passage.chosen.shape[1])
-    places = (~passage.chosen).to(torch.uint8).argsort(dim=1, stable=True)[:, :m]
-    return places, torch.arange(m, device=places.device) < passage.counts.unsqueeze(1)
+class Leading:
+    """Moves the first chosen tokens of each text, at most `most`, to its beginning, in their order.
+
+    there : (texts, m) of bool, the places that they take
+    count : (texts,), how many there are
+    full : whether all m places of all texts are taken
+    """
+
+    def __init__(self, passage: Passage, most: int) -> None:
+        self.count = passage.counts.clamp_max(most)
+        m = max(int(self.count.max()), 1)
+        self.there = torch.arange(m, device=self.count.device) < self.count.unsqueeze(1)
+        self.full = bool(self.there.all())
+        self._width = passage.chosen.shape[1]
+        # The places of the tokens in each text: the same ones in all texts, or (texts, m).
+        self._places: slice | Tensor
+        if passage.start is not None:
+            self._places = slice(passage.start, passage.start + m)
+        else:
+            self._places = (~passage.chosen).to(torch.uint8).argsort(dim=1, stable=True)[:, :m]
+
+    def forth(self, x: Tensor, texts: slice = slice(None)) -> Tensor:
+        """x (texts, n, …) at these tokens, (texts, m, …), a view if possible; any value where no token is.
+
+        texts : those of the passage that x is of
+        """
+        if isinstance(self._places, slice):
+            return x[:, self._places]
+        places = self._places[texts]
+        return x.gather(1, places.view(*places.shape, *(1,) * (x.ndim - 2)).expand(*places.shape, *x.shape[2:]))
+
+    def filled(self, x: Tensor) -> Tensor:
+        """x (texts, m, d) with 0 where no token is. x itself is changed."""
+        return x if self.full else x.masked_fill_(~self.there.unsqueeze(-1), 0.0)
+
+    def back(self, values: Tensor) -> Tensor:
+        """Values (texts, m) at the places of their tokens, (texts, n); any value elsewhere."""
+        found = values.new_zeros(len(values), self._width)
+        if not isinstance(self._places, slice):
+            return found.scatter_(1, self._places, values)
+        found[:, self._places] = values
+        return found
 
 
 def typical(values: Tensor) -> Tensor:
@@ -260,19 +299,6 @@ class TokenReading(TextReading):
             return Values(columns)
         strange = sum(self._tokens[1:], start=self._tokens[0]) / len(self._tokens)
         return Values(columns, torch.where(self._passage.chosen, strange, 0.0))
-
-
-def mean_over(x: Tensor, members: Tensor) -> Tensor:
-    """The mean of x (texts, n, d) over the members (texts, n) of bool, (texts, d); 0 for texts without members.
-
-    The mean is a product with weights, which reads x once and makes no copy of it. If a value with weight 0 is not
-    finite, the product is repeated with such values replaced by 0.
-    """
-    share = members.to(x.dtype) / members.sum(dim=1, keepdim=True).clamp_min(1)
-    found = torch.bmm(share.unsqueeze(1), x).squeeze(1)
-    if not bool(found.isfinite().all()):
-        found = torch.bmm(share.unsqueeze(1), torch.where(members.unsqueeze(-1), x, 0.0)).squeeze(1)
-    return found
 
 
 def gaussian(moments: Moments) -> tuple[Tensor, Tensor]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from metastable.encoder.hooks import Depth, Passage
 from metastable.encoder.load import Encoder
-from metastable.monitor.detectors.base import Column, Reading, Unfitted, Values, leading
+from metastable.monitor.detectors.base import Column, Leading, Reading, Unfitted, Values
 
 # Chosen tokens of a text that are looked at. The cost of all pairs grows with the square of this number.
 LEADING = 128
@@ -18,7 +20,7 @@ PAIRS = ("mean_cosine", "mean_square_cosine", "nearest", "three_nearest", "neigh
 class Concentration(Unfitted):
     """Cosines between a text's tokens at each depth, and how far the tokens move in each layer.
 
-    With G_ij = ⟨x̂_i, x̂_j⟩ over the first m ≤ 128 chosen tokens of a text, at each depth:
+    With the cosines G_ij = 1 − ½|x̂_i − x̂_j|² over the first m ≤ 128 chosen tokens of a text, at each depth:
 
         mean_cosine            mean of G_ij over pairs i ≠ j
         mean_square_cosine     mean of G_ij² over the same pairs
@@ -48,50 +50,67 @@ class Concentration(Unfitted):
         return _Course(self.columns, passage)
 
 
+class _Cloud(NamedTuple):
+    """The tokens at a depth, (texts, n, d), minus their centre, (texts, d)."""
+
+    depth: int
+    x: Tensor
+    centre: Tensor
+
+
 class _Course(Reading):
     def __init__(self, columns: tuple[Column, ...], passage: Passage) -> None:
         self._columns, self._passage = columns, passage
-        self._places, self._there = leading(passage, LEADING)
-        self._count = self._there.sum(dim=1)
+        self._leading = Leading(passage, LEADING)
         self._found: dict[Column, Tensor] = {}
-        self._before: tuple[int, Tensor] | None = None
+        self._before: _Cloud | None = None
 
     def visit(self, depth: Depth) -> None:
-        v = depth.v.gather(1, self._places.unsqueeze(-1).expand(-1, -1, depth.v.shape[-1]))
-        unit = torch.where(self._there.unsqueeze(-1), depth.lens.of_view(v), 0.0)
-        for name, value in zip(PAIRS, pair_statistics(unit, self._there), strict=True):
+        leading = self._leading
+        # Cosines of tokens are differences from 1 of products. Taken about the mean token, they do not cancel.
+        centre = depth.lens.of_view(depth.mean)
+        x = leading.filled(
+            torch.addcmul(
+                depth.lens.shift.to(centre) - centre.unsqueeze(1), depth.lens.scale.to(centre), leading.forth(depth.v)
+            )
+        )
+        for name, value in zip(PAIRS, pair_statistics(x, leading), strict=True):
             self._found[Column(name, depth.index)] = value
-        if self._before is not None and self._before[0] == depth.index - 1:
-            moved = torch.linalg.vector_norm(unit - self._before[1], dim=-1).sum(dim=1)
-            self._found[Column("update_length", depth.index, depth.index - 1)] = moved / self._count.clamp_min(1)
-        self._before = depth.index, unit
+        if self._before is not None and self._before.depth == depth.index - 1:
+            moved = self._before.x.sub_(x).add_((self._before.centre - centre).unsqueeze(1))
+            length = torch.where(leading.there, torch.linalg.vector_norm(moved, dim=-1), 0.0).sum(dim=1)
+            self._found[Column("update_length", depth.index, depth.index - 1)] = length / leading.count.clamp_min(1)
+        self._before = _Cloud(depth.index, x, centre)
 
     def values(self) -> Values:
-        none = torch.zeros(len(self._passage.ids), dtype=torch.float32, device=self._passage.ids.device)
-        columns = torch.stack([self._found.get(column, none) for column in self._columns], dim=1)
-        return Values(torch.where(self._passage.counts.unsqueeze(1) > 0, columns, 0.0).double())
+        none = torch.zeros(len(self._passage.ids), dtype=torch.float64, device=self._passage.ids.device)
+        columns = torch.stack([self._found.get(column, none).double() for column in self._columns], dim=1)
+        return Values(torch.where(self._passage.counts.unsqueeze(1) > 0, columns, 0.0))
 
 
-def pair_statistics(unit: Tensor, there: Tensor) -> list[Tensor]:
-    """The statistics `PAIRS` of each text, (texts,) each.
+def pair_statistics(x: Tensor, leading: Leading) -> list[Tensor]:
+    """The statistics `PAIRS` of each text, (texts,) of float64 each, from D_ij = 1 − G_ij = ½|x_i − x_j|².
 
-    unit : (texts, n, d), the tokens of each text and then zeros
-    there : (texts, n) of bool, which are tokens
+    x : (texts, n, d), the tokens of each text minus any common vector, and then zeros, as `leading` says
     """
-    n, m = unit.shape[1], there.sum(dim=1)
-    gram = unit @ unit.transpose(1, 2)
-    own = gram.diagonal(dim1=1, dim2=2)
+    n, m, there = x.shape[1], leading.count, leading.there
+    half = 0.5 * torch.linalg.vecdot(x, x)
+    apart = torch.baddbmm(half.unsqueeze(2) + half.unsqueeze(1), x, x.transpose(1, 2), alpha=-1)
+    own = apart.diagonal(dim1=1, dim2=2)
+    own.zero_()
+    if not leading.full:
+        apart.masked_fill_(~(there.unsqueeze(1) & there.unsqueeze(2)), 0.0)
     pairs = (m * (m - 1)).clamp_min(1)
-    means = [(gram.sum(dim=(1, 2)) - own.sum(dim=1)) / pairs]
-    means.append((gram.square().sum(dim=(1, 2)) - own.square().sum(dim=1)) / pairs)
-    itself = torch.eye(n, dtype=torch.bool, device=unit.device)
-    nearest = gram.masked_fill(itself | ~there.unsqueeze(1), -torch.inf).amax(dim=2)
-    means.append(torch.where(there, nearest, 0.0).sum(dim=1) / m.clamp_min(1))
-    highest = torch.where(there, nearest, -torch.inf).topk(min(3, n), dim=1).values
-    among = torch.arange(highest.shape[1], device=unit.device) < m.unsqueeze(1)
+    mean, square = apart.sum(dim=(1, 2)).double() / pairs, apart.square().sum(dim=(1, 2)).double() / pairs
+    along = [apart.diagonal(step, dim1=1, dim2=2).sum(dim=1) for step in (1, 2)]
+    own.fill_(torch.inf)
+    if not leading.full:
+        apart.masked_fill_(~there.unsqueeze(1), torch.inf)
+    nearest = apart.amin(dim=2)
+    means = [mean, 2 * mean - square, torch.where(there, nearest, 0.0).sum(dim=1) / m.clamp_min(1)]
+    highest = torch.where(there, nearest, torch.inf).topk(min(3, n), dim=1, largest=False).values
+    among = torch.arange(highest.shape[1], device=x.device) < m.unsqueeze(1)
     means.append(torch.where(among, highest, 0.0).sum(dim=1) / m.clamp(1, 3))
-    for step in (1, 2):
-        # Rows beyond the text are 0, so that they add nothing.
-        along = gram.diagonal(step, dim1=1, dim2=2).sum(dim=1)
-        means.append(torch.where(m > step, along / (m - step).clamp_min(1), 1.0))
-    return [torch.where(m > 1, mean, 1.0) for mean in means]
+    for step, total in enumerate(along, start=1):
+        means.append(torch.where(m > step, total / (m - step).clamp_min(1), 0.0))
+    return [1 - torch.where(m > 1, found.double(), 0.0) for found in means]

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from metastable.encoder.hooks import Depth, Passage, Watch
 from metastable.encoder.load import Encoder
-from metastable.encoder.statistics import Sample
+from metastable.encoder.statistics import Sample, mean_over
 from metastable.errors import BadInput
-from metastable.monitor.detectors.base import Column, Detector, Gathering, Reading, TextReading, mean_over
+from metastable.monitor.detectors.base import Column, Detector, Gathering, Reading, TextReading
 
 # Neighbours whose cosines are averaged.
 NEAREST = 10
@@ -52,9 +52,11 @@ class NearestTexts(Detector):
         known = self.arrays_on(passage.ids.device)["known"]
 
         def score(depth: Depth) -> Tensor:
-            cosines = embedding(depth) @ known.T
-            nearest = cosines.topk(min(NEAREST, cosines.shape[1]), dim=1).values
-            return torch.where(passage.counts > 0, 1 - nearest.mean(dim=1), 0.0).unsqueeze(1)
+            own = embedding(depth)
+            nearest = known[(own @ known.T).topk(min(NEAREST, len(known)), dim=1).indices]
+            # 1 − cos = ½|x − y|² on the unit sphere, without the cancellation of 1 − cos between texts that are close.
+            apart = 0.5 * (own.unsqueeze(1) - nearest).square().sum(dim=-1).mean(dim=1)
+            return torch.where(passage.counts > 0, apart, 0.0).unsqueeze(1)
 
         return TextReading(self, passage, score)
 

@@ -12,6 +12,7 @@ from metastable.monitor.detectors.base import (
     TYPICAL,
     Detector,
     Gathering,
+    Leading,
     Reading,
     TokenReading,
     adding,
@@ -73,11 +74,11 @@ class PlaceSurprise(Detector):
     def learn(self, stage: int, passage: Passage) -> Watch:
         if stage == 0:
             return Gathering(chosen_units, adding(self._units))
-        order = Order(passage)
+        leading = all_of(passage)
 
         def take(depth: Depth) -> Tensor:
-            y = self._coordinates(depth, self._bases, order)
-            return torch.cat([y, *surroundings(y, order)], dim=-1)[order.inside]
+            y = self._coordinates(depth, self._bases, leading)
+            return torch.cat([y, *surroundings(y, leading)], dim=-1)[leading.there]
 
         return Gathering(take, adding(self._rows, self._samples))
 
@@ -117,28 +118,29 @@ class PlaceSurprise(Detector):
         return found
 
     def open(self, passage: Passage) -> Reading:
-        arrays, order = self.arrays_on(passage.ids.device), Order(passage)
+        arrays, leading = self.arrays_on(passage.ids.device), all_of(passage)
 
         def score(depth: Depth) -> Tensor:
-            y = self._coordinates(depth, arrays, order)
+            y = self._coordinates(depth, arrays, leading)
             mixed, (placed, alone) = arrays[f"mixed.{depth.index}"], arrays[f"offsets.{depth.index}"]
-            return order.back(self._surprise(y, order, mixed, placed, alone))
+            return leading.back(self._surprise(y, leading, mixed, placed, alone))
 
         return TokenReading(self, passage, score, arrays)
 
-    def _coordinates(self, depth: Depth, arrays: dict[str, Tensor], order: Order) -> Tensor:
+    def _coordinates(self, depth: Depth, arrays: dict[str, Tensor], leading: Leading) -> Tensor:
         """y of the chosen tokens, moved to the beginning of each text; 0 after them. (texts, n, rank)"""
         basis, centre = arrays[f"basis.{depth.index}"], arrays[f"centre.{depth.index}"]
         y = torch.addmm(centre.to(depth.v), depth.v.reshape(-1, depth.v.shape[-1]), basis.to(depth.v).T)
-        return order.forth(y.view(*depth.x.shape[:2], -1))
+        return leading.filled(leading.forth(y.view(*depth.x.shape[:2], -1)))
 
-    def _surprise(self, y: Tensor, order: Order, mixed: Tensor, placed: Tensor, alone: Tensor) -> Tensor:
+    def _surprise(self, y: Tensor, leading: Leading, mixed: Tensor, placed: Tensor, alone: Tensor) -> Tensor:
         """s of each token, (texts, n), in the order of `y`."""
         parts = (y.reshape(-1, self.rank) @ mixed.T).view(*y.shape[:2], 1 + PARTS, self.rank).unbind(dim=2)
         own, itself, before, after, mean = parts[0], parts[1], parts[2:4], parts[4:6], parts[6]
         # The mean of the others is the mean of all without the token's own part.
-        residual = torch.addcmul(own, mean, order.share)
-        residual -= (y.sum(dim=1) @ mixed[-self.rank :].T).unsqueeze(1) * order.share - placed
+        share = others(leading)
+        residual = torch.addcmul(own, mean, share)
+        residual -= (y.sum(dim=1) @ mixed[-self.rank :].T).unsqueeze(1) * share - placed
         for step, part in zip(BEFORE, before, strict=True):
             residual[:, step:] -= part[:, :-step]
         for step, part in zip(AFTER, after, strict=True):
@@ -147,33 +149,20 @@ class PlaceSurprise(Detector):
         return torch.linalg.vecdot(residual, residual) - torch.linalg.vecdot(itself, itself)
 
 
-class Order:
-    """Moves the chosen tokens of each text to its beginning, in their order, and back.
-
-    inside : (texts, n) of bool, the places that chosen tokens take after the move
-    share : (texts, 1, 1), 1/(number of other tokens), for the mean of the others
-    """
-
-    def __init__(self, passage: Passage) -> None:
-        self._places = (~passage.chosen).to(torch.uint8).argsort(dim=1, stable=True)
-        counts = passage.counts.unsqueeze(1)
-        self.inside = torch.arange(passage.ids.shape[1], device=counts.device) < counts
-        self.share = (counts - 1).clamp_min(1).float().reciprocal().unsqueeze(-1)
-
-    def forth(self, y: Tensor) -> Tensor:
-        """y (texts, n, k) in the new order; 0 after the chosen tokens."""
-        moved = y.gather(1, self._places.unsqueeze(-1).expand(y.shape))
-        return torch.where(self.inside.unsqueeze(-1), moved, 0.0)
-
-    def back(self, values: Tensor) -> Tensor:
-        """Values (texts, n) in the old order: each at the place of its token."""
-        return torch.empty_like(values).scatter_(1, self._places, values)
+def all_of(passage: Passage) -> Leading:
+    """All chosen tokens of each text."""
+    return Leading(passage, passage.chosen.shape[1])
 
 
-def surroundings(y: Tensor, order: Order) -> list[Tensor]:
+def others(leading: Leading) -> Tensor:
+    """1/(number of other tokens) in each text, (texts, 1, 1), for the mean of the others."""
+    return (leading.count - 1).clamp_min(1).float().reciprocal()[:, None, None]
+
+
+def surroundings(y: Tensor, leading: Leading) -> list[Tensor]:
     """The context of each token, five times (texts, n, k): tokens before it, tokens after it, the mean of all others.
 
-    y : (texts, n, k), 0 beyond the chosen tokens, as `Order.forth` gives it
+    y : (texts, n, k), 0 beyond the chosen tokens, as `Leading.filled` gives it
     """
     parts = []
     for step in BEFORE:
@@ -184,4 +173,4 @@ def surroundings(y: Tensor, order: Order) -> list[Tensor]:
         part = torch.zeros_like(y)
         part[:, :-step] = y[:, step:]
         parts.append(part)
-    return [*parts, (y.sum(dim=1, keepdim=True) - y) * order.share]
+    return [*parts, (y.sum(dim=1, keepdim=True) - y) * others(leading)]

@@ -15,7 +15,6 @@ from metastable.monitor.detectors.base import (
     adding,
     folded,
     gaussian,
-    mean_over,
     squares,
 )
 from metastable.monitor.moments import Moments
@@ -41,7 +40,7 @@ class PooledMahalanobis(Detector):
 
     def learn(self, stage: int, passage: Passage) -> Watch:
         def take(depth: Depth) -> Tensor:
-            return depth.lens.of_view(mean_over(depth.v, passage.chosen))[passage.counts > 0]
+            return depth.lens.of_view(depth.mean)[passage.counts > 0]
 
         return Gathering(take, adding(self._moments))
 
@@ -60,6 +59,6 @@ class PooledMahalanobis(Detector):
 
         def score(depth: Depth) -> Tensor:
             white, offset = arrays[f"white.{depth.index}"], arrays[f"offset.{depth.index}"]
-            return squares(white, offset, mean_over(depth.v, passage.chosen), passage).unsqueeze(1)
+            return squares(white, offset, depth.mean, passage).unsqueeze(1)
 
         return TextReading(self, passage, score)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -24,6 +25,9 @@ from metastable.monitor.detectors.base import (
 )
 from metastable.monitor.moments import Moments, blended, whitening
 
+# Blocks of rows of the lower triangular whitening matrix.
+BLOCKS = 3
+
 
 def token_depths(layers: int) -> tuple[int, ...]:
     """Depths 0, L/3, 2L/3 and L, rounded.
@@ -41,6 +45,8 @@ class TokenMahalanobis(Detector):
     NeurIPS 2018, use one Gaussian per class with a common covariance; here there are no classes, and each token counts.
     The covariance is shrunk by 1 % towards a multiple of the identity. With x̂ = scale⊙v + shift this is |Uv + u|²,
     U = W diag(scale)/√d and u = W(shift − μ)/√d: one product with the tokens as they are.
+
+    U is lower triangular, and of the zeros above its diagonal most are left out: see `distances`.
 
     bases : by depth, (d, rank): distances are computed from the coordinates basisᵀx̂ only, with rank in place of d
     """
@@ -89,7 +95,22 @@ class TokenMahalanobis(Detector):
 
         def score(depth: Depth) -> Tensor:
             white, offset = arrays[f"white.{depth.index}"], arrays[f"offset.{depth.index}"]
-            y = torch.addmm(offset, depth.v.reshape(-1, depth.v.shape[-1]), white.T)
-            return torch.linalg.vecdot(y, y).view(depth.x.shape[:2])
+            rows = depth.v.reshape(-1, depth.v.shape[-1])
+            found = distances(rows, white, offset, 1 if self._bases else BLOCKS)
+            return found.view(depth.x.shape[:2])
 
         return TokenReading(self, passage, score, arrays)
+
+
+def distances(rows: Tensor, white: Tensor, offset: Tensor, blocks: int) -> Tensor:
+    """|U row + u|² of each row, (rows,).
+
+    blocks : U is lower triangular in so many blocks of rows. Three blocks leave out a third of the product.
+    """
+    total = rows.new_zeros(len(rows))
+    edges = [len(white) * block // blocks for block in range(blocks + 1)]
+    for first, last in itertools.pairwise(edges):
+        width = rows.shape[1] if blocks == 1 else last
+        y = torch.addmm(offset[first:last], rows[:, :width], white[first:last, :width].T)
+        total += torch.linalg.vecdot(y, y)
+    return total
