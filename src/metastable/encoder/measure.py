@@ -505,12 +505,12 @@ class HeadLens:
             nearest = top / same[:, None, None]
         aim = (q * (q @ self._key_gram)).sum(dim=-1).clamp_min(1e-30).sqrt()
         cosine = (nearest / aim).clamp(-1, 1)
-        shown -= top.unsqueeze(-1)
+        # e^{−80} is nothing beside the largest term, 1; below that numbers are subnormal and very slow.
+        shown.sub_(top.unsqueeze(-1)).clamp_(min=-80)
         # e^{s_ij − top} as rows of a matrix for each text: products with columns are faster than sums over short rows.
         rows = shown.exp().flatten(1, 2)
         columns = torch.stack([torch.ones_like(special), special], dim=-1).to(q)
         total, to_special = (rows @ columns).unflatten(1, q.shape[1:3]).unbind(dim=-1)
-        # Unseen keys have e^{s_ij − top} = 0 and a finite score.
         inner = (rows.mul_(shown.flatten(1, 2)) @ columns[:, :, :1]).view_as(top)
         log_n = torch.where(keys > 1, keys.to(q), torch.nan).log()
         return {

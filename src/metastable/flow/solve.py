@@ -43,13 +43,18 @@ class Motion:
 
     def attempt(self, f: Field, target: float, horizon: float, tol: float, counts: Tensor | None = None) -> Trial:
         """An adaptive step that ends at `target` at the latest. Nothing changes until it is judged."""
+        h = self.next_length(target, horizon, tol)
+        x, k, error = dopri5(f, self.t, self.x, self.k, h, counts, self.sphere)
+        return Trial(target if h == target - self.t else self.t + h, x, k, h, error)
+
+    def next_length(self, target: float, horizon: float, tol: float) -> float:
+        """The length of the next adaptive step, which ends at `target` at the latest."""
         remaining = target - self.t
         h = remaining if self.h >= remaining * (1 - 1e-9) else self.h
         if h < SMALLEST * max(1.0, horizon) and h < remaining:
             what = f"at t = {self.t:.6g} no step is small enough for tol = {tol:g}"
             raise SimulationStopped(f'{what}; raise tol or use a fixed step (method="rk4")')
-        x, k, error = dopri5(f, self.t, self.x, self.k, h, counts, self.sphere)
-        return Trial(target if h == remaining else self.t + h, x, k, h, error)
+        return h
 
     def judge(self, trial: Trial, tol: float, too_long: bool = False) -> bool:
         """Take the step if its error is at most `tol`, and choose the next one; whether it was taken.
