@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
@@ -224,13 +225,18 @@ def audit(
         _meeting(fail_on, *_example(encoder.anatomy, texts is not None))
     if layer is not None and not loops:
         raise BadInput(f"layer is {layer}, but the number of loops is 0; give loops (--loop) too")
-    random = twin(encoder, whole(seed, "seed", 0, "it must be a whole number, 0 or more")) if beside_random else None
-    measured = other = known = None
+    seed = whole(seed, "seed", 0, "it must be a whole number, 0 or more")
+    measured = other = known = random = None
     kept: list[str] = []
     if texts is not None:
         encoder.reads_text()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        # Both use one core.
+        making = pool.submit(_random, encoder, seed) if beside_random else None
+        known = None if texts is None else theories(encoder.anatomy)
+        random = None if making is None else making.result()
+    if texts is not None:
         given = read_texts(texts) if isinstance(texts, (str, Path)) else texts
-        known = theories(encoder.anatomy)
         measured = measure(encoder, _keeping(given, kept), batch_size, special, progress, tally, known)
         if not measured.depths["mean_cosine"].count()[0]:
             raise BadInput(
@@ -240,7 +246,7 @@ def audit(
     elif loops:
         raise BadInput("a loop needs texts; give texts (--texts FILE)")
     if random is not None:
-        other = _twin(random, kept, min(batch_size, TWIN_BATCH), special) if measured else _audit(random, None)
+        other = _twin(random, kept, min(batch_size, TWIN_BATCH), special) if known else _audit(random, None)
     looped = loop(encoder, kept[:LOOP_TEXTS], loops, layer, batch_size, special) if loops else None
     rungs = None if measured is None else ladder(encoder, kept)
     found = _audit(encoder, measured, other, beside, looped, rungs, known)
@@ -248,6 +254,13 @@ def audit(
         return found
     again = {} if looped is None else {"loops": looped.steps, "layer": looped.layer}
     return replace(found, ledger=ledger(encoder, kept, special, **again))
+
+
+def _random(encoder: Encoder, seed: int) -> Encoder:
+    """The random twin. The fingerprints, which take as long to compute, are then known."""
+    random = twin(encoder, seed)
+    _ = encoder.fingerprint, random.fingerprint
+    return random
 
 
 def _twin(random: Encoder, texts: list[str], batch_size: int, special: str) -> Audit:

@@ -24,7 +24,7 @@ from torch import Tensor
 from metastable.arrays import whole
 from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm
 from metastable.encoder.exact_sums import ExactSums, Floats
-from metastable.encoder.fold import fold
+from metastable.encoder.fold import fold_heads
 from metastable.encoder.hooks import Depth, read
 from metastable.encoder.measure import columns_of
 from metastable.encoder.statistics import CLOUD, averaged, cloud
@@ -216,7 +216,7 @@ def loop(
     layer = _chosen(encoder, layer)
     private = encoder.private()
     attention = private.anatomy.layers[layer]
-    beta = float(np.median([fold(attention, head).beta for head in range(attention.heads)]))
+    beta = float(np.median([head.beta for head in fold_heads(attention)]))
     tallies = {name: ExactSums((steps + 1,)) for name in NAMES}
     counts, reach = TextCounts(), steps
     for batch in batches(encoder.reads_text(), texts, encoder.limit, batch_size, counts):

@@ -361,6 +361,13 @@ def _joined(parts: list[dict[str, Tensor]], dim: int) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in parts], dim=dim) for name in parts[0]}
 
 
+def _same_length(length: Tensor, mask: Tensor) -> Tensor | None:
+    """The length that all tokens of a text have to rounding, (texts,); None if some differ."""
+    longest = torch.where(mask, length, 0.0).amax(dim=1)
+    shortest = torch.where(mask, length, torch.inf).amin(dim=1)
+    return longest if bool((longest - shortest <= SAME_LENGTH * longest).all()) else None
+
+
 class HeadLens:
     """One layer's heads, folded and with their predictions, ready to measure batches; float32, where the layer is."""
 
@@ -497,7 +504,7 @@ class HeadLens:
         plain = q @ k.transpose(-1, -2)
         shown, unseen, mean, keys = self._seen(plain, q, k, mask)
         top = shown.amax(dim=-1)
-        same = self._same_length(length, mask) if shown is plain else None
+        same = _same_length(length, mask) if shown is plain else None
         if same is None:
             hidden = shown if shown is plain else plain + unseen
             nearest = (hidden * length.reciprocal()[:, None, None, :]).amax(dim=-1)
@@ -519,13 +526,6 @@ class HeadLens:
             "special_share": to_special / total,
             "maximiser_angle": torch.rad2deg(torch.acos(cosine)),
         }
-
-    @staticmethod
-    def _same_length(length: Tensor, mask: Tensor) -> Tensor | None:
-        """The length that all tokens of a text have to rounding, (texts,); None if some differ."""
-        longest = torch.where(mask, length, 0.0).amax(dim=1)
-        shortest = torch.where(mask, length, torch.inf).amin(dim=1)
-        return longest if bool((longest - shortest <= SAME_LENGTH * longest).all()) else None
 
     def _seen(self, plain: Tensor, q: Tensor, k: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Scores that hide unseen keys, what hides them when added, the mean score and the number of seen keys."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from metastable.arrays import set_own_threads
 from metastable.encoder.anatomy import Anatomy
 from metastable.encoder.columns import CHECKS, COLUMNS, LAYER_COLUMNS, LOGARITHMIC
-from metastable.encoder.fold import FoldedHead, fold
+from metastable.encoder.fold import FoldedHead, fold_heads
 from metastable.errors import BadInput
 from metastable.theory import Theory
 from metastable.theory.spectrum import SAME, Spectrum, _Group
@@ -70,7 +70,7 @@ def theories(anatomy: Anatomy, residuals: Sequence[float] | None = None) -> Theo
     """The theory of every head. `residuals`: measured ρ for each layer, see `fold`."""
     measured: Sequence[float | None] = residuals or [None] * len(anatomy.layers)
     return [
-        [SmallTheory(fold(layer, head, residual)) for head in range(layer.heads)]
+        [SmallTheory(head) for head in fold_heads(layer, residual)]
         for layer, residual in zip(anatomy.layers, measured, strict=True)
     ]
 
