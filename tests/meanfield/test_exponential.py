@@ -32,7 +32,7 @@ def test_phi_functions_are_exact(z):
 
 def coupled(x):
     """Three numbers that act on each other."""
-    return np.array([-x[0] ** 3 + np.sin(x[1]), x[2] * x[0] - 0.5 * x[1], np.cos(x[0] + x[1]) - x[2]])
+    return np.array([-(x[0] ** 3) + np.sin(x[1]), x[2] * x[0] - 0.5 * x[1], np.cos(x[0] + x[1]) - x[2]])
 
 
 def own_slopes(x):

@@ -86,9 +86,7 @@ def fold(layer: AttentionLayer, head: int, residual: float | None = None) -> Fol
     return fold_heads(layer, residual, range(head, head + 1))[0]
 
 
-def fold_heads(
-    layer: AttentionLayer, residual: float | None = None, heads: range | None = None
-) -> list[FoldedHead]:
+def fold_heads(layer: AttentionLayer, residual: float | None = None, heads: range | None = None) -> list[FoldedHead]:
     """Consecutive heads of a layer, all by default. `residual` is as in `fold`."""
     numbers = range(layer.heads) if heads is None else heads
     some = slice(numbers.start, numbers.stop)

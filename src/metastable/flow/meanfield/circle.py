@@ -183,9 +183,7 @@ def _means(u, yx, yy, log_weights, frame, bounds, runs, total, out, spread, logs
                 _group(u, i, i + 1, yx, yy, log_weights, frame, bounds, runs, total, out, spread, logs)
 
 
-def softmax_means(
-    u: np.ndarray, y: np.ndarray, log_weights: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def softmax_means(u: np.ndarray, y: np.ndarray, log_weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean and covariance of y under the weights e^{⟨u, y_j⟩} w_j, and the logarithm of their sum, for each row of u.
 
     u (n, 2) and y (q, 2) should be in order along the circle; otherwise groups and blocks save no work. The mean is

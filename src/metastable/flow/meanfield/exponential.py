@@ -43,7 +43,9 @@ def phis(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return first, second, third
 
 
-def step(f: Velocity, x: np.ndarray, k: np.ndarray, rates: np.ndarray, h: float) -> tuple[np.ndarray, np.ndarray, float]:
+def step(
+    f: Velocity, x: np.ndarray, k: np.ndarray, rates: np.ndarray, h: float
+) -> tuple[np.ndarray, np.ndarray, float]:
     """One step of length h from x (n,) with k = f(x) and rates L ≤ 0: the new x, f there, and the error (RMS)."""
     half1, half2, _ = phis(0.5 * h * rates)
     one, two, three = phis(h * rates)

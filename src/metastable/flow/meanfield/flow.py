@@ -76,7 +76,7 @@ class Field:
 
 
 class Turning:
-    """θ ↦ ω = ⟨V m_β[μ](x), τ⟩ at the vertices x = (cos θ, sin θ) of the intervals, τ = (−sin θ, cos θ), μ as in `Field`.
+    """θ ↦ ω = ⟨V m_β[μ](x), τ⟩ at the vertices x = (cos θ, sin θ) of intervals, τ = (−sin θ, cos θ), μ as in `Field`.
 
     rates : of the last call, min(∂ω/∂θ, 0) for one vertex while μ stays: ∂ω/∂θ = ⟨V C βBᵀτ, τ⟩ − ⟨V m, x⟩, with C the
         covariance of the softmax. Near a cluster they are of order −β.
