@@ -446,7 +446,7 @@ class HeadLens:
         whole = averaged(self._whole_update(attended.update, tokens, length), chosen)
         residual = (averaged(stream.double().square(), chosen) / self.layer.width).sqrt()
 
-        side, ahead = (predicted / tokens.length.unsqueeze(-1)).split(atoms, dim=-1)
+        side, ahead = (predicted / tokens.length.unsqueeze(-1)).split((atoms, atoms), dim=-1)
         found |= self._distances(side, ahead, after, residual, chosen)
         return {"update_length": whole, "residual": residual}, found
 
