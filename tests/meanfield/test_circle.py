@@ -5,7 +5,9 @@ import pytest
 from scipy import integrate
 from scipy.special import logsumexp
 
+import metastable as ms
 from metastable.flow.meanfield.circle import SPREAD, Intervals, softmax_means, tile
+from metastable.flow.meanfield.flow import Turning
 from tests.reference import softmax_mean
 
 
@@ -145,3 +147,25 @@ def test_the_order_of_queries_and_points_does_not_matter(beta):
     ordered, mixed = softmax_means(u, x, w), softmax_means(u[queries], x[points], w[points])
     for one, other in zip(ordered, mixed, strict=True):
         np.testing.assert_allclose(other, one[queries], atol=1e-11 * max(1.0, np.abs(one).max()))
+
+
+@pytest.mark.parametrize("beta", [3.0, 200.0])
+def test_angular_velocities_and_their_slopes_are_the_literal_ones(beta):
+    """Against P_x V m at each vertex, and its difference quotient while the cells stay."""
+    head = ms.Head.from_interaction([[1.4, 0.3], [-0.1, 0.7]], [[1.2, -0.2], [0.4, 0.5]])
+    cells = deep_tail(60, seed=3)
+    x, w = cells.quadrature()
+    turning = Turning(head, beta, cells.copy())
+
+    def velocity(angle):
+        place = np.array([np.cos(angle), np.sin(angle)])
+        scores = beta * (head.B.numpy().T @ place) @ x.T + w
+        shares = np.exp(scores - scores.max())
+        return head.V.numpy() @ (shares @ x / shares.sum()) @ [-place[1], place[0]]
+
+    found = turning(cells.angles)
+    np.testing.assert_allclose(found, [velocity(angle) for angle in cells.angles], atol=1e-11)
+    h = 1e-5 / beta
+    slopes = [(velocity(angle + h) - velocity(angle - h)) / (2 * h) for angle in cells.angles]
+    np.testing.assert_allclose(turning.rates, np.minimum(slopes, 0.0), atol=1e-4 * beta)
+    assert (turning.rates < -0.1).any()

@@ -69,8 +69,13 @@ class Field:
         points, log_weights = self.cells.quadrature()
         return tangent(x, self.head.values(attend(Cloud(points, log_weights=log_weights), u, tol=self.tol)))
 
+    def motion(self) -> Motion:
+        """The vertices and their velocities at the start."""
+        x = torch.from_numpy(self.cells.points)
+        return Motion(0.0, x, self(x), 0.0)
+
     def restart(self, motion: Motion) -> None:
-        """Continue from the cells as they are now."""
+        """Continue with the cells as they are now."""
         motion.x = torch.from_numpy(self.cells.points)
         motion.k = self(motion.x)
 
@@ -103,12 +108,20 @@ class Turning:
         self.rates = np.minimum(px * (xx * qx + xy * qy) + py * (xy * qx + yy * qy) - mx * c - my * s, 0.0)
         return my * c - mx * s
 
+    def motion(self) -> TurningMotion:
+        """The angles and their velocities at the start."""
+        x, k = self._state()
+        return TurningMotion(0.0, x, k, 0.0, rates=self.rates)
+
     def restart(self, motion: Motion) -> None:
-        """Continue from the cells as they are now."""
+        """Continue with the cells as they are now."""
         assert isinstance(motion, TurningMotion)
-        angles = self.cells.angles
-        motion.k, motion.x = torch.from_numpy(self(angles)[:, None]), torch.from_numpy(angles[:, None])
+        motion.x, motion.k = self._state()
         motion.rates = self.rates
+
+    def _state(self) -> tuple[Tensor, Tensor]:
+        angles = self.cells.angles
+        return torch.from_numpy(angles[:, None]), torch.from_numpy(self(angles)[:, None])
 
 
 @dataclass
@@ -144,13 +157,11 @@ def follow(
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], dict[str, int]]:
     """The cells' quadrature, (points, log-weights), at each of `times` (increasing, from 0), and the work done."""
     frames, most = [cells.quadrature()], len(cells.log_masses)
-    nothing = torch.empty(0, 1)
-    if isinstance(cells, circle.Intervals):
-        moving: Field | Turning = Turning(head, beta, cells.copy())
-        motion: Motion = TurningMotion(0.0, nothing, nothing, 0.0)
-    else:
-        moving, motion = Field(head, beta, cells.copy(), 0.1 * sizes.step_tol), Motion(0.0, nothing, nothing, 0.0)
-    moving.restart(motion)
+    on_circle = isinstance(cells, circle.Intervals)
+    moving: Any = (
+        Turning(head, beta, cells.copy()) if on_circle else Field(head, beta, cells.copy(), 0.1 * sizes.step_tol)
+    )
+    motion: Motion = moving.motion()
     motion.h = first_step(motion.k, sizes.step_tol)
     for target in times[1:]:
         while motion.t < target:
