@@ -71,7 +71,7 @@ def test_merging_is_exact_in_any_order(scale):
     assert parts[0].to_dict() != whole.to_dict()
 
 
-@pytest.mark.parametrize("scale", [1.0, 5e3, 1e9, 1e12])
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 5e3, 1e9, 1e12, 1e30])
 def test_the_sums_are_exact_integers(scale):
     """Compared with fractions, text by text: nothing is rounded, even for large values."""
     values, lengths = scale * VALUES[:20, 0, 0], LENGTHS[:20]
@@ -95,10 +95,11 @@ def test_values_that_are_not_numbers_are_not_counted():
     values = VALUES.copy()
     values[::3, 0, 0] = np.nan
     values[1, 1, 1] = np.inf
+    values[2, 2, 0] = 1e308  # beyond float64 in units of 2⁻³⁰
     made = tally(values)
     kept = np.isfinite(values[:, 0, 0])
     assert made.count()[0, 0] == kept.sum()
-    assert made.count()[1, 1] == 199
+    assert made.count()[1, 1] == made.count()[2, 0] == 199
     assert made.mean()[0, 0] == pytest.approx(values[kept, 0, 0].mean(), abs=1e-8)
     x, v = np.log2(LENGTHS[kept]), values[kept, 0, 0]
     assert made.slope()[0][0, 0] == pytest.approx(np.polyfit(x, v, 1)[0], abs=1e-7)

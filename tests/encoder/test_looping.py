@@ -296,6 +296,17 @@ def test_clusters_are_chains_of_near_tokens():
     assert counts == [grouped(c.double().numpy(), 20.0) for c in cloud]
 
 
+def test_a_long_chain_in_any_order_is_one_cluster():
+    """Two chains of 150 tokens, 0.9 degrees apart, in disorder; links are shorter than 1 degree."""
+    degrees = torch.cat([0.9 * torch.arange(150), 180 + 0.9 * torch.arange(150)])
+    shuffled = degrees[torch.randperm(300, generator=torch.Generator().manual_seed(0))].deg2rad().double()
+    unit = torch.stack([shuffled.cos(), shuffled.sin()], dim=1)[None]
+    assert clusters(unit, torch.ones(1, 300, dtype=torch.bool), 1.0).tolist() == [2]
+    assert clusters(unit, torch.ones(1, 300, dtype=torch.bool), 0.8).tolist() == [300]
+    missing = (shuffled.rad2deg() - 45).abs() > 0.1
+    assert clusters(unit, missing[None], 1.0).tolist() == [3]
+
+
 def test_what_a_loop_says_of_itself():
     found = loop(small("albert"), SENTENCES, 6)
     said = json.loads(json.dumps(found.to_dict(), allow_nan=False))

@@ -5,7 +5,9 @@ import pytest
 from scipy import integrate
 from scipy.special import logsumexp
 
+import metastable as ms
 from metastable.flow.meanfield.circle import SPREAD, Intervals, softmax_means, tile
+from metastable.flow.meanfield.flow import Turning
 from tests.reference import softmax_mean
 
 
@@ -123,11 +125,47 @@ def test_softmax_over_intervals_is_the_literal_one(beta):
     cells = deep_tail(120, seed=1)
     x, w = cells.quadrature()
     u = beta * cells.points[::7] @ np.array([[1.3, 0.2], [-0.4, 0.7]])
-    means, tops = softmax_means(u, x, w)
-    scores = u @ x.T + w
-    assert np.abs(tops - scores.max(axis=1)).max() <= 1e-11 * max(1.0, beta)
-    for row, mean in zip(u, means, strict=True):
-        top = float((x @ row + w).max())
+    means, spread, logs = softmax_means(u, x, w)
+    assert np.abs(logs - logsumexp(u @ x.T + w, axis=1)).max() <= 1e-11 * max(1.0, beta)
+    for row, mean, (xx, xy, yy) in zip(u, means, spread, strict=True):
+        shares = np.exp(x @ row + w - (x @ row + w).max())
         # The reference takes plain weights: those of the scores themselves, for the query 0.
-        expected = softmax_mean([0.0, 0.0], x.tolist(), np.exp(x @ row + w - top).tolist())
+        expected = softmax_mean([0.0, 0.0], x.tolist(), shares.tolist())
         assert np.abs(mean - expected).max() < 1e-11
+        around = (x - expected).T @ ((x - expected) * shares[:, None]) / shares.sum()
+        assert np.abs(np.array([[xx, xy], [xy, yy]]) - around).max() < 1e-11
+
+
+@pytest.mark.parametrize("beta", [30.0, 1e4])
+def test_the_order_of_queries_and_points_does_not_matter(beta):
+    """Queries in disorder are too far apart for a group, and points in disorder for a block."""
+    cells = deep_tail(150, seed=2)
+    x, w = cells.quadrature()
+    u = beta * cells.points @ np.array([[1.3, 0.2], [-0.4, 0.7]])
+    rng = np.random.default_rng(0)
+    queries, points = rng.permutation(len(u)), rng.permutation(len(x))
+    ordered, mixed = softmax_means(u, x, w), softmax_means(u[queries], x[points], w[points])
+    for one, other in zip(ordered, mixed, strict=True):
+        np.testing.assert_allclose(other, one[queries], atol=1e-11 * max(1.0, np.abs(one).max()))
+
+
+@pytest.mark.parametrize("beta", [3.0, 200.0])
+def test_angular_velocities_and_their_slopes_are_the_literal_ones(beta):
+    """Against P_x V m at each vertex, and its difference quotient while the cells stay."""
+    head = ms.Head.from_interaction([[1.4, 0.3], [-0.1, 0.7]], [[1.2, -0.2], [0.4, 0.5]])
+    cells = deep_tail(60, seed=3)
+    x, w = cells.quadrature()
+    turning = Turning(head, beta, cells.copy())
+
+    def velocity(angle):
+        place = np.array([np.cos(angle), np.sin(angle)])
+        scores = beta * (head.B.numpy().T @ place) @ x.T + w
+        shares = np.exp(scores - scores.max())
+        return head.V.numpy() @ (shares @ x / shares.sum()) @ [-place[1], place[0]]
+
+    found = turning(cells.angles)
+    np.testing.assert_allclose(found, [velocity(angle) for angle in cells.angles], atol=1e-11)
+    h = 1e-5 / beta
+    slopes = [(velocity(angle + h) - velocity(angle - h)) / (2 * h) for angle in cells.angles]
+    np.testing.assert_allclose(turning.rates, np.minimum(slopes, 0.0), atol=1e-4 * beta)
+    assert (turning.rates < -0.1).any()

@@ -64,12 +64,7 @@ class Norm:
 
     def standardise(self, h: Tensor) -> Tensor:
         """z, of length √d up to eps."""
-        centred = h - h.mean(dim=-1, keepdim=True)
-        return self.scaled(centred, centred.square().mean(dim=-1))
-
-    def scaled(self, centred: Tensor, variance: Tensor) -> Tensor:
-        """z from h − mean h, (…, d), and var h, (…)."""
-        return centred * torch.rsqrt(variance + self.eps).unsqueeze(-1)
+        return nn.functional.layer_norm(h, h.shape[-1:], eps=self.eps)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
@@ -25,7 +26,7 @@ from metastable.encoder.loop import Loop, loop
 from metastable.encoder.measure import DEPTHS, HEADS, LAYER, Measurements, Meter, Tally, measure
 from metastable.encoder.texts import blank, read_texts, unknown_tokens
 from metastable.encoder.verdict import AuditVerdict, judge
-from metastable.encoder.weights import Weights, layer_table, weigh
+from metastable.encoder.weights import Theories, Weights, layer_table, theories, weigh
 from metastable.errors import BadInput
 from metastable.run import storage as store
 
@@ -224,13 +225,19 @@ def audit(
         _meeting(fail_on, *_example(encoder.anatomy, texts is not None))
     if layer is not None and not loops:
         raise BadInput(f"layer is {layer}, but the number of loops is 0; give loops (--loop) too")
-    random = twin(encoder, whole(seed, "seed", 0, "it must be a whole number, 0 or more")) if beside_random else None
-    measured = other = None
+    seed = whole(seed, "seed", 0, "it must be a whole number, 0 or more")
+    measured = other = known = random = None
     kept: list[str] = []
     if texts is not None:
         encoder.reads_text()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        # Both use one core.
+        making = pool.submit(_random, encoder, seed) if beside_random else None
+        known = None if texts is None else theories(encoder.anatomy)
+        random = None if making is None else making.result()
+    if texts is not None:
         given = read_texts(texts) if isinstance(texts, (str, Path)) else texts
-        measured = measure(encoder, _keeping(given, kept), batch_size, special, progress, tally)
+        measured = measure(encoder, _keeping(given, kept), batch_size, special, progress, tally, known)
         if not measured.depths["mean_cosine"].count()[0]:
             raise BadInput(
                 "the tokenizer makes one token of each text, so that there are no pairs of tokens to compare; give "
@@ -239,14 +246,28 @@ def audit(
     elif loops:
         raise BadInput("a loop needs texts; give texts (--texts FILE)")
     if random is not None:
-        on_text = None if measured is None else measure(random, kept[:TWIN_TEXTS], min(batch_size, TWIN_BATCH), special)
-        other = _audit(random, on_text, rungs=None if measured is None else ladder(random, kept[:TWIN_RUNGS]))
+        other = _twin(random, kept, min(batch_size, TWIN_BATCH), special) if known else _audit(random, None)
     looped = loop(encoder, kept[:LOOP_TEXTS], loops, layer, batch_size, special) if loops else None
-    found = _audit(encoder, measured, other, beside, looped, None if measured is None else ladder(encoder, kept))
+    rungs = None if measured is None else ladder(encoder, kept)
+    found = _audit(encoder, measured, other, beside, looped, rungs, known)
     if measured is None:
         return found
     again = {} if looped is None else {"loops": looped.steps, "layer": looped.layer}
     return replace(found, ledger=ledger(encoder, kept, special, **again))
+
+
+def _random(encoder: Encoder, seed: int) -> Encoder:
+    """The random twin. The fingerprints, which take as long to compute, are then known."""
+    random = twin(encoder, seed)
+    _ = encoder.fingerprint, random.fingerprint
+    return random
+
+
+def _twin(random: Encoder, texts: list[str], batch_size: int, special: str) -> Audit:
+    """The audit of the random twin on the first texts."""
+    known = theories(random.anatomy)
+    on_text = measure(random, texts[:TWIN_TEXTS], batch_size, special, known=known)
+    return _audit(random, on_text, rungs=ladder(random, texts[:TWIN_RUNGS]), known=known)
 
 
 def _audit(
@@ -256,6 +277,7 @@ def _audit(
     beside: Audit | None = None,
     looped: Loop | None = None,
     rungs: Ladder | None = None,
+    known: Theories | None = None,
 ) -> Audit:
     layers, family = encoder.anatomy.layers, encoder.anatomy.family
     shape = {"layers": len(layers), "heads": layers[0].heads, "width": layers[0].width}
@@ -273,7 +295,7 @@ def _audit(
         shape={**shape, "head_width": int(layers[0].query.weight.shape[1])},
         tied=encoder.anatomy.tied,
         notes=tuple(notes),
-        weights=weigh(encoder.anatomy, residuals),
+        weights=weigh(encoder.anatomy, residuals, known),
         measured=measured,
         twin=other,
         reference=beside,

@@ -20,6 +20,8 @@ Exact = NDArray[np.object_]
 
 BITS = 30
 UNIT = 2.0**BITS
+LIMB = 20
+"""Bits of the parts in which whole numbers are multiplied, see `_limbs`."""
 
 
 class ExactSums:
@@ -200,18 +202,31 @@ class ExactCosine:
 
 def _sums(v: Floats, x: Floats) -> Exact:
     """The six sums over the first axis."""
-    counted = np.isfinite(v)
-    ones, values = _whole(counted), _whole(np.rint(np.where(counted, v, 0.0) * UNIT))
-    logs = _whole(np.rint(x * UNIT)).reshape(-1, *[1] * (v.ndim - 1)) * ones
+    with np.errstate(over="ignore"):
+        units = np.rint(v * UNIT)
+    counted = np.isfinite(units)
+    ones = counted[None].astype(np.int64)
+    values = _limbs(np.where(counted, units, 0.0))
+    logs = _limbs(np.rint(x * UNIT)).reshape(-1, len(x), *[1] * (v.ndim - 1)) * ones
+    pairs = ((ones, ones), (ones, values), (values, values), (ones, logs), (logs, logs), (logs, values))
     found = np.empty((6, *v.shape[1:]), dtype=object)
-    for i, terms in enumerate((ones, values, values * values, logs, logs * logs, logs * values)):
-        found[i] = terms.sum(axis=0)
+    for i, (a, b) in enumerate(pairs):
+        products = np.einsum("it...,jt...->ij...", a, b).astype(object)
+        found[i] = sum(products[j, k] << (LIMB * (j + k)) for j in range(len(a)) for k in range(len(b)))
     return found
 
 
-def _whole(values: NDArray[Any]) -> Exact:
-    """The same numbers as Python's integers, which have no limit."""
-    return np.asarray(np.frompyfunc(int, 1, 1)(values), dtype=object)
+def _limbs(whole: Floats) -> NDArray[np.int64]:
+    """Whole numbers w = Σ_k 2^{20k} l_k as their limbs l_k, |l_k| < 2²⁰, all of the sign of w: (limbs, *shape of w).
+
+    Products of limbs are below 2⁴⁰, so that the sum over 2²³ texts fits into 64 bits.
+    """
+    limbs, rest = [], whole
+    while not limbs or rest.any():
+        above = np.trunc(rest / 2.0**LIMB)
+        limbs.append((rest - above * 2.0**LIMB).astype(np.int64))
+        rest = above
+    return np.stack(limbs)
 
 
 def _ratio(top: NDArray[Any], bottom: NDArray[Any]) -> Floats:

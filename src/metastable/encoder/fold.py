@@ -83,24 +83,33 @@ class FoldedHead:
 
 def fold(layer: AttentionLayer, head: int, residual: float | None = None) -> FoldedHead:
     """One head of a layer. `residual` is ρ where it was measured; for post-norm layers the weights give it."""
+    return fold_heads(layer, residual, range(head, head + 1))[0]
+
+
+def fold_heads(layer: AttentionLayer, residual: float | None = None, heads: range | None = None) -> list[FoldedHead]:
+    """Consecutive heads of a layer, all by default. `residual` is as in `fold`."""
+    numbers = range(layer.heads) if heads is None else heads
+    some = slice(numbers.start, numbers.stop)
     gain, offset = torch.ones(layer.width, dtype=torch.float64), torch.zeros(layer.width, dtype=torch.float64)
     if layer.norm is not None:
         gain, offset = layer.norm.gain.to(gain), layer.norm.offset.to(gain)
     if residual is None:
         residual = 1.0 if layer.pre_norm else float((gain.square() + offset.square()).mean().sqrt())
-    folded = {}
+    folded = {"output": layer.output[some].to(gain)}
     for name, projection in (("query", layer.query), ("key", layer.key), ("value", layer.value)):
-        weight, bias = projection.weight[head].to(gain), projection.bias[head].to(gain)
+        weight, bias = projection.weight[some].to(gain), projection.bias[some].to(gain)
         rows = weight * gain
-        folded[name] = rows if layer.norm is None else rows - rows.mean(dim=1, keepdim=True)
+        folded[name] = rows if layer.norm is None else rows - rows.mean(dim=2, keepdim=True)
         folded[f"{name}_offset"] = weight @ offset + bias
-    return FoldedHead(
-        layer=layer.index,
-        head=head,
-        output=layer.output[head].to(gain),
-        scale=layer.scale,
-        residual=residual,
-        gain_spread=float(gain.std() / gain.mean().abs().clamp_min(1e-300)),
-        unfolded=layer.unfolded,
-        **folded,
-    )
+    return [
+        FoldedHead(
+            layer=layer.index,
+            head=head,
+            scale=layer.scale,
+            residual=residual,
+            gain_spread=float(gain.std() / gain.mean().abs().clamp_min(1e-300)),
+            unfolded=layer.unfolded,
+            **{name: parts[place] for name, parts in folded.items()},
+        )
+        for place, head in enumerate(numbers)
+    ]

@@ -53,12 +53,19 @@ class Tokens:
     def of(cls, h: Tensor, norm: Norm | None, mask: Tensor, pre_norm: bool = False) -> Tokens:
         # Some models write NaN into padding. `where` also makes the copy that the model cannot overwrite.
         h = torch.where(mask.unsqueeze(-1), h.detach().float(), 0.0)
-        centred = h - h.mean(dim=-1, keepdim=True)
-        stream = torch.linalg.vector_norm(centred, dim=-1)
-        z = h if norm is None else norm.scaled(centred, stream.square() / h.shape[-1])
-        # Erased features are no part of a token, but z keeps them: heads read all of z.
-        visible = z if norm is None or bool(norm.seen.all()) else z * norm.seen
-        length = torch.where(mask, torch.linalg.vector_norm(visible, dim=-1).clamp_min(1e-30), 1.0)
+        if norm is None:
+            z = h
+            size, stream = (torch.linalg.vector_norm(part, dim=-1) for part in (h, h - h.mean(dim=-1, keepdim=True)))
+        else:
+            z, _, inverse = torch.native_layer_norm(h, h.shape[-1:], None, None, norm.eps)
+            size = torch.linalg.vector_norm(z, dim=-1)
+            stream = size / inverse.squeeze(-1)
+        visible = z
+        if norm is not None and not bool((seen := norm.seen).all()):
+            # Erased features are no part of a token, but z keeps them: heads read all of z.
+            visible = z * seen
+            size = torch.linalg.vector_norm(visible, dim=-1)
+        length = torch.where(mask, size.clamp_min(1e-30), 1.0)
         unit = visible * length.reciprocal().unsqueeze(-1)
         hidden = h if norm is None or pre_norm else torch.addcmul(norm.offset.to(z), norm.gain.to(z), z)
         return cls(z, unit, length, stream, hidden)

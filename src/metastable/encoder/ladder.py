@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from metastable.encoder.anatomy import AttentionLayer
-from metastable.encoder.fold import fold
+from metastable.encoder.fold import fold_heads
 from metastable.encoder.hooks import Depth, Tokens, caught, read
 from metastable.encoder.length.intervals import mean_interval, named
 from metastable.encoder.load import Encoder
@@ -209,14 +209,14 @@ def _of_heads(layer: AttentionLayer, z: Tensor, mask: Tensor, ordinary: Tensor) 
     Returns m of the rungs of one head, (ONE_HEAD, texts, heads, n, r); m with other texts, (texts, heads, n, r); and O,
     (heads, d, r).
     """
-    folded = [fold(layer, head) for head in range(layer.heads)]
+    folded = fold_heads(layer)
     query, key, value, output = (
         torch.stack([getattr(head, name) for head in folded]).to(z) for name in ("query", "key", "value", "output")
     )
     q, k, v = (torch.einsum("tnd,hkd->thnk", z, rows) for rows in (layer.scale * query, key, value))
     # Bᵀz = Kᵀq up to a factor: its length and its value need small matrices only.
-    aim = torch.einsum("thnk,hkl,thnl->thn", q, key @ key.transpose(1, 2), q).clamp_min(1e-30).sqrt()
-    sphere = torch.einsum("thnk,hrk->thnr", q, value @ key.transpose(1, 2)) / aim.unsqueeze(-1) * layer.width**0.5
+    aim = (q * (q @ (key @ key.transpose(1, 2)))).sum(dim=-1, keepdim=True).clamp_min(1e-30).sqrt()
+    sphere = q @ (key @ value.transpose(1, 2)) / aim * layer.width**0.5
     scores = q @ k.transpose(-1, -2)
     among = scores.masked_fill(~ordinary[:, None, None, :], -torch.inf)
     best = v.gather(2, among.argmax(dim=-1, keepdim=True).expand(-1, -1, -1, v.shape[-1]))
@@ -252,7 +252,7 @@ def _one_head(
     def onto(target: Tensor) -> tuple[Tensor, Tensor]:
         """(|target|², ⟨target, p⟩)"""
         start = (target * unit).sum(dim=-1).double().unsqueeze(1)
-        return target.double().square().sum(dim=-1).unsqueeze(1), (size * start + along(target)) / length - start
+        return _square(target).unsqueeze(1), (size * start + along(target)) / length - start
 
     (total, inner), (above, upper) = (onto(target) for target in targets)
     both = (means[1:] * turned[:-1]).sum(dim=-1).double() / rho**2 + size * (ahead[1:] + ahead[:-1]) + size**2
@@ -270,7 +270,7 @@ def _one_head(
 
 def _all_heads(update: Tensor, rest: Tensor, chosen: Tensor) -> dict[str, Tensor]:
     """share, of_next and cosine, see `measured`. rest : the rungs from "all heads" on, then other texts"""
-    total, square = (vectors.double().square().sum(dim=-1) for vectors in (update, rest))
+    total, square = _square(update), _square(rest)
     inner = (update * rest).sum(dim=-1).double()
     between = (rest[:-2] * rest[1:-1]).sum(dim=-1).double()
     angles = inner / (total * square).clamp_min(1e-30).sqrt()
@@ -283,6 +283,11 @@ def _all_heads(update: Tensor, rest: Tensor, chosen: Tensor) -> dict[str, Tensor
     # The layer itself and other texts have no rung above them.
     found["of_next"] = torch.cat([found["of_next"], torch.full_like(found["share"][:2], torch.nan)])
     return {name: torch.cat([unknown, value.T.cpu()], dim=1) for name, value in found.items()}
+
+
+def _square(vectors: Tensor) -> Tensor:
+    """|v|² in float64, without a copy of the vectors."""
+    return torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64).square()
 
 
 def _predicted(total: Tensor, inner: Tensor, square: Tensor, chosen: Tensor) -> Tensor:

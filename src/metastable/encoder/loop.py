@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from metastable.arrays import whole
 from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm
 from metastable.encoder.exact_sums import ExactSums, Floats
-from metastable.encoder.fold import fold
+from metastable.encoder.fold import fold_heads
 from metastable.encoder.hooks import Depth, read
 from metastable.encoder.measure import columns_of
 from metastable.encoder.statistics import CLOUD, averaged, cloud
@@ -218,7 +216,7 @@ def loop(
     layer = _chosen(encoder, layer)
     private = encoder.private()
     attention = private.anatomy.layers[layer]
-    beta = float(np.median([fold(attention, head).beta for head in range(attention.heads)]))
+    beta = float(np.median([head.beta for head in fold_heads(attention)]))
     tallies = {name: ExactSums((steps + 1,)) for name in NAMES}
     counts, reach = TextCounts(), steps
     for batch in batches(encoder.reads_text(), texts, encoder.limit, batch_size, counts):
@@ -319,11 +317,12 @@ def unit_tokens(anatomy: Anatomy, layer: int, t: int, stream: Tensor, mask: Tens
     else:
         gain, offset = norm.gain.to(h), norm.offset.to(h)
         readable = norm.seen.to(h.device) & (gain.abs() > READABLE * offset.abs())
-        z = torch.where(readable, (h - offset) / torch.where(readable, gain, 1.0), 0.0)
-    length = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+        inverse = torch.where(readable, 1 / torch.where(readable, gain, 1.0), 0.0)
+        z = torch.addcmul(-offset * inverse, h, inverse)
+    length = torch.linalg.vector_norm(z, dim=-1)
     # A length beyond float32 would give the finite quotient 0.
-    unit = torch.where(length.isfinite(), z / length, torch.nan)
-    return torch.where(mask.unsqueeze(-1), unit, 0.0)
+    factor = torch.where(length.isfinite() & (length > 0), 1 / length, torch.nan)
+    return z * torch.where(mask, factor, 0.0).unsqueeze(-1)
 
 
 def _written_by(anatomy: Anatomy, layer: int, t: int) -> tuple[Norm | None, bool]:
@@ -342,11 +341,14 @@ def clusters(unit: Tensor, chosen: Tensor, angle: float) -> Tensor:
 
     Groups are connected components, so a long chain of close tokens is one group.
     """
-    texts, n = chosen.shape
-    near = unit @ unit.transpose(1, 2) > math.cos(math.radians(angle))
-    near &= chosen.unsqueeze(1) & chosen.unsqueeze(2)
-    text, i, j = near.nonzero().cpu().numpy().T
-    graph = coo_array((np.ones(len(text), dtype=np.int8), (text * n + i, text * n + j)), shape=(texts * n, texts * n))
-    labels = connected_components(graph, directed=False)[1].reshape(texts, n)
-    kept = chosen.cpu().numpy()
-    return torch.tensor([float(len(np.unique(row[here]))) for row, here in zip(labels, kept, strict=True)])
+    here = chosen.unsqueeze(1) & chosen.unsqueeze(2)
+    near = (unit @ unit.transpose(1, 2) > math.cos(math.radians(angle))) & here
+    own = torch.arange(chosen.shape[1], device=chosen.device).expand(chosen.shape)
+    # Every token takes the least number among its neighbours until nothing changes: one number for each group.
+    labels, before = own, torch.full_like(own, -1)
+    while not torch.equal(labels, before):
+        nearby = torch.where(near, labels.unsqueeze(1), chosen.shape[1]).amin(dim=2)
+        # The token with that number may have a smaller one by now.
+        before, labels = labels, torch.minimum(labels, nearby)
+        labels = labels.gather(1, labels)
+    return (chosen & (labels == own)).sum(dim=1).float()

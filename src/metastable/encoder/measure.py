@@ -12,7 +12,7 @@ any statistic.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ from torch import Tensor
 
 from metastable.encoder.anatomy import Anatomy, AttentionLayer
 from metastable.encoder.exact_sums import ExactCosine, ExactSums, Floats
-from metastable.encoder.fold import FoldedHead, fold
 from metastable.encoder.hooks import Attended, Depth, Tokens, caught, read
 from metastable.encoder.statistics import (
     CLOUD,
@@ -34,7 +33,7 @@ from metastable.encoder.statistics import (
     two_atom_distance,
 )
 from metastable.encoder.texts import SPECIAL, Batch, TextCounts, batches
-from metastable.encoder.weights import SmallTheory, on_one_core
+from metastable.encoder.weights import SmallTheory, Theories, on_one_core, theories
 from metastable.errors import BadInput, choice
 from metastable.theory import Theory
 
@@ -57,6 +56,9 @@ CHUNK = 2**19
 
 LOWEST = -1e30
 """Added to a score, it hides a key."""
+
+SAME_LENGTH = 5e-7
+"""Tokens whose lengths differ by at most this share have the same length; the rounding of float32 is about 1e-7."""
 
 SCORES = 2**24
 """The largest number of scores of one text in a layer that computes them all at once, because they depend on
@@ -199,12 +201,16 @@ def longest_text(anatomy: Anatomy) -> int:
 
 
 class Meter:
-    """An encoder ready to be measured, batch by batch: the statistics of each text, before any average over texts."""
+    """An encoder ready to be measured, batch by batch: the statistics of each text, before any average over texts.
 
-    def __init__(self, encoder: Encoder, special: str = "exclude") -> None:
+    known : the `theories` of its heads, if they are there already
+    """
+
+    def __init__(self, encoder: Encoder, special: str = "exclude", known: Theories | None = None) -> None:
         self.encoder = encoder = encoder.private()
         self.special = choice(special, "special", SPECIAL)
-        self.lenses = [HeadLens(layer) for layer in encoder.anatomy.layers]
+        known = theories(encoder.anatomy) if known is None else known
+        self.lenses = [HeadLens(*pair) for pair in zip(encoder.anatomy.layers, known, strict=True)]
         self.betas = np.array([lens.beta for lens in self.lenses])
         self.limit = min(longest_text(encoder.anatomy), encoder.limit)
 
@@ -299,14 +305,15 @@ def measure(
     special: str = "exclude",
     progress: Callable[[int], None] | None = None,
     tally: Tally = Meter.tally,
+    known: Theories | None = None,
 ) -> Measurements:
     """Measure an encoder on texts, in memory that does not grow with their number.
 
     Texts longer than the model's limit are cut and counted. In layers whose scores depend on positions the limit is
     also at most √(2²⁴/heads) tokens. `progress` is called after each batch with the number of texts done.
-    `tally` computes the sums over the texts, in this process or on workers.
+    `tally` computes the sums over the texts, in this process or on workers. `known` is as in `Meter`.
     """
-    measured = tally(Meter(encoder, special), texts, batch_size, progress)
+    measured = tally(Meter(encoder, special, known), texts, batch_size, progress)
     measured.counts.check()
     return measured
 
@@ -331,7 +338,7 @@ class Prediction:
     rates: Tensor
 
     @classmethod
-    def of(cls, theories: list[Theory]) -> Prediction:
+    def of(cls, theories: Sequence[Theory]) -> Prediction:
         # A rotating pair has no limit point, but a plane that tokens are drawn to.
         drawn = [theory.attention.rotates or not theory.no_limit for theory in theories]
         dims = np.array([theory.dim if there else 0 for theory, there in zip(theories, drawn, strict=True)])
@@ -350,21 +357,22 @@ class Prediction:
         )
 
 
-@on_one_core
-def _folded(layer: AttentionLayer) -> tuple[list[FoldedHead], Prediction]:
-    folded = [fold(layer, head) for head in range(layer.heads)]
-    return folded, Prediction.of([SmallTheory(head) for head in folded])
-
-
 def _joined(parts: list[dict[str, Tensor]], dim: int) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in parts], dim=dim) for name in parts[0]}
+
+
+def _same_length(length: Tensor, mask: Tensor) -> Tensor | None:
+    """The length that all tokens of a text have to rounding, (texts,); None if some differ."""
+    longest = torch.where(mask, length, 0.0).amax(dim=1)
+    shortest = torch.where(mask, length, torch.inf).amin(dim=1)
+    return longest if bool((longest - shortest <= SAME_LENGTH * longest).all()) else None
 
 
 class HeadLens:
     """One layer's heads, folded and with their predictions, ready to measure batches; float32, where the layer is."""
 
-    def __init__(self, layer: AttentionLayer) -> None:
-        folded, self.prediction = _folded(layer)
+    def __init__(self, layer: AttentionLayer, known: Sequence[SmallTheory]) -> None:
+        folded, self.prediction = [theory.folded for theory in known], on_one_core(Prediction.of)(known)
         self.layer = layer
         self.beta = float(np.median([head.beta for head in folded]))
         self._speeds = self.prediction.rates * folded[0].residual
@@ -372,14 +380,16 @@ class HeadLens:
             torch.stack([getattr(head, name) for head in folded]) for name in ("key", "key_offset", "output")
         )
         centred = output - output.mean(dim=1, keepdim=True)
-        predicted = torch.cat([self.prediction.basis, self.prediction.co_vectors], dim=1).T
+        # A token x̂ has no erased features, but z has them.
+        atoms = self.prediction.atoms if layer.norm is None else self.prediction.atoms * layer.norm.seen.cpu()[:, None]
+        predicted = torch.cat([self.prediction.basis, self.prediction.co_vectors, atoms], dim=1).T
         rows = torch.cat([centred.transpose(1, 2).reshape(-1, layer.width), predicted])
 
         self._like = like = layer.output.new_zeros((), dtype=torch.float32)
         self._rows = rows.to(like)
         self._key_gram = (key @ key.transpose(1, 2)).to(like)
         self._output_gram = (centred.transpose(1, 2) @ centred).to(like)
-        self._key_offset = key_offset.flatten().to(like)
+        self._key_offset = key_offset.unsqueeze(1).to(like)
         self._atoms = self.prediction.atoms.to(like)
         self._owner = self.prediction.owner.to(like.device)
 
@@ -416,11 +426,12 @@ class HeadLens:
         texts, n, _ = tokens.z.shape
         heads = self.layer.heads
         flat = torch.nn.functional.linear(tokens.z, self._rows)
-        sizes = (attended.mean.shape[-1], self.prediction.basis.shape[1], self._atoms.shape[1])
-        along, inside, side = flat.split(sizes, dim=-1)
+        atoms = self._atoms.shape[1]
+        along, inside, predicted = flat.split((attended.mean.shape[-1], self.prediction.basis.shape[1], 2 * atoms), -1)
+        query, key = (self._by_head(part) for part in (attended.query, attended.key))
+        query.mul_(self.layer.scale)
         # K z: padding has none.
-        key = torch.where(mask.unsqueeze(-1), attended.key - self._key_offset, 0.0)
-        query, key = (self._by_head(part) for part in (self.layer.scale * attended.query, key))
+        key.sub_(self._key_offset).masked_fill_(~mask[:, None, :, None], 0.0)
         attention = self._attention(query, key, tokens.length, mask, special)
         found = {name: averaged(value, chosen) for name, value in attention.items()}
 
@@ -435,22 +446,25 @@ class HeadLens:
         whole = averaged(self._whole_update(attended.update, tokens, length), chosen)
         residual = (averaged(stream.double().square(), chosen) / self.layer.width).sqrt()
 
-        found |= self._distances(side / tokens.length.unsqueeze(-1), tokens, after, residual, chosen)
+        side, ahead = (predicted / tokens.length.unsqueeze(-1)).split((atoms, atoms), dim=-1)
+        found |= self._distances(side, ahead, after, residual, chosen)
         return {"update_length": whole, "residual": residual}, found
 
     def _distances(
-        self, side: Tensor, tokens: Tokens, after: Tokens, residual: Tensor, chosen: Tensor
+        self, side: Tensor, along: Tensor, after: Tokens, residual: Tensor, chosen: Tensor
     ) -> dict[str, Tensor]:
-        """The distances to the predicted law, (texts, heads); side (texts, n, applicable) is ⟨Λ, x̂⟩."""
+        """The distances to the predicted law, (texts, heads).
+
+        side, along : (texts, n, applicable), ⟨Λ, x̂⟩ and ⟨e, x̂⟩
+        """
         up = ((side > 0) & chosen.unsqueeze(-1)).sum(dim=1)
-        along = tokens.unit @ self._atoms
         shrink = torch.exp(-self._speeds.to(along.device) / residual.unsqueeze(1)).to(along).unsqueeze(1)
         # x' = a e + q r with r = x̂ − a e: its part along e, and its length.
         rest = along - side
         square = (1 - 2 * side * along + side.square()).clamp_min(0)
         length = (side.square() + 2 * side * shrink * rest + shrink.square() * square).clamp_min(1e-30).sqrt()
-        clouds = (along, after.unit @ self._atoms, (side + shrink * rest) / length)
-        distances = torch.stack([two_atom_distance(cloud.transpose(1, 2), up, chosen) for cloud in clouds])
+        clouds = torch.stack([along, after.unit @ self._atoms, (side + shrink * rest) / length])
+        distances = two_atom_distance(clouds.transpose(2, 3), up, chosen)
         applicable = torch.from_numpy(self.prediction.applicable).to(side.device)
         full = distances.new_full((3, len(side), len(applicable)), torch.nan)
         full[:, :, applicable] = distances
@@ -463,8 +477,9 @@ class HeadLens:
         }
 
     def _by_head(self, rows: Tensor) -> Tensor:
-        """(texts, n, heads·w) → (texts, heads, n, w)."""
-        return rows.unflatten(-1, (self.layer.heads, -1)).transpose(1, 2).contiguous()
+        """(texts, n, heads·w) → (texts, heads, n, w), a copy."""
+        view = rows.unflatten(-1, (self.layer.heads, -1)).transpose(1, 2)
+        return view.clone(memory_format=torch.contiguous_format)
 
     def _attention(self, q: Tensor, k: Tensor, length: Tensor, mask: Tensor, special: Tensor) -> dict[str, Tensor]:
         """`_attention_of` all queries, in pieces of at most `CHUNK` scores where the layer allows it."""
@@ -488,20 +503,27 @@ class HeadLens:
         """
         plain = q @ k.transpose(-1, -2)
         shown, unseen, mean, keys = self._seen(plain, q, k, mask)
-        nearest = (shown if shown is plain else plain + unseen) * length.reciprocal()[:, None, None, :]
-        aim = (q * (q @ self._key_gram)).sum(dim=-1).clamp_min(1e-30).sqrt()
-        cosine = (nearest.amax(dim=-1) / aim).clamp(-1, 1)
         top = shown.amax(dim=-1)
-        shown -= top.unsqueeze(-1)
-        attention = shown.softmax(dim=-1)
-        # log a_ij = (s_ij − top) + log max_j a_ij; unseen keys have a_ij = 0 and a finite score.
-        entropy = -torch.linalg.vecdot(attention, shown) - attention.amax(dim=-1).log()
-        columns = special.any(dim=0).nonzero().squeeze(-1)
+        same = _same_length(length, mask) if shown is plain else None
+        if same is None:
+            hidden = shown if shown is plain else plain + unseen
+            nearest = (hidden * length.reciprocal()[:, None, None, :]).amax(dim=-1)
+        else:
+            nearest = top / same[:, None, None]
+        aim = (q * (q @ self._key_gram)).sum(dim=-1).clamp_min(1e-30).sqrt()
+        cosine = (nearest / aim).clamp(-1, 1)
+        # e^{−80} is nothing beside the largest term, 1; below that numbers are subnormal and very slow.
+        shown.sub_(top.unsqueeze(-1)).clamp_(min=-80)
+        # e^{s_ij − top} as rows of a matrix for each text: products with columns are faster than sums over short rows.
+        rows = shown.exp().flatten(1, 2)
+        columns = torch.stack([torch.ones_like(special), special], dim=-1).to(q)
+        total, to_special = (rows @ columns).unflatten(1, q.shape[1:3]).unbind(dim=-1)
+        inner = (rows.mul_(shown.flatten(1, 2)) @ columns[:, :, :1]).view_as(top)
         log_n = torch.where(keys > 1, keys.to(q), torch.nan).log()
         return {
-            "entropy": entropy / log_n,
+            "entropy": (total.log() - inner / total) / log_n,
             "logit_gap": (top - mean) / log_n,
-            "special_share": (attention[..., columns] * special[:, None, None, columns]).sum(dim=-1),
+            "special_share": to_special / total,
             "maximiser_angle": torch.rad2deg(torch.acos(cosine)),
         }
 
@@ -512,8 +534,7 @@ class HeadLens:
             hidden, keys = plain.new_zeros(()).where(mask, LOWEST)[:, None, None, :], mask.sum(dim=-1)[:, None, None]
             mean = (q @ k.sum(dim=2).unsqueeze(-1)).squeeze(-1) / keys
             return plain.add_(hidden), hidden, mean, keys
-        offset = self._key_offset.unflatten(0, (self.layer.heads, 1, -1))
-        scores = self.layer.scores(q / self.layer.scale, k + offset)
+        scores = self.layer.scores(q / self.layer.scale, k + self._key_offset)
         seen = mask[:, None, None, :] & scores.isfinite()
         hidden, keys = scores.new_zeros(()).where(seen, LOWEST), seen.sum(dim=-1)
         scores = torch.where(seen, scores, 0.0)
@@ -523,8 +544,7 @@ class HeadLens:
         """|C r| for each token, (texts, n)."""
         if self.layer.pre_norm or self.layer.norm is None:
             return tokens.stream
-        x = self.layer.norm.gain.to(self._like) * tokens.z + self.layer.norm.offset.to(self._like)
-        return torch.linalg.vector_norm(x - x.mean(dim=-1, keepdim=True), dim=-1)
+        return torch.linalg.vector_norm(tokens.hidden - tokens.hidden.mean(dim=-1, keepdim=True), dim=-1)
 
     def _own_update(self, mean: Tensor, along: Tensor, tokens: Tokens, stream: Tensor) -> Tensor:
         """|P_z C W_o m|/|C r| for each head's m = Σ_j a_ij v_j, (texts, heads, n), without vectors of length d.
@@ -533,9 +553,10 @@ class HeadLens:
 
         mean, along : (texts, n, heads·r)
         """
-        m, turned = self._by_head(mean), self._by_head(along)
+        m = self._by_head(mean)
         square = torch.linalg.vecdot(m, m @ self._output_gram)
-        radial = torch.linalg.vecdot(m, turned) / tokens.length.unsqueeze(1)
+        products = (mean * along).unflatten(-1, (self.layer.heads, -1)).sum(dim=-1)
+        radial = products.transpose(1, 2) / tokens.length.unsqueeze(1)
         return (square - radial.square()).clamp_min(0).sqrt() / stream.unsqueeze(1)
 
     def _whole_update(self, update: Tensor, tokens: Tokens, stream: Tensor) -> Tensor:

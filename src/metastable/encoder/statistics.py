@@ -109,15 +109,17 @@ def two_atom_distance(along: Tensor, up: Tensor, chosen: Tensor) -> Tensor:
 
     For y = ±e, |x̂ − y|² = 2 − 2⟨x̂, y⟩, so the best plan sends the k tokens with the greatest ⟨x̂, e⟩ to e.
 
-    along : (texts, heads, n), ⟨x̂_i, e⟩ with each head's e
+    along : (…, texts, heads, n), ⟨x̂_i, e⟩ with each head's e
     up : (texts, heads), k, the number of tokens at e
     chosen : (texts, n), which tokens belong to the cloud; m of them
     """
-    m = chosen.sum(dim=1)[:, None]
-    ordered = along.masked_fill(~chosen[:, None, :], -torch.inf).sort(dim=-1, descending=True).values
-    place = torch.arange(along.shape[-1], device=along.device)
-    sign = along.new_ones(()).where(place < up.unsqueeze(-1), -1.0)
-    gained = torch.where(place < m.unsqueeze(-1), sign * ordered, 0.0).sum(dim=-1, dtype=torch.float64)
+    m, n = chosen.sum(dim=1)[:, None], along.shape[-1]
+    # numpy sorts short rows many times faster than torch, which also returns their order.
+    ordered = np.sort(along.masked_fill(~chosen[:, None, :], -torch.inf).cpu().numpy(), axis=-1)
+    place = torch.arange(n, device=along.device)
+    sign = along.new_ones(()).where(place >= n - up.unsqueeze(-1), -1.0)
+    terms = torch.where(place >= n - m.unsqueeze(-1), sign * torch.from_numpy(ordered).to(along), 0.0)
+    gained = terms.sum(dim=-1, dtype=torch.float64)
     return (2 - 2 * gained / m).clamp_min(0).sqrt()
 
 

@@ -25,7 +25,7 @@ from torch import nn
 from metastable.arrays import whole
 from metastable.block import Block, Perceptron, Residual
 from metastable.encoder.anatomy import Norm
-from metastable.encoder.fold import fold
+from metastable.encoder.fold import fold_heads
 from metastable.encoder.load import load
 from metastable.errors import BadInput
 from metastable.head import Head
@@ -61,7 +61,7 @@ def fold_layer(model: Any, layer: int, *, allow_pickle: bool = False) -> Block:
     activation = ACTIVATIONS.get(modules.activation)
     if activation is None:
         raise BadInput(f"the activation {modules.activation!r} is not one of {', '.join(ACTIVATIONS)}")
-    folded = [fold(found, head) for head in range(found.heads)]
+    folded = fold_heads(found)
     root, beta = math.sqrt(found.width), max(head.beta for head in folded) or 1.0
     heads = []
     for head in folded:

@@ -23,7 +23,7 @@ from torch import Tensor
 from metastable.arrays import set_own_threads
 from metastable.encoder.anatomy import Anatomy
 from metastable.encoder.columns import CHECKS, COLUMNS, LAYER_COLUMNS, LOGARITHMIC
-from metastable.encoder.fold import FoldedHead, fold
+from metastable.encoder.fold import FoldedHead, fold_heads
 from metastable.errors import BadInput
 from metastable.theory import Theory
 from metastable.theory.spectrum import SAME, Spectrum, _Group
@@ -66,23 +66,34 @@ def on_one_core(function: Callable[P, T]) -> Callable[P, T]:
 
 
 @on_one_core
-def weigh(anatomy: Anatomy, residuals: Sequence[float] | None = None) -> Weights:
+def theories(anatomy: Anatomy, residuals: Sequence[float] | None = None) -> Theories:
+    """The theory of every head. `residuals`: measured ρ for each layer, see `fold`."""
+    measured: Sequence[float | None] = residuals or [None] * len(anatomy.layers)
+    return [
+        [SmallTheory(head) for head in fold_heads(layer, residual)]
+        for layer, residual in zip(anatomy.layers, measured, strict=True)
+    ]
+
+
+def weigh(anatomy: Anatomy, residuals: Sequence[float] | None = None, known: Theories | None = None) -> Weights:
     """The table of heads and their spectra. `residuals`: measured ρ for each layer, see `fold`.
+
+    known : the `theories` of the heads, if they are there already and no ρ was measured
 
     `layers_to_concentrate` is log β/c. The distance of a token to E shrinks like e^{−ct}, and finite temperature adds a
     term of order 1/β (the Laplace term of the theory). The first falls to the second at t = log β/c, in layers. It is
     an order of magnitude for this head alone, without constants. It is inf if there is no rate, or if β ≤ 1.
     """
+    return _table(theories(anatomy, residuals) if known is None or residuals else known)
+
+
+@on_one_core
+def _table(known: Theories) -> Weights:
     rows, found = [], {}
-    measured: Sequence[float | None] = residuals or [None] * len(anatomy.layers)
-    for layer, residual in zip(anatomy.layers, measured, strict=True):
-        for index in range(layer.heads):
-            folded = fold(layer, index, residual)
-            if not (math.isfinite(folded.residual) and folded.residual > 0):
-                raise BadInput(f"layer {layer.index}: the residual has size {folded.residual}; it must be positive")
-            theory = SmallTheory(folded)
-            rows.append(_row(folded, theory))
-            found[layer.index, index] = theory.attention.small_eigenvalues, theory.terminal.small_eigenvalues
+    for theory in (theory for layer in known for theory in layer):
+        folded = theory.folded
+        rows.append(_row(folded, theory))
+        found[folded.layer, folded.head] = theory.attention.small_eigenvalues, theory.terminal.small_eigenvalues
     return Weights(pd.DataFrame(rows, columns=list(COLUMNS)), found)
 
 
@@ -224,6 +235,9 @@ class SmallTheory(Theory):
     terminal: SmallSpectrum
 
     def __init__(self, folded: FoldedHead) -> None:
+        if not (math.isfinite(folded.residual) and folded.residual > 0):
+            raise BadInput(f"layer {folded.layer}: the residual has size {folded.residual}; it must be positive")
+        self.folded = folded
         self.head = head = folded.theory_head()[0]
         assert head.output is not None
         # With triangular factors Qᵀ = U q and so on, ‖QᵀK‖ = ‖q kᵀ‖ and the orthogonal U are not needed.
@@ -233,6 +247,10 @@ class SmallTheory(Theory):
         self.interaction_values = folded.strength**2 * folded.singular_values
         self.attention = SmallSpectrum(head.output @ inner, head.query, "M = V Bᵀ", o @ inner @ q.T)
         self.terminal = SmallSpectrum(head.output, head.value, "V", o @ v.T)
+
+
+Theories = list[list[SmallTheory]]
+"""The theories of the heads of each layer."""
 
 
 def _triangular(tall: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ SMALLEST = 1e-12
 class Trial(NamedTuple):
     """The end of a step of length h: time, position, velocity there, and the estimated error of the step.
 
-    step : the step itself if it is adaptive; None for others
+    step : the step of Dormand and Prince itself; None for other methods
     """
 
     t: float
@@ -47,18 +47,23 @@ class Motion:
 
     def attempt(self, f: Field, target: float, horizon: float, tol: float, counts: Tensor | None = None) -> Trial:
         """An adaptive step that ends at `target` at the latest. Nothing changes until it is judged."""
+        h = self.next_length(target, horizon, tol)
+        step = dopri5(f, self.t, self.x, self.k, h, counts, self.sphere)
+        return Trial(target if h == target - self.t else self.t + h, step.x, step.k, h, step.error, step)
+
+    def inside(self, trial: Trial, t: float) -> Tensor:
+        """The points at time t during a step of `attempt` that has not been taken yet."""
+        assert trial.step is not None, "other steps end at saved times"
+        return between(self.x, self.k, trial.step, trial.h, (t - self.t) / trial.h, self.sphere)
+
+    def next_length(self, target: float, horizon: float, tol: float) -> float:
+        """The length of the next adaptive step, which ends at `target` at the latest."""
         remaining = target - self.t
         h = remaining if self.h >= remaining * (1 - 1e-9) else self.h
         if h < SMALLEST * max(1.0, horizon) and h < remaining:
             what = f"at t = {self.t:.6g} no step is small enough for tol = {tol:g}"
             raise SimulationStopped(f'{what}; raise tol or use a fixed step (method="rk4")')
-        step = dopri5(f, self.t, self.x, self.k, h, counts, self.sphere)
-        return Trial(target if h == remaining else self.t + h, step.x, step.k, h, step.error, step)
-
-    def inside(self, trial: Trial, t: float) -> Tensor:
-        """The points at time t during an adaptive step that has not been taken yet."""
-        assert trial.step is not None, "steps of equal length end at saved times"
-        return between(self.x, self.k, trial.step, trial.h, (t - self.t) / trial.h, self.sphere)
+        return h
 
     def judge(self, trial: Trial, tol: float, too_long: bool = False) -> bool:
         """Take the step if its error is at most `tol`, and choose the next one; whether it was taken.

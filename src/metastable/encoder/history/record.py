@@ -21,7 +21,7 @@ from metastable.encoder.load import Encoder
 from metastable.encoder.measure import Meter
 from metastable.encoder.statistics import embeddings, mean_cosine
 from metastable.encoder.texts import TextCounts, batches, blank, read_texts, strings, tokenized
-from metastable.encoder.weights import layer_table, weigh
+from metastable.encoder.weights import layer_table, theories, weigh
 from metastable.errors import BadInput
 
 TEXTS, LONGEST = 16, 128
@@ -87,7 +87,8 @@ def rows(encoder: Encoder, texts: list[str], first: np.ndarray) -> pd.DataFrame:
     """The columns of `COLUMNS` without the step, one row a depth. first : `sample` of the first record"""
     check_linear(encoder.anatomy)
     with torch.no_grad(), torch.autocast(encoder.device.type, enabled=False):
-        meter = Meter(encoder)
+        known = theories(encoder.anatomy)
+        meter = Meter(encoder, known=known)
         meter.limit = min(meter.limit, LONGEST)
         measured = meter.tally(texts)
         measured.counts.check()
@@ -95,7 +96,7 @@ def rows(encoder: Encoder, texts: list[str], first: np.ndarray) -> pd.DataFrame:
     residuals = None
     if any(layer.pre_norm for layer in encoder.anatomy.layers):
         residuals = measured.layers["residual"].mean().tolist()
-    heads = weigh(encoder.anatomy, residuals).heads
+    heads = weigh(encoder.anatomy, residuals, known).heads
     totals, medians = layer_table(heads), heads.groupby("layer")[list(OF_HEADS)].median()
     of_layers = pd.DataFrame({"beta": totals["beta_median"], "rate": totals["rate_median"], **medians})
     of_layers["entropy"] = measured.head_table().groupby("layer")["entropy"].median()

@@ -8,9 +8,17 @@ it is smooth. In the softmax two Gauss points represent an interval.
 *Softmax mean.* For a query u the score of y_j is ⟨u, y_j⟩ + log w_j. Consecutive points form blocks. With c the middle
 point of a block, τ ⊥ c and r the largest |y − c| in it, no score in the block exceeds
 
-    ⟨u, c⟩ + |⟨u, τ⟩| r + max(0, −⟨u, c⟩) r²/2 + max log w,
+    ⟨u, c⟩ + |⟨u, τ⟩| r + max(0, −⟨u, c⟩) r²/2 + max log w.
 
-so blocks that stay DROP below the largest score are skipped: together they weigh less than n·e^{−DROP}.
+Consecutive queries u_i form groups. For the middle query u of a group, y* is the point with the largest score. With
+s the largest distance of a u_i from the segment between the first and the last one, u_a and u_b, and R the largest
+|u_i − u|, the lead of a point y of the block over y* grows from u to u_i by
+
+    ⟨u_i − u, y − y*⟩ ≤ max(⟨u_a − u, c − y*⟩, ⟨u_b − u, c − y*⟩) + s |c − y*| + R r.
+
+So blocks whose scores stay DROP below that of y* for the whole group are skipped: together they weigh less than
+n·e^{−DROP} of any sum. The exponentials are taken relative to y*. A group in which another point could lead by more
+than FARTHEST is divided into single queries.
 """
 
 from __future__ import annotations
@@ -21,11 +29,13 @@ from copy import deepcopy
 import numpy as np
 from scipy.special import logsumexp
 
-from metastable.attention.tree.vectors import fast_exp, kernel, loose
+from metastable.attention.tree.vectors import fast_exp, inner, kernel, loose
 from metastable.flow.meanfield.laws import LogDensity
 
-BLOCK = 32
-DROP = 45.0
+BLOCK = 16
+GROUP = 16
+DROP = 32.0
+FARTHEST = 300.0
 GAUSS = 0.5 / math.sqrt(3.0)
 """Offset of the two Gauss–Legendre points from the middle, in lengths."""
 THINNEST = 1e-15
@@ -67,55 +77,125 @@ def _bounds(ux, uy, frame, bounds):
     return best
 
 
-@loose
-def _largest(ux, uy, yx, yy, log_weights, start, end):
-    best = -1e300
-    for j in range(start, end):
-        best = max(best, ux * yx[j] + uy * yy[j] + log_weights[j])
-    return best
+@inner
+def _leader(ux, uy, yx, yy, log_weights, bounds, best):
+    """The point with the largest score, from the bounds of the blocks and a score that is reached."""
+    n, leader = len(yx), -1
+    for b in range(len(bounds)):
+        if bounds[b] >= best:
+            for j in range(b * BLOCK, min(n, (b + 1) * BLOCK)):
+                score = ux * yx[j] + uy * yy[j] + log_weights[j]
+                if score >= best or leader < 0:
+                    best, leader = score, j
+    return leader
 
 
 @loose
-def _add(ux, uy, yx, yy, log_weights, start, end, best, total):
-    mass, mx, my = 0.0, 0.0, 0.0
+def _leads(frame, px, py, ax, ay, bx, by, sag, reach, best, bounds):
+    """Turn the bounds of the middle query into leads over the point p for a whole group; returns the largest."""
+    most = -1e300
+    for b in range(len(bounds)):
+        zx, zy = frame[0, b] - px, frame[1, b] - py
+        turned = max(ax * zx + ay * zy, bx * zx + by * zy)
+        bounds[b] += turned + sag * math.sqrt(zx * zx + zy * zy) + reach * frame[2, b] - best
+        most = max(most, bounds[b])
+    return most
+
+
+@loose
+def _add(ux, uy, yx, yy, log_weights, start, end, px, py, best, total):
+    """Add e^{score − best} times 1, y − p and the products of the coordinates of y − p."""
+    mass, mx, my, xx, xy, yy_ = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     for j in range(start, end):
         p = fast_exp(ux * yx[j] + uy * yy[j] + log_weights[j] - best)
+        dx, dy = yx[j] - px, yy[j] - py
         mass += p
-        mx += p * yx[j]
-        my += p * yy[j]
+        mx += p * dx
+        my += p * dy
+        xx += p * dx * dx
+        xy += p * dx * dy
+        yy_ += p * dy * dy
     total[0] += mass
     total[1] += mx
     total[2] += my
+    total[3] += xx
+    total[4] += xy
+    total[5] += yy_
+
+
+@inner
+def _spread(u, first, last, middle):
+    """The distance of the queries from the segment between the first and the last, and from the middle one."""
+    dx, dy = u[last - 1, 0] - u[first, 0], u[last - 1, 1] - u[first, 1]
+    square = dx * dx + dy * dy
+    sag, reach = 0.0, 0.0
+    for i in range(first, last):
+        x, y = u[i, 0] - u[first, 0], u[i, 1] - u[first, 1]
+        share = min(max((x * dx + y * dy) / square, 0.0), 1.0) if square > 0.0 else 0.0
+        sag = max(sag, (x - share * dx) ** 2 + (y - share * dy) ** 2)
+        reach = max(reach, (u[i, 0] - u[middle, 0]) ** 2 + (u[i, 1] - u[middle, 1]) ** 2)
+    return math.sqrt(sag), math.sqrt(reach)
+
+
+@inner
+def _group(u, first, last, yx, yy, log_weights, frame, bounds, runs, total, out, spread, logs):
+    """The means for the queries from `first` to before `last`; False if they are too far apart."""
+    n, blocks, middle = len(yx), len(bounds), (first + last) // 2
+    ux, uy = u[middle, 0], u[middle, 1]
+    best = _bounds(ux, uy, frame, bounds)
+    leader = _leader(ux, uy, yx, yy, log_weights, bounds, best)
+    px, py, weight = yx[leader], yy[leader], log_weights[leader]
+    sag, reach = _spread(u, first, last, middle)
+    ax, ay, bx, by = u[first, 0] - ux, u[first, 1] - uy, u[last - 1, 0] - ux, u[last - 1, 1] - uy
+    best = ux * px + uy * py + weight
+    if _leads(frame, px, py, ax, ay, bx, by, sag, reach, best, bounds) > FARTHEST and last - first > 1:
+        return False
+    count = 0
+    for b in range(blocks):
+        if bounds[b] > -DROP:
+            if count > 0 and runs[1, count - 1] == b * BLOCK:
+                count -= 1
+            else:
+                runs[0, count] = b * BLOCK
+            runs[1, count] = min(n, (b + 1) * BLOCK)
+            count += 1
+    for i in range(first, last):
+        ux, uy = u[i, 0], u[i, 1]
+        best = ux * px + uy * py + weight
+        total[:] = 0.0
+        for k in range(count):
+            _add(ux, uy, yx, yy, log_weights, runs[0, k], runs[1, k], px, py, best, total)
+        logs[i] = best + math.log(total[0])
+        mx, my = total[1] / total[0], total[2] / total[0]
+        out[i, 0], out[i, 1] = px + mx, py + my
+        spread[i, 0] = total[3] / total[0] - mx * mx
+        spread[i, 1] = total[4] / total[0] - mx * my
+        spread[i, 2] = total[5] / total[0] - my * my
+    return True
 
 
 @kernel
-def _means(u, yx, yy, log_weights, frame, bounds, total, out, tops):
-    n, blocks = len(yx), len(bounds)
-    for i in range(len(u)):
-        ux, uy = u[i, 0], u[i, 1]
-        best = _bounds(ux, uy, frame, bounds)
-        for b in range(blocks):
-            if bounds[b] > best:
-                best = max(best, _largest(ux, uy, yx, yy, log_weights, b * BLOCK, min(n, (b + 1) * BLOCK)))
-        total[:] = 0.0
-        for b in range(blocks):
-            if bounds[b] > best - DROP:
-                _add(ux, uy, yx, yy, log_weights, b * BLOCK, min(n, (b + 1) * BLOCK), best, total)
-        tops[i] = best
-        out[i, 0], out[i, 1] = total[1] / total[0], total[2] / total[0]
+def _means(u, yx, yy, log_weights, frame, bounds, runs, total, out, spread, logs):
+    for first in range(0, len(u), GROUP):
+        last = min(len(u), first + GROUP)
+        if not _group(u, first, last, yx, yy, log_weights, frame, bounds, runs, total, out, spread, logs):
+            for i in range(first, last):
+                _group(u, i, i + 1, yx, yy, log_weights, frame, bounds, runs, total, out, spread, logs)
 
 
-def softmax_means(u: np.ndarray, y: np.ndarray, log_weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Σ_j y_j e^{⟨u, y_j⟩} w_j / Σ_j e^{⟨u, y_j⟩} w_j and the largest score, for each row of u (n, 2).
+def softmax_means(u: np.ndarray, y: np.ndarray, log_weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean and covariance of y under the weights e^{⟨u, y_j⟩} w_j, and the logarithm of their sum, for each row of u.
 
-    y (q, 2) should be in order along the circle; otherwise the blocks save no work.
+    u (n, 2) and y (q, 2) should be in order along the circle; otherwise groups and blocks save no work. The mean is
+    (n, 2), the covariance (n, 3): its entries 00, 01 and 11.
     """
     blocks = -(-len(y) // BLOCK)
     yx, yy = np.ascontiguousarray(y.T)
-    frame, bounds, out, tops = np.empty((6, blocks)), np.empty(blocks), np.empty((len(u), 2)), np.empty(len(u))
+    frame, bounds, out, spread = np.empty((6, blocks)), np.empty(blocks), np.empty((len(u), 2)), np.empty((len(u), 3))
+    runs, logs = np.empty((2, blocks), dtype=np.int64), np.empty(len(u))
     _frames(yx, yy, log_weights, frame)
-    _means(np.ascontiguousarray(u), yx, yy, log_weights, frame, bounds, np.empty(3), out, tops)
-    return out, tops
+    _means(np.ascontiguousarray(u), yx, yy, log_weights, frame, bounds, runs, np.empty(6), out, spread, logs)
+    return out, spread, logs
 
 
 @kernel
