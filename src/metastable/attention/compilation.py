@@ -57,9 +57,9 @@ def _task(engine: str, d: int, dtype: torch.dtype) -> Task:
 
 def _ready(task: Task) -> bool:
     """Whether the kernels can be used without compiling. Kernels on disk are complete when their process has ended."""
-    if _BESIDE.at_work(task):
-        return False
     engine, d, dtype = task
+    if _BESIDE.at_work(task) or _never_compiled(engine):
+        return False
     # numba raises a RuntimeError where it finds no folder for its cache.
     with suppress(ImportError, RuntimeError):
         if engine == "tree":
@@ -70,6 +70,15 @@ def _ready(task: Task) -> bool:
 
         return direct.compiled(d, getattr(torch, dtype))
     return False
+
+
+def _never_compiled(engine: str) -> bool:
+    """Whether numba's cache holds no kernel of this engine at all, found out without half a second to import numba."""
+    given, folder = os.environ.get("NUMBA_CACHE_DIR"), Path(__file__).parent / engine
+    if "numba" in sys.modules or not (given or os.access(folder, os.W_OK)):
+        # Where the package cannot be written, only numba knows where its cache is.
+        return False
+    return not any(Path(given).glob(f"{engine}_*/*.nbi") if given else folder.glob("__pycache__/*.nbi"))
 
 
 def on_disk(kernel: Any) -> bool:

@@ -31,11 +31,11 @@ DIRECT_UP_TO = 16
 """The largest dimension for which `direct` was measured to be quicker than `flash`: see benchmarks/direct.py."""
 
 TREE_FROM = {2: (1_000, 1e-9), 3: (2_000, 1e-9), 4: (20_000, 1e-3)}
-"""By dimension, the N·n/(N + n) from which `tree` costs less than `flash`, and down to which tolerance: see
+"""By dimension, the N·n/(N + n) from which `tree` costs less than `direct`, and down to which tolerance: see
 benchmarks/crossover.py."""
 
 CAUSAL_TREE_FROM = {2: (6_000, 1e-9), 3: (8_000, 1e-9)}
-"""By dimension, the N from which `tree` costs less than `flash` under a causal mask, and down to which tolerance: see
+"""By dimension, the N from which `tree` costs less than `direct` under a causal mask, and down to which tolerance: see
 benchmarks/causal.py. Other dimensions are not measured."""
 
 

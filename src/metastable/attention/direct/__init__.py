@@ -82,7 +82,8 @@ def _compute(
         running = np.empty((TILE, rows + 1))
         sums(keys, count, u, widest, heaviest, faint, first, last, causal, scores, asked, running, means, log_z)
 
-    pieces = min(m * n * d // SERIAL, 8 * threads()) + 1
+    work_size = m * n * d
+    pieces = 1 if work_size <= SERIAL else threads() * min(8, 1 + work_size // (4 * SERIAL))
     edges = [m * i // pieces for i in range(pieces + 1)]
     run_all(work, itertools.pairwise(edges))
 

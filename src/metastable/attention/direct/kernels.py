@@ -17,7 +17,7 @@ TILE = 64
 LOG2E = 1 / math.log(2)
 LN2 = math.log(2)
 
-# Sums may be reordered, and scores are finite: `arrange` and `_reach` see to it.
+# Sums may be reordered, and scores are finite: `_fits` sees to it.
 _LOOSE = {"reassoc", "contract", "arcp", "nsz", "nnan", "ninf"}
 # Every kernel releases the interpreter lock, keeps its machine code on disk and divides as numpy does.
 _common = functools.partial(njit, cache=True, nogil=True, error_model="numpy", _nrt=False)
@@ -116,12 +116,20 @@ def arrange(points, log_weights, heaviest, keys, widest):
 
 
 @_inner()
-def _reach(u, widest):
-    """A bound of |⟨u, y⟩| over all tokens; NaN or inf if it has no meaning."""
+def _fits(u, widest, limit):
+    """Whether the scores of all tokens are finite and below `limit`."""
     reach = 0.0
     for k in range(u.size):
         reach += abs(np.float64(u[k])) * np.float64(widest[k])
-    return reach
+    return reach < limit
+
+
+@_inner()
+def _finish(total, fits, heaviest, mean, log_z, q):
+    """Write the mean and log Z of query q from its sums, NaN if its scores do not fit."""
+    for k in range(mean.size):
+        mean[k] = total[2 + k] / total[1] if fits else np.nan
+    log_z[q] = LN2 * (total[0] + math.log2(total[1])) + heaviest if fits else np.nan
 
 
 @functools.cache
@@ -140,7 +148,7 @@ def sums_of(width, grouped, single):
         for low in range(first, last, TILE):
             high = min(low + TILE, last)
             for q in range(low, high):
-                fits = _reach(queries[q], widest) < limit
+                fits = _fits(queries[q], widest, limit)
                 for k in range(asked.shape[1]):
                     asked[q - low, k] = real(queries[q, k] * LOG2E) if fits and k < d else zero
                 running[q - low, 0] = lowest
@@ -243,11 +251,7 @@ def sums_of(width, grouped, single):
                             m[7] += m7
                     total[1] += z
             for q in range(low, high):
-                total = running[q - low]
-                fits = _reach(queries[q], widest) < limit
-                log_z[q] = LN2 * (total[0] + math.log2(total[1])) + heaviest if fits else np.nan
-                for k in range(d):
-                    means[q, k] = total[2 + k] / total[1] if fits else np.nan
+                _finish(running[q - low], _fits(queries[q], widest, limit), heaviest, means[q], log_z, q)
 
     # Every kernel has its own file in numba's cache.
     sums.__qualname__ = f"sums_{real.__name__}_{width}{'_grouped' if grouped else ''}"
