@@ -89,6 +89,14 @@ def on_disk(kernel: Any) -> bool:
     return False
 
 
+def compile_and_wait(engine: str, d: int, dtype: torch.dtype) -> None:
+    """Let a process compile an engine that is not ready, and wait for it."""
+    task = _task(engine, d, dtype)
+    if not _ready(task):
+        _BESIDE.compile(task)
+    _BESIDE.wait(task)
+
+
 def wait_for_tree() -> None:
     """Wait while a process of ours compiles the tree."""
     _BESIDE.wait(("tree", 0, ""))
@@ -155,7 +163,7 @@ class _Beside:
 
     def wait(self, task: Task) -> None:
         """Wait while a process compiles for this task."""
-        while self.at_work(task):
+        while self.at_work(task) and self._thread is not None and self._thread.is_alive():
             time.sleep(0.05)
 
 
@@ -164,6 +172,9 @@ _BESIDE = _Beside()
 
 def _run(task: Task) -> None:
     """Compile in a process of its own that uses neither the streams of the host nor the signals of its terminal."""
+    if not sys.executable or getattr(sys, "frozen", False):
+        # There is no interpreter to start; `sys.executable` is perhaps the host program.
+        return
     root = Path(__file__).resolve().parents[2]
     program = (
         f"import sys; sys.path.insert(0, {str(root)!r}); "

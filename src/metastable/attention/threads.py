@@ -7,9 +7,9 @@ numba's number of threads, which is a setting of the whole process, stays as it 
 from __future__ import annotations
 
 import os
-from collections import deque
+from _thread import LockType, allocate_lock, start_new_thread
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
 
 
 def threads() -> int:
@@ -23,27 +23,47 @@ def threads() -> int:
 def run_all(work: Callable[..., object], arguments: Iterable[tuple]) -> list:
     """`work(*a)` for each a, on the calling thread and on threads that end with the call.
 
-    Every thread takes the next task when it has finished one, which balances tasks of different length.
+    Every thread takes the next task when it has finished one, which balances tasks of different length. An exception
+    is raised when all threads have ended.
     """
-    tasks = list(enumerate(arguments))
-    found: list = [None] * len(tasks)
-    todo = deque(tasks)
+    tasks: SimpleQueue = SimpleQueue()
+    for task in enumerate(arguments):
+        tasks.put(task)
+    found: list = [None] * tasks.qsize()
+    errors: list[BaseException] = []
 
     def take() -> None:
-        while todo:
-            try:
-                place, a = todo.popleft()
-            except IndexError:
-                return
-            found[place] = work(*a)
+        try:
+            while not errors:
+                place, a = tasks.get_nowait()
+                found[place] = work(*a)
+        except Empty:
+            pass
+        except BaseException as error:
+            errors.append(error)
 
-    helpers = min(threads(), len(tasks)) - 1
-    if helpers < 1:
-        take()
-        return found
-    with ThreadPoolExecutor(helpers) as pool:
-        others = [pool.submit(take) for _ in range(helpers)]
-        take()
-        for other in others:
-            other.result()
+    ends = [_start(take) for _ in range(min(threads(), len(found)) - 1)]
+    take()
+    for end in ends:
+        end.acquire()
+    if errors:
+        raise errors[0]
     return found
+
+
+def _start(work: Callable[[], None]) -> LockType:
+    """Run `work` on a thread; the lock that is returned can be acquired when it has ended.
+
+    `threading.Thread.start` waits until the thread runs, which takes as long as a small problem.
+    """
+    end = allocate_lock()
+    end.acquire()
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            end.release()
+
+    start_new_thread(run, ())
+    return end

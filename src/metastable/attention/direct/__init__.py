@@ -34,6 +34,8 @@ WIDEST = 8
 """Up to this many coordinates of a token are taken at once. More are taken in groups."""
 BLOCK_BYTES = 20 * 2**10
 """Size of a block of tokens, which stays in the first cache."""
+LINE = 64
+"""Bytes of a cache line, and of the widest vectors."""
 SERIAL = 2**22
 """A problem with up to this many multiplications (queries × tokens × d) takes about a millisecond. It is computed in
 the calling thread, because starting another one takes longer."""
@@ -69,7 +71,7 @@ def _compute(
     width, groups = layout(d)
     rows = groups * width + 1
     size = _multiple(64, min(BLOCK_BYTES // (rows * y.itemsize), n))
-    keys = np.zeros((-(-n // size), rows, size), y.dtype)
+    keys = _aligned((-(-n // size), rows, size), y.dtype)
     widest = np.zeros(d, y.dtype)
     heaviest = float(logs.max())
     count = arrange(y, logs, heaviest, keys, widest)
@@ -78,14 +80,21 @@ def _compute(
     sums = sums_of(width, groups > 1, y.dtype == np.float32)
 
     def work(first: int, last: int) -> None:
-        scores, asked = np.empty(size, y.dtype), np.empty((TILE, rows - 1), y.dtype)
+        scores, asked = _aligned((size,), y.dtype), np.empty((TILE, rows - 1), y.dtype)
         running = np.empty((TILE, rows + 1))
         sums(keys, count, u, widest, heaviest, faint, first, last, causal, scores, asked, running, means, log_z)
 
     work_size = m * n * d
-    pieces = 1 if work_size <= SERIAL else threads() * min(8, 1 + work_size // (4 * SERIAL))
+    pieces = 1 if work_size <= SERIAL else threads() * min(8, 2 + work_size // (4 * SERIAL))
     edges = [m * i // pieces for i in range(pieces + 1)]
     run_all(work, itertools.pairwise(edges))
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros that begin with a cache line: vectors that lie across two lines take twice as long to load."""
+    room = np.zeros(math.prod(shape) * dtype.itemsize + LINE, np.uint8)
+    first = -room.ctypes.data % LINE
+    return room[first : first + room.size - LINE].view(dtype).reshape(shape)
 
 
 def _multiple(step: int, number: int) -> int:
