@@ -23,7 +23,8 @@ _LOOSE = {"reassoc", "contract", "arcp", "nsz", "nnan", "ninf"}
 _common = functools.partial(njit, cache=True, nogil=True, error_model="numpy", _nrt=False)
 _kernel = _common(fastmath=_LOOSE)
 _strict = _common()
-# Kernels that only other kernels call have no entry point for Python. A call from Python crashes.
+# Kernels that only other kernels call have no entry point for Python. A call from Python crashes. Without `fastmath` of
+# their own they would be compiled with that of their caller.
 _inner = functools.partial(_common, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 _SINGLE_MAGIC = np.float32(1.5 * 2**23)  # adding it leaves the rounded integer in the low bits
@@ -108,14 +109,14 @@ def arrange(points, log_weights, heaviest, keys, widest):
         for k in range(points.shape[1]):
             y = points[j, k]
             keys[block, k, i] = y
-            if not abs(y) <= widest[k]:
+            if abs(y) > widest[k] or y != y:
                 widest[k] = abs(y)
         keys[block, last, i] = max((log_weights[j] - heaviest) * LOG2E, lowest)
         count += 1
     return count
 
 
-@_inner()
+@_inner(fastmath=False)
 def _fits(u, widest, limit):
     """Whether the scores of all tokens are finite and below `limit`."""
     reach = 0.0
@@ -124,7 +125,7 @@ def _fits(u, widest, limit):
     return reach < limit
 
 
-@_inner()
+@_inner(fastmath=False)
 def _finish(total, fits, heaviest, mean, log_z, q):
     """Write the mean and log Z of query q from its sums, NaN if its scores do not fit."""
     for k in range(mean.size):
