@@ -16,15 +16,21 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from metastable import files
+from metastable.errors import BadInput
+
 TREE_WORTH = 2e10
 """(query, token) pairs in all calls that are expected, from which "auto" waits for the tree: other engines would take
 longer than its compilation, twenty seconds."""
+
+PATIENCE = 120.0
+"""Seconds that a process waits for another one that compiles for the same cache."""
 
 Task = tuple[str, int, str]
 """What can be compiled: an engine, the dimension and the dtype. One compilation of the tree serves all of them."""
@@ -103,16 +109,18 @@ def wait_for_tree() -> None:
 
 
 def compile_into_cache(engine: str, d: int, dtype: str) -> None:
-    """What the process does: compile, unless another one has done so meanwhile."""
-    from filelock import FileLock
-
+    """What the process does: compile, unless another one does so for the same cache or has done so meanwhile."""
     from metastable.attention import direct, tree
 
     if hasattr(os, "nice"):
         os.nice(10)
-    folder = tree.cache_folder()
-    lock = nullcontext() if folder is None else FileLock(folder / "compilation.lock")
-    with lock:
+    ends = time.monotonic() + PATIENCE
+    with ExitStack() as held:
+        while (folder := tree.cache_folder()) is not None and time.monotonic() < ends:
+            with suppress(BadInput):
+                held.enter_context(files.locked(folder / "compilation"))
+                break
+            time.sleep(0.5)
         if _ready((engine, d, dtype)):
             return
         if engine == "tree":
