@@ -28,8 +28,8 @@ def row(d: int, n: int, dtype: torch.dtype) -> dict[str, object]:
     timing = ratios(
         lambda: ms.attend(cloud, u, "flash"),
         lambda: ms.attend(cloud, u, "direct"),
-        repeats=9 if n <= 5_000 else 5 if n <= 20_000 else 3,
-        at_least=0.05,
+        repeats=9 if n <= 5_000 else 3,
+        at_least=0.05 if n <= 5_000 else 0.0,
     )
     name = f"flash/direct, d = {d}, {str(dtype).removeprefix('torch.')}"
     return {"what": name, "N": n, **timing, "bar": BARS.get((d, dtype), 1.0), "error": error}

@@ -16,7 +16,9 @@ import tempfile
 from measure import record
 
 PROGRAM = """
-import json, sys, time
+import json, os, subprocess, sys, time
+children, start = [], subprocess.Popen
+subprocess.Popen = lambda *a, **k: children.append(start(*a, **k)) or children[-1]
 began = time.perf_counter()
 import torch
 torch_loaded = time.perf_counter()
@@ -27,7 +29,11 @@ called = time.perf_counter()
 run = simulate(head, cloud, beta=1e3, until=0.1, t_eval=2, engine=sys.argv[1])
 ended = time.perf_counter()
 print(json.dumps({"torch": torch_loaded - began, "metastable": called - torch_loaded, "seconds": ended - called,
-                  "engine": run.configuration["engine"], "evaluations": run.configuration["evaluations"]}))
+                  "engine": run.configuration["engine"], "evaluations": run.configuration["evaluations"]}), flush=True)
+# A compilation that goes on would disturb the next repeat.
+for child in children:
+    child.kill()
+os._exit(0)
 """
 
 

@@ -27,7 +27,7 @@ def ratios(slow: Callable[[], Any], fast: Callable[[], Any], repeats: int, at_le
     """
     fast()
     slow()
-    sides = [(call, max(1, math.ceil(at_least / _seconds(call)))) for call in (slow, fast)]
+    sides = [(call, math.ceil(at_least / _seconds(call)) if at_least else 1) for call in (slow, fast)]
     timings = [[_seconds(call, times) for call, times in sides] for _ in range(repeats)]
     pairs = [(s, f) for s, f in timings]
     found = sorted(s / f for s, f in pairs)

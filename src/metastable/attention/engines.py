@@ -30,11 +30,11 @@ FEW_PAIRS = 40_000
 DIRECT_UP_TO = 16
 """The largest dimension for which `direct` was measured to be quicker than `flash`: see benchmarks/direct.py."""
 
-TREE_FROM = {2: (1_000, 1e-9), 3: (2_000, 1e-9), 4: (20_000, 1e-3)}
+TREE_FROM = {2: (3_500, 1e-9), 3: (7_000, 1e-9), 4: (50_000, 1e-3)}
 """By dimension, the N·n/(N + n) from which `tree` costs less than `direct`, and down to which tolerance: see
 benchmarks/crossover.py."""
 
-CAUSAL_TREE_FROM = {2: (6_000, 1e-9), 3: (8_000, 1e-9)}
+CAUSAL_TREE_FROM = {2: (16_000, 1e-9), 3: (20_000, 1e-9)}
 """By dimension, the N from which `tree` costs less than `direct` under a causal mask, and down to which tolerance: see
 benchmarks/causal.py. Other dimensions are not measured."""
 
@@ -82,7 +82,8 @@ def quickest(log_weights: Tensor, d: int, queries: int, tol: float, causal: bool
     on_cpu = log_weights.device.type == "cpu"
     size, finest = (CAUSAL_TREE_FROM if causal else TREE_FROM).get(d, (math.inf, math.inf))
     if on_cpu and finest <= real(tol, "tol", "it is a tolerance") < 1:
-        single = 2 if log_weights.dtype == torch.float32 else 1
+        # In float32 `direct` takes about a third of the time. The tree is always in float64.
+        single = 3 if log_weights.dtype == torch.float32 else 1
         if (n > single * size) if causal else (n * queries > single * size * (n + queries)):
             return "tree"
     if queries * n <= FEW_PAIRS:

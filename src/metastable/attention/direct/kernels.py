@@ -142,7 +142,9 @@ def sums_of(width, grouped, single):
     buffers. Blocks whose largest score is more than `faint` below the largest so far are left out.
     """
     real = np.float32 if single else np.float64
-    zero, lowest, limit = real(0), real(np.finfo(real).min), float(np.finfo(real).max) / 8
+    # Below every score, and far enough from the end of the range that differences of scores stay inside.
+    lowest = real(np.finfo(real).min / 2)
+    zero, limit = real(0), float(np.finfo(real).max) / 8
 
     def sums(keys, count, queries, widest, heaviest, faint, first, last, causal, scores, asked, running, means, log_z):
         d, size, groups = queries.shape[1], keys.shape[2], (keys.shape[1] - 1) // width
