@@ -24,7 +24,7 @@ from metastable.attention.threads import threads
 from metastable.attention.tree import compiled
 from metastable.cloud import Cloud
 from metastable.figures.distance import DistanceCurves, distance_curves
-from metastable.flow.fields import engine_of
+from metastable.flow.fields import engine_of, engines_to_come
 from metastable.lab.encoders import EncoderCache
 from metastable.lab.queue import UNKNOWN, JobProgress, Stopped, Turns, one_line
 from metastable.lab.state import State, check, common_frames, problem_of
@@ -317,4 +317,5 @@ def _engine(problem: Problem) -> str:
     cloud = problem.cloud
     if problem.beta == math.inf:
         return "hardmax"
-    return engine_of(problem.block, cloud.log_weights, "auto", TREE_TOLERANCE)
+    without = engines_to_come(problem.block, cloud.log_weights, problem.beta, "auto", TREE_TOLERANCE)
+    return engine_of(problem.block, cloud.log_weights, "auto", TREE_TOLERANCE, without)
