@@ -28,7 +28,7 @@ from metastable.flow.fields import engine_of, engines_to_come
 from metastable.lab.encoders import EncoderCache
 from metastable.lab.queue import UNKNOWN, JobProgress, Stopped, Turns, one_line
 from metastable.lab.state import State, check, common_frames, problem_of
-from metastable.problem import Problem
+from metastable.problem import Problem, resolved_beta
 from metastable.run.run import Run
 from metastable.run.simulation import simulate
 
@@ -315,7 +315,8 @@ class _StoppableCloud(Cloud):
 def _engine(problem: Problem) -> str:
     """The engine that `simulate` will choose."""
     cloud = problem.cloud
-    if problem.beta == math.inf:
+    beta = resolved_beta(problem.beta, problem.gamma, len(cloud))
+    if beta == math.inf:
         return "hardmax"
-    without = engines_to_come(problem.block, cloud.log_weights, problem.beta, "auto", TREE_TOLERANCE)
+    without = engines_to_come(problem.block, cloud.log_weights, beta, "auto", TREE_TOLERANCE)
     return engine_of(problem.block, cloud.log_weights, "auto", TREE_TOLERANCE, without)
