@@ -12,6 +12,7 @@ import metastable as ms
 from metastable.attention import choose, compilation
 from metastable.flow.fields import EVALUATIONS
 from metastable.run import simulation
+from metastable.scale import points
 
 HEAD = ms.Head.from_spectra(interaction=[1.5, 1.0, 0.6], value=[1.2, 0.9, 0.5], seed=0)
 
@@ -109,6 +110,16 @@ class TestRuns:
         first = ms.simulate(HEAD, CLOUD, **asked)
         ready.clear()
         assert torch.equal(ms.simulate(HEAD, CLOUD, **asked).frames, first.frames)
+
+
+def test_points_of_a_sweep_wait_for_their_engines(compiled, monkeypatch):
+    """Otherwise a point would depend on what was compiled when it was computed."""
+    waited = []
+    monkeypatch.setattr(points, "compile_and_wait", lambda *task: waited.append(task))
+    spectra = {"interaction": [1.5, 1.0, 0.6], "value": [1.2, 0.9, 0.5], "seed": 0}
+    for n in (100, 400):
+        points._compile_engines(ms.Problem(spectra, {"law": "uniform", "n": n, "d": 3}, beta=20.0, until=1.0))
+    assert waited == [("direct", 3, torch.float64)]
 
 
 FRESH = """
