@@ -52,6 +52,8 @@ lint: setup
 
 bench: setup ## measure the ratios quoted in the README and record them in benchmarks/results/
 	$(BIN)/python benchmarks/flash.py
+	$(BIN)/python benchmarks/direct.py
+	$(BIN)/python benchmarks/first_answer.py
 	$(BIN)/python benchmarks/crossover.py
 	$(BIN)/python benchmarks/spectrum.py
 	$(BIN)/python benchmarks/two_atoms.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import resource
 import statistics
@@ -18,11 +19,17 @@ import torch
 RESULTS = Path(__file__).parent / "results"
 
 
-def ratios(slow: Callable[[], Any], fast: Callable[[], Any], repeats: int) -> dict[str, Any]:
-    """Time both sides in turn, `repeats` times after one warm-up each; the ratio slow/fast of each pair."""
+def ratios(slow: Callable[[], Any], fast: Callable[[], Any], repeats: int, at_least: float = 0.0) -> dict[str, Any]:
+    """Time both sides in turn, `repeats` times after one warm-up each; the ratio slow/fast of each pair.
+
+    at_least : seconds that one timing takes. Short calls are made several times in a row and their time is the mean:
+        threads of the other side that still wait for work, as those of OpenMP do, would disturb a single call
+    """
     fast()
     slow()
-    pairs = [(_seconds(slow), _seconds(fast)) for _ in range(repeats)]
+    sides = [(call, math.ceil(at_least / _seconds(call)) if at_least else 1) for call in (slow, fast)]
+    timings = [[_seconds(call, times) for call, times in sides] for _ in range(repeats)]
+    pairs = [(s, f) for s, f in timings]
     found = sorted(s / f for s, f in pairs)
     return {
         "slow_seconds": statistics.median(s for s, _ in pairs),
@@ -34,10 +41,11 @@ def ratios(slow: Callable[[], Any], fast: Callable[[], Any], repeats: int) -> di
     }
 
 
-def _seconds(call: Callable[[], Any]) -> float:
+def _seconds(call: Callable[[], Any], times: int = 1) -> float:
     began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - began) / times
 
 
 def peak_bytes(program: str, *arguments: str) -> int:

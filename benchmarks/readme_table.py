@@ -28,6 +28,15 @@ def main() -> None:
             detail = row.get("what") or f"{row['setting']}, 32 texts of {row['n']} tokens, sinks: {row['sinks']}"
             detail += f", β = {row['beta']:g}" if "beta" in row else ""
             print(f"| {title} | {detail} | **{row['ratio']:.3g}×** | {spread} |")
+    rows = json.loads((RESULTS / "direct.json").read_text())["rows"]
+    sizes = sorted({row["N"] for row in rows})
+    print("\n| `direct` against `flash` | " + " | ".join(f"N = {size}" for size in sizes) + " |")
+    print("|---|" + "---|" * len(sizes))
+    for what in dict.fromkeys(row["what"] for row in rows):
+        cells = (
+            f"**{row['ratio']:.3g}×** ({row['lowest']:.3g}–{row['highest']:.3g})" for row in rows if row["what"] == what
+        )
+        print(f"| {what.removeprefix('flash/direct, ')} | " + " | ".join(cells) + " |")
     rows = [row for row in json.loads((RESULTS / "tree.json").read_text())["rows"] if "ratio" in row]
     betas = sorted({row["beta"] for row in rows})
     print("\n| `tree` against `flash` at N = 10⁶ | " + " | ".join(f"β = {beta:g}" for beta in betas) + " |")

@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(config, items):
         items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
 
 
-@pytest.fixture(params=["dense", "flash", "tree"])
+@pytest.fixture(params=["dense", "flash", "direct", "tree"])
 def engine(request, monkeypatch):
     """Every engine. Pass it with tol=1e-12 where the exact engines are held to rounding.
 
@@ -91,6 +91,14 @@ def dtype(request):
 def _one_thread():
     """Two test workers on two cores; more threads only get in each other's way."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_compiles_beside_the_tests():
+    """Kernels are compiled before the tests, see kernels.py. Tests of the compilation itself ask for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("metastable.attention.compilation._BESIDE.compile", lambda task: None)
+        yield
 
 
 WORDS = [f"w{i}" for i in range(80)]

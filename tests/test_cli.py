@@ -129,7 +129,7 @@ BAD_FLAGS = [
     (["--beta", "-1"], "beta is -1.0; the inverse temperature must be 0 or more"),
     (["--beta", "nan"], "beta is nan"),
     (["--until", "0"], "until is 0.0"),
-    (["--engine", "warp"], "engine is 'warp'; choose one of auto, dense, flash, tree"),
+    (["--engine", "warp"], "engine is 'warp'; choose one of auto, dense, flash, direct, tree"),
     (["--law", "unifrom"], "law is 'unifrom'; did you mean 'uniform'?"),
     (["--n", "0"], "n is 0"),
     (["--n", "-5"], "n is -5"),

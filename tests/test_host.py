@@ -98,6 +98,7 @@ def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit
     return {
         "attend dense": lambda: ms.attend(cloud, 9 * cloud.points, engine="dense"),
         "attend flash": lambda: ms.attend(cloud, 9 * cloud.points, engine="flash"),
+        "attend direct": lambda: ms.attend(cloud, 9 * cloud.points, engine="direct"),
         "attend tree": lambda: ms.attend(cloud, 9 * cloud.points, engine="tree", tol=1e-3),
         "attend_with_bound": lambda: ms.attend_with_bound(cloud, 9 * cloud.points, tol=1e-3),
         "velocity": lambda: ms.velocity(head, cloud, beta=9.0),
@@ -141,7 +142,7 @@ def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit
 
 
 NAMES = [
-    *("attend dense", "attend flash", "attend tree", "attend_with_bound", "velocity", "value_flow"),
+    *("attend dense", "attend flash", "attend direct", "attend tree", "attend_with_bound", "velocity", "value_flow"),
     *("zero_temperature_flow", "clouds", "simulate", "simulate hardmax", "mean_field", "theory", "wasserstein"),
     *("simulate a block", "theory of a block", "Block.from_encoder"),
     *("certificate", "phases", "figures", "report", "save and load", "claims", "audit", "audit report", "compare"),
@@ -152,7 +153,17 @@ NAMES = [
 
 # Calls that read or write files, start threads or have locks of their own.
 WITH_FILES_OR_THREADS = [
-    *("attend tree", "simulate", "report", "save and load", "audit", "length", "Baseline.fit", "Monitor"),
+    *(
+        "attend direct",
+        "attend tree",
+        "simulate",
+        "report",
+        "save and load",
+        "audit",
+        "length",
+        "Baseline.fit",
+        "Monitor",
+    ),
 ]
 _WARM: set[str] = set()
 

@@ -173,7 +173,7 @@ def test_a_field_too_rough_for_the_tolerance_stops_with_a_remedy(monkeypatch):
         ({"until": -3.0}, "until is -3.0"),
         ({"until": math.inf}, "until is inf"),
         ({"until": "5"}, "until is '5'"),
-        ({"engine": "gpu"}, "engine is 'gpu'; choose one of auto, dense, flash, tree"),
+        ({"engine": "gpu"}, "engine is 'gpu'; choose one of auto, dense, flash, direct, tree"),
         ({"method": "rk5"}, "method is 'rk5'"),
         ({"tol": 0}, "tol is 0"),
         ({"step": 0.1}, "step= is for the methods"),

@@ -224,7 +224,7 @@ class TestChoice:
     @pytest.mark.parametrize("kernel", ["sigmoid", "linear"])
     def test_engines_for_exponentials_are_refused(self, kernel):
         log_weights = torch.zeros(5)
-        for name in ("tree", "flash"):
+        for name in ("tree", "flash", "direct"):
             with pytest.raises(ms.BadInput, match="computes sums of exponentials only"):
                 Attention(kernel, False, log_weights, name, 1e-6)
         attention = Attention(kernel, False, log_weights, "auto", 1e-6)
@@ -247,10 +247,10 @@ class TestChoice:
     def test_auto_takes_the_tree_where_it_pays(self):
         few, many = torch.zeros(1000), torch.zeros(50_000)
         for kernel in EXPONENTIAL:
-            assert choose("auto", few, 3, 1000, 1e-6, kernel, causal=True) == "flash"
-            assert choose("auto", many, 3, 50_000, 1e-6, kernel, causal=True) == "tree"
-            assert choose("auto", many, 5, 50_000, 1e-6, kernel, causal=True) == "flash"
-            assert choose("auto", many, 3, 50_000, 1e-6, kernel) == "tree"
+            assert choose("auto", few, 3, 1000, 1e-6, kernel, causal=True, without=()) == "direct"
+            assert choose("auto", many, 3, 50_000, 1e-6, kernel, causal=True, without=()) == "tree"
+            assert choose("auto", many, 5, 50_000, 1e-6, kernel, causal=True, without=()) == "direct"
+            assert choose("auto", many, 3, 50_000, 1e-6, kernel, without=()) == "tree"
 
     def test_the_engine_of_auto_is_known_after_the_first_call(self):
         points, log_weights, u = tokens(30, 3, torch.float64, causal=True)

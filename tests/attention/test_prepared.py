@@ -18,7 +18,7 @@ def moving_clouds(d, n=300):
 
 
 @pytest.mark.parametrize("d", [2, 3])
-@pytest.mark.parametrize("kind", ["dense", "flash", "tree"])
+@pytest.mark.parametrize("kind", ["dense", "flash", "direct", "tree"])
 def test_every_call_gives_the_mean_of_the_points_it_was_given(kind, d):
     clouds = list(moving_clouds(d))
     mean = Prepared(clouds[0].log_weights, kind, TOL)

@@ -405,7 +405,7 @@ def test_close_ends_every_thread_and_nothing_starts_after_it():
 
 
 def test_the_first_use_of_the_tree_says_that_it_compiles(monkeypatch):
-    go, many = threading.Event(), State(n=5000, until=0.1)
+    go, many = threading.Event(), State(n=20_000, until=0.1)
 
     def waits(*arguments, **settings):
         go.wait()

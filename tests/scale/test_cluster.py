@@ -116,7 +116,7 @@ def _settings():
     import numba
     import torch
 
-    from metastable.attention.tree import threads
+    from metastable.attention.threads import threads
 
     counts = {"torch": torch.get_num_threads(), "numba": numba.get_num_threads(), "tree": threads()}
     return {"threads": counts, "environment": dict(os.environ)}

@@ -35,10 +35,14 @@ LEAST_TOLERANCE = 1e-12
 def attend(cloud: Cloud, queries: Array, engine: str = "auto", tol: float = TREE_TOLERANCE) -> Tensor:
     """m(u) = Σ_j w_j e^{⟨u,y_j⟩} y_j / Σ_j w_j e^{⟨u,y_j⟩} for each row u of `queries`, (n, d): (n, d).
 
-    For a field, u = β Bᵀx. "dense" and "flash" give the same numbers up to rounding, in a time ∝ N·n and in memory
-    O((N + n)·d) plus one block. "tree" is for low dimension: certified |m − exact| ≤ `tol` for every query, in about
-    O(N + n), float64 on the CPU. Its first use compiles for about twenty seconds. "auto" takes the quickest of the
-    three (see `choose`). Use "dense" or "flash" for results that are exact to rounding.
+    For a field, u = β Bᵀx. "dense", "flash" and "direct" give the same numbers up to rounding, in a time ∝ N·n and in
+    memory O((N + n)·d) plus one block. "direct" is the quickest of them on the CPU up to d = 16. "tree" is for low
+    dimension: certified |m − exact| ≤ `tol` for every query, in about O(N + n), float64 on the CPU. "direct" and "tree"
+    are compiled at their first use, for a few and for about twenty seconds.
+
+    "auto" takes the quickest engine that is ready (see `choose`) and does not wait: what is not compiled yet is
+    compiled in the background and used by later calls. Name an engine for results that are the same bit for bit in
+    every call, and "dense", "flash" or "direct" for results that are exact to rounding.
 
     Examples
     --------

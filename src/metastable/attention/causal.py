@@ -1,9 +1,9 @@
 """Softmax sums under a causal mask: query i belongs to token i and sees the tokens j ≤ i only.
 
-"dense" and "flash" mask their blocks: exact, in half the time of all pairs. The tree divides and conquers. A range of
-tokens is halved. All queries of the second half see all tokens of the first half, which is one unmasked call with
-log Z. The two halves follow in the same way, and LEAF tokens or fewer are one masked block. Each level has N/2 tokens
-and N/2 queries, so the cost is that of about log₂(N / LEAF) unmasked calls.
+"dense", "flash" and "direct" mask their blocks: exact, in half the time of all pairs. The tree divides and conquers. A
+range of tokens is halved. All queries of the second half see all tokens of the first half, which is one unmasked call
+with log Z. The two halves follow in the same way, and LEAF tokens or fewer are one masked block. Each level has N/2
+tokens and N/2 queries, so the cost is that of about log₂(N / LEAF) unmasked calls.
 
 *Pieces.* The tokens that query i sees are split into pieces p with Z_p and m_p. With π_p = Z_p / Σ_q Z_q,
 
@@ -35,8 +35,7 @@ from metastable.attention.prepared import Sums, as_numpy, check_tolerance, exact
 from metastable.errors import BadInput
 
 LEAF = 4_000
-"""Up to this many tokens one masked block is computed by "flash". In d = 2 and 3 halving such a block again costs about
-as much; blocks of fewer than 2000 tokens would be small problems for "dense", which take longer."""
+"""Up to this many tokens one masked block is computed by "direct"; halving such a block again would cost more."""
 
 
 class Causal:
@@ -110,7 +109,7 @@ def _pieces(points: Tensor, log_weights: Tensor, queries: Tensor, tol: float) ->
         lo, hi = todo.pop()
         if hi - lo <= LEAF:
             rows = slice(lo, hi)
-            yield rows, exact_sums("flash", points[rows], log_weights[rows], queries[rows], causal=True)
+            yield rows, exact_sums("direct", points[rows], log_weights[rows], queries[rows], causal=True)
             continue
         mid = (lo + hi) // 2
         tree = grow(as_numpy(points[lo:mid]), as_numpy(log_weights[lo:mid]))

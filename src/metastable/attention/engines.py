@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
 from metastable.arrays import real
+from metastable.attention.compilation import missing
 from metastable.attention.dense import dense, dense_sums
+from metastable.attention.direct import direct, direct_sums
 from metastable.attention.flash import flash, flash_sums
 from metastable.errors import BadInput, choice
 
-ENGINES = {"dense": dense, "flash": flash}
+ENGINES = {"dense": dense, "flash": flash, "direct": direct}
 """The engines that are exact up to rounding."""
 
-SUMS = {"dense": dense_sums, "flash": flash_sums}
+SUMS = {"dense": dense_sums, "flash": flash_sums, "direct": direct_sums}
 """The same engines with log Z."""
 
 EXPONENTIAL = ("softmax", "unnormalised")
 """The kernels that are sums of exponentials. Every engine computes them; the others have the engine "dense" only."""
 
 FEW_PAIRS = 40_000
-"""Below this many (query, token) pairs `flash` costs more than `dense`: see benchmarks/crossover.py."""
+"""Up to this many (query, token) pairs `dense` takes less than a tenth of a millisecond, and nothing is compiled."""
 
-TREE_FROM = {2: (1_000, 1e-9), 3: (2_000, 1e-9), 4: (20_000, 1e-3)}
-"""By dimension, the N·n/(N + n) from which `tree` costs less than `flash`, and down to which tolerance: see
+DIRECT_UP_TO = 16
+"""The largest dimension for which `direct` was measured to be quicker than `flash`: see benchmarks/direct.py."""
+
+TREE_FROM = {2: (3_500, 1e-9), 3: (7_000, 1e-9), 4: (50_000, 1e-3)}
+"""By dimension, the N·n/(N + n) from which `tree` costs less than `direct`, and down to which tolerance: see
 benchmarks/crossover.py."""
 
-CAUSAL_TREE_FROM = {2: (6_000, 1e-9), 3: (8_000, 1e-9)}
-"""By dimension, the N from which `tree` costs less than `flash` under a causal mask, and down to which tolerance: see
+CAUSAL_TREE_FROM = {2: (16_000, 1e-9), 3: (20_000, 1e-9)}
+"""By dimension, the N from which `tree` costs less than `direct` under a causal mask, and down to which tolerance: see
 benchmarks/causal.py. Other dimensions are not measured."""
 
 
@@ -41,13 +47,12 @@ def choose(
     tol: float,
     kernel: str = "softmax",
     causal: bool = False,
+    without: Collection[str] | None = None,
 ) -> str:
-    """The engine that `engine` stands for: itself, or for "auto" the quickest one that keeps to `tol`.
+    """The engine that `engine` stands for: itself, or for "auto" the quickest one that keeps to `tol` and is ready.
 
-    The tree costs about a(N + n) and flash b·N·n, so the tree is quicker from N·n/(N + n) = a/b on. This threshold was
-    measured on the CPU (benchmarks/crossover.py) for the clouds, β and tolerances that are worst for the tree. In five
-    dimensions the tree is quicker for clustered clouds only, so "auto" does not choose it there. Under a causal mask
-    the tree costs about a·N·log N and flash half of b·N², with a threshold of its own.
+    without : the engines that "auto" does not take. By default those that are not compiled yet; their compilation is
+        then started in the background, see `compilation`
     """
     choice(engine, "engine", ("auto", *ENGINES, "tree"))
     if kernel not in EXPONENTIAL:
@@ -59,10 +64,28 @@ def choose(
         return "dense"
     if engine != "auto":
         return engine
+    best = quickest(log_weights, d, queries, tol, causal)
+    if without is None:
+        without = missing(best, d, log_weights.dtype, float(queries) * len(log_weights))
+    return next(name for name in (best, "direct", "flash") if name not in without)
+
+
+def quickest(log_weights: Tensor, d: int, queries: int, tol: float, causal: bool = False) -> str:
+    """The engine that was measured to take the shortest time (benchmarks/crossover.py).
+
+    The tree costs about a(N + n) and direct b·N·n, so the tree is quicker from N·n/(N + n) = a/b on. This threshold was
+    measured on the CPU for the clouds, β and tolerances that are worst for the tree. In five dimensions the tree is
+    quicker for clustered clouds only, so "auto" does not choose it there. Under a causal mask the tree costs about
+    a·N·log N and direct half of b·N², with a threshold of its own.
+    """
     n = len(log_weights)
+    on_cpu = log_weights.device.type == "cpu"
     size, finest = (CAUSAL_TREE_FROM if causal else TREE_FROM).get(d, (math.inf, math.inf))
-    if log_weights.device.type == "cpu" and finest <= real(tol, "tol", "it is a tolerance") < 1:
-        single = 2 if log_weights.dtype == torch.float32 else 1
+    if on_cpu and finest <= real(tol, "tol", "it is a tolerance") < 1:
+        # In float32 `direct` takes about a third of the time. The tree is always in float64.
+        single = 3 if log_weights.dtype == torch.float32 else 1
         if (n > single * size) if causal else (n * queries > single * size * (n + queries)):
             return "tree"
-    return "flash" if queries * n > FEW_PAIRS else "dense"
+    if queries * n <= FEW_PAIRS:
+        return "dense"
+    return "direct" if on_cpu and d <= DIRECT_UP_TO else "flash"

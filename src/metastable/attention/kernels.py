@@ -12,7 +12,7 @@ sums, as a mask on the formula says.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from torch import Tensor
 
@@ -61,7 +61,7 @@ KERNELS: dict[str, Callable[[Prepared | Causal, Tensor, Tensor], Tensor]] = {
 class Attention:
     """m(u_i) of every token i for a kernel, with or without a causal mask, for log-weights (N,).
 
-    The engine is one of "auto", "dense", "flash" and "tree". The choice of "auto" depends on the dimension, so it is
+    The engine is "auto", "tree" or one of `ENGINES`. The choice of "auto" depends on the dimension, so it is
     made at the first call: `engine` is "auto" before and the engine that is used afterwards. With "tree" the error is
     at most `tol`, for the unnormalised kernel `tol`·Z(u).
     """
@@ -70,11 +70,11 @@ class Attention:
         self.kernel, self.causal = choice(kernel, "kernel", KERNELS), causal
         self._means = (Causal if causal else Prepared)(log_weights, engine, tol)
         # Refuses engines that cannot serve the kernel. The dimension matters for "auto" only.
-        self._choose(d=0)
+        self._choose(d=1, without=())
 
-    def _choose(self, d: int) -> str:
+    def _choose(self, d: int, without: Collection[str] | None = None) -> str:
         means, n = self._means, len(self.log_weights)
-        return choose(means.engine, means.log_weights, d, n, means.tol, self.kernel, self.causal)
+        return choose(means.engine, means.log_weights, d, n, means.tol, self.kernel, self.causal, without)
 
     @property
     def engine(self) -> str:

@@ -44,7 +44,7 @@ class Sums(NamedTuple):
 
 
 class Prepared:
-    """m(u) = Σ_j w_j e^{⟨u,y_j⟩} y_j / Σ_j w_j e^{⟨u,y_j⟩} for log-weights (N,), by "dense", "flash" or "tree".
+    """m(u) = Σ_j w_j e^{⟨u,y_j⟩} y_j / Σ_j w_j e^{⟨u,y_j⟩} for log-weights (N,), by one engine.
 
     The points may move from call to call. The tree is built at the first call and refitted to the points of the next
     ones. A refitted tree gives other last digits than a new one, within `tol`. After `forget`, results do not depend on
@@ -118,11 +118,14 @@ def check_tolerance(tol: float) -> None:
 
 def grow(points: np.ndarray, log_weights: np.ndarray) -> Tree:
     """A new tree. The kernels are compiled first if they are not there yet, and one line on stderr says so."""
+    from metastable.attention.compilation import wait_for_tree
     from metastable.attention.tree import Tree, compile_kernels, compiled
 
     if not compiled():
         print("metastable: compiling the tree engine, once, for about twenty seconds", file=sys.stderr)
-        compile_kernels()
+        wait_for_tree()
+        if not compiled():
+            compile_kernels()
     return Tree(points, log_weights)
 
 

@@ -47,7 +47,7 @@ def claims(
             return
 
         from metastable import files
-        from metastable.attention.tree import threads
+        from metastable.attention.threads import threads
         from metastable.claims import report, running
         from metastable.progress import Shares
 

@@ -65,7 +65,7 @@ def simulate(
     method: Annotated[str | None, typer.Option(help="auto, dopri5, rk4, heun, euler or layers.")] = None,
     step: Annotated[float | None, typer.Option(help="Step of the fixed-step methods; the length of a layer.")] = None,
     t_eval: Annotated[int | None, typer.Option(help="Number of equally spaced times to save.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, dense, flash or tree.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, dense, flash, direct or tree.")] = None,
     merge: Annotated[
         float | None, typer.Option(help="Merge tokens closer than this; the error is bounded and reported.")
     ] = None,

@@ -12,18 +12,22 @@ a whole block: see `block` for what its normalisation does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
 
 from metastable.arrays import Array, inverse_temperature
 from metastable.attention import Attention, argmax_mean, choose, softmax_mean
+from metastable.attention.compilation import missing
 from metastable.block import SPHERES, Block, as_block
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
 from metastable.flow.steppers import unit
 from metastable.head import Head
+
+EVALUATIONS = 500
+"""A run evaluates its field about this many times."""
 
 
 def tangent(x: Tensor, w: Tensor) -> Tensor:
@@ -74,17 +78,30 @@ def velocity(
     return tangent(x, block.head.values(mean))
 
 
-def _engine(block: Block, log_weights: Tensor, engine: str, tol: float) -> str:
-    """The engine that `engine` stands for."""
+def engine_of(
+    block: Block, log_weights: Tensor, engine: str, tol: float, without: Collection[str] | None = None
+) -> str:
+    """The engine that `engine` stands for; `without` as in `choose`."""
     if block.norm == "none":
         # Tokens off the sphere.
         if engine == "tree":
             raise BadInput(
-                "engine is 'tree', which needs tokens on the unit sphere; for norm 'none' use 'flash' or 'auto'"
+                "engine is 'tree', which needs tokens on the unit sphere; for norm 'none' use 'direct' or 'auto'"
             )
-        engine = "flash" if engine == "auto" and block.kernel == "softmax" else engine
-        return "dense" if engine == "auto" else engine
-    return choose(engine, log_weights, block.dim, len(log_weights), tol, block.kernel, block.causal)
+        if engine == "auto" and block.kernel != "softmax":
+            return "dense"
+        # The tree is not chosen for this tolerance.
+        tol = math.inf
+    return choose(engine, log_weights, block.dim, len(log_weights), tol, block.kernel, block.causal, without)
+
+
+def engines_to_come(block: Block, log_weights: Tensor, beta: float, engine: str, tol: float) -> frozenset[str]:
+    """The engines that a run does without because they are still to be compiled: see `compilation.missing`."""
+    if engine != "auto" or math.isinf(beta):
+        return frozenset()
+    n = len(log_weights)
+    best = engine_of(block, log_weights, engine, tol, without=())
+    return missing(best, block.dim, log_weights.dtype, float(n) * n * EVALUATIONS)
 
 
 class TokenField:
@@ -93,14 +110,21 @@ class TokenField:
     The state is x on the sphere for the norms of `SPHERES`, h for "pre" and "peri", z = e^{−tV} h for "none".
 
     Everything that depends on the weights alone is prepared once. `block` must have the dtype and the device of the
-    tokens.
+    tokens. `engine`, `tol` and `without` are those of `choose`.
     """
 
-    def __init__(self, block: Block, log_weights: Tensor, beta: float, engine: str, tol: float) -> None:
+    def __init__(
+        self,
+        block: Block,
+        log_weights: Tensor,
+        beta: float,
+        engine: str,
+        tol: float,
+        without: Collection[str] | None = None,
+    ) -> None:
         self.block, self.beta = block, beta
-        self.attention = Attention(
-            block.kernel, block.causal, log_weights, _engine(block, log_weights, engine, tol), tol
-        )
+        engine = engine_of(block, log_weights, engine, tol, () if math.isinf(beta) else without)
+        self.attention = Attention(block.kernel, block.causal, log_weights, engine, tol)
         self.on_sphere = block.norm in SPHERES
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
-import subprocess
 import sys
 import threading
 import webbrowser
@@ -13,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import dash
+import torch
 from flask import Response, abort, request
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from metastable import figures
 from metastable.addresses import answers_to, bound, is_loopback, url
-from metastable.attention.tree import compiled
+from metastable.attention.compilation import compile_and_wait
 from metastable.errors import BadInput
 from metastable.lab import callbacks, live
 from metastable.lab.callbacks import Backend
@@ -171,13 +171,10 @@ def warm_up(engine: str = "tree") -> None:
 
 def _prepare() -> None:
     warm_up("dense")
-    if not compiled():
+    for engine in ("direct", "tree"):
         # In another process: numba holds the interpreter lock while it compiles.
-        silent: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        subprocess.run(
-            [sys.executable, "-c", "from metastable.lab.app import warm_up; warm_up()"], check=False, **silent
-        )
-    warm_up()
+        compile_and_wait(engine, State().d, torch.float64)
+        warm_up(engine)
 
 
 def serve(

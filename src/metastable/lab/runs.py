@@ -19,14 +19,16 @@ import torch
 from torch import Tensor
 
 from metastable.arrays import set_own_threads
-from metastable.attention import TREE_TOLERANCE, choose
-from metastable.attention.tree import compiled, threads
+from metastable.attention import TREE_TOLERANCE
+from metastable.attention.threads import threads
+from metastable.attention.tree import compiled
 from metastable.cloud import Cloud
 from metastable.figures.distance import DistanceCurves, distance_curves
+from metastable.flow.fields import engine_of, engines_to_come
 from metastable.lab.encoders import EncoderCache
 from metastable.lab.queue import UNKNOWN, JobProgress, Stopped, Turns, one_line
 from metastable.lab.state import State, check, common_frames, problem_of
-from metastable.problem import Problem
+from metastable.problem import Problem, resolved_beta
 from metastable.run.run import Run
 from metastable.run.simulation import simulate
 
@@ -246,8 +248,8 @@ class _Part(AbstractContextManager):
         large = len(problem.cloud) >= MANY_TOKENS
         if large or engine == "tree":
             self.turns = self.runs.many_threads
-        # The tree engine has threads of its own.
-        set_own_threads(self.runs.cores if large and engine != "tree" else 1, self.runs.host_threads)
+        # These engines have threads of their own.
+        set_own_threads(self.runs.cores if large and engine not in ("direct", "tree") else 1, self.runs.host_threads)
         with self.turns.turn(self.wanted):
             run = simulate(problem.block, problem.cloud, **problem.arguments, progress=self)
         with self.runs.changed:
@@ -313,9 +315,8 @@ class _StoppableCloud(Cloud):
 def _engine(problem: Problem) -> str:
     """The engine that `simulate` will choose."""
     cloud = problem.cloud
-    if problem.beta == math.inf:
+    beta = resolved_beta(problem.beta, problem.gamma, len(cloud))
+    if beta == math.inf:
         return "hardmax"
-    block = problem.block
-    if block.norm == "none":
-        return "flash"
-    return choose("auto", cloud.log_weights, cloud.dim, len(cloud), TREE_TOLERANCE, block.kernel, block.causal)
+    without = engines_to_come(problem.block, cloud.log_weights, beta, "auto", TREE_TOLERANCE)
+    return engine_of(problem.block, cloud.log_weights, "auto", TREE_TOLERANCE, without)

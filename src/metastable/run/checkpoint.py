@@ -34,7 +34,7 @@ def open_checkpoint(target: Path, identity: dict[str, Any], replace: bool = Fals
     With `replace` a folder that holds another run is emptied; without, it is refused.
     """
     folder = folder_of(target)
-    known, mine = folder / "identity.json", _plain(identity)
+    known, mine = folder / "identity.json", plain(identity)
     with files.locked(folder):
         for leftover in folder.glob(".*.tmp*"):
             leftover.unlink()
@@ -88,14 +88,20 @@ def folder_of(target: Path) -> Path:
     return target.with_name(target.name + ".part")
 
 
+def recorded_identity(target: Path) -> dict[str, Any]:
+    """The identity of the run whose checkpoint is beside `target`, empty if there is none."""
+    known = folder_of(target) / "identity.json"
+    return files.read_json(known, "the checkpoint") if known.exists() else {}
+
+
 def discard(target: Path, identity: dict[str, Any]) -> None:
     """Remove the checkpoint of a run that is finished, if one was left behind."""
     known = folder_of(target) / "identity.json"
-    if known.exists() and files.read_json(known, "the checkpoint") == _plain(identity):
+    if known.exists() and files.read_json(known, "the checkpoint") == plain(identity):
         shutil.rmtree(folder_of(target))
 
 
-def _plain(identity: dict[str, Any]) -> dict[str, Any]:
+def plain(identity: dict[str, Any]) -> dict[str, Any]:
     """The identity as it is read from a file."""
     found: dict[str, Any] = json.loads(files.to_json(identity))
     return found

@@ -7,7 +7,7 @@ import math
 import numbers
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from metastable.arrays import Array, positive, seeded, serial, vector, whole
 from metastable.block import SPHERES, Block, as_block
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, SimulationStopped, choice
-from metastable.flow.fields import TokenField, zero_temperature
+from metastable.flow.fields import TokenField, engines_to_come, zero_temperature
 from metastable.flow.merging import Merging
 from metastable.flow.solve import Motion, Trial
 from metastable.flow.steppers import FIXED, first_step, noisy_heun
@@ -29,7 +29,14 @@ from metastable.head import Head
 from metastable.problem import resolved_beta
 from metastable.progress import Watcher, watching
 from metastable.run import storage
-from metastable.run.checkpoint import Checkpoint, discard, open_checkpoint, refuse_another
+from metastable.run.checkpoint import (
+    Checkpoint,
+    discard,
+    open_checkpoint,
+    plain,
+    recorded_identity,
+    refuse_another,
+)
 from metastable.run.run import Run
 
 METHODS = ("auto", "dopri5", *FIXED, "layers")
@@ -90,7 +97,8 @@ def simulate(
         By default 101, fewer when the frames would exceed 256 MiB. dopri5 does not end its steps there: the frames are
         interpolated to fourth order, so that the path does not depend on them. For "layers" the times are those of
         layers
-    engine : "auto", "dense", "flash" or "tree" (certified to `tol`, d ≤ 3), see `attend`
+    engine : "auto", "dense", "flash", "direct" or "tree" (certified to `tol`, d ≤ 3), see `attend`. "auto" is decided
+        once, at the start. Engines that were not compiled then are recorded as `without` in the configuration
     merge : δ. Tokens closer than this become one weighted token, so that long runs of clusters cost little; the frames
         show each token where its cluster is, and `Run.merge_error` bounds what merging changed (see `merging`)
     radius : |h| of the tokens at the start, a number or one for each token, for a block whose norm is "pre" or "peri"
@@ -109,10 +117,11 @@ def simulate(
     if checkpoint is None:
         return solver.run(watching(solver.times[-1], progress))
     target = storage.run_path(checkpoint)
-    identity = {**solver.configuration(), "digest": storage.digest(solver.block, cloud)}
-    finished = _finished(target, identity, overwrite) if files.recover(target) else None
+    finished = _finished(target, solver, overwrite) if files.recover(target) else None
     if finished is not None:
         return finished
+    solver.choose_as(recorded_identity(target))
+    identity = solver.identity()
     with open_checkpoint(target, identity, replace=overwrite) as kept:
         run = solver.run(watching(solver.times[-1], progress), kept)
         run.save(target)
@@ -189,12 +198,14 @@ def saved_times(t_eval: int | Sequence[float], until: float) -> tuple[float, ...
     return tuple(sorted(times | {0.0, until}))
 
 
-def _finished(target: Path, identity: dict[str, Any], overwrite: bool) -> Run | None:
+def _finished(target: Path, solver: _Solver, overwrite: bool) -> Run | None:
     """The run that an earlier call completed, if it is the same one; None if another may be overwritten."""
     try:
         run = Run.load(target)
-        found = {key: run.configuration.get(key) for key in identity}
-        refuse_another(target, {**found, "digest": storage.digest(run.block, run.cloud)}, identity)
+        recorded = {**run.configuration, "digest": storage.digest(run.block, run.cloud)}
+        solver.choose_as(recorded)
+        identity = solver.identity()
+        refuse_another(target, {key: recorded.get(key) for key in identity}, identity)
     except BadInput:
         if overwrite:
             return None
@@ -250,8 +261,7 @@ class _Solver:
         # After a merge "auto" may stand for another engine.
         self.asked = engine
         self.merging: Merging | None = None
-        self._prepare(engine)
-        self.engine = self.moving.attention.engine
+        self._do_without(engines_to_come(self.block, cloud.log_weights, self.beta, engine, self.tol))
         if t_eval is None:
             t_eval = max(11, min(101, FRAME_BYTES // (cloud.points.numel() * cloud.points.element_size())))
         elif self.method == "layers" and not isinstance(t_eval, numbers.Integral):
@@ -275,6 +285,23 @@ class _Solver:
             return method
         return "heun" if math.isinf(self.beta) or self.block.noise else "dopri5"
 
+    def _do_without(self, engines: Collection[str]) -> None:
+        """Choose the engine of the run. What "auto" stands for does not change while it runs."""
+        self.without = frozenset(engines)
+        self._prepare(self.asked)
+        self.engine = self.moving.attention.engine
+
+    def choose_as(self, recorded: dict[str, Any]) -> None:
+        """Let "auto" do without the same engines as in the recorded run, if that is the run asked for."""
+        mine = self.identity()
+        same = all(recorded.get(key) == mine[key] for key in mine if key not in ("engine", "without", "tol"))
+        if self.asked == "auto" and recorded and same:
+            self._do_without(recorded.get("without", ()))
+
+    def identity(self) -> dict[str, Any]:
+        """What makes another run with the same checkpoint the same run, as it is read from a file."""
+        return plain({**self.configuration(), "digest": storage.digest(self.block, self.cloud)})
+
     def configuration(self) -> dict[str, Any]:
         """What the numbers of the run depend on, besides the head and the cloud; and γ if it was given."""
         chosen = {} if self.method == "dopri5" else {"step": self.step}
@@ -287,6 +314,7 @@ class _Solver:
             "method": self.method,
             **chosen,
             "engine": self.engine,
+            **({"without": sorted(self.without)} if self.without else {}),
             "merge": self.merge,
             **({} if self.radius is None else {"radius": self.radius.squeeze(1).tolist()}),
             "times": list(self.times),
@@ -295,7 +323,7 @@ class _Solver:
     def _prepare(self, engine: str) -> None:
         """Make the field of the live tokens."""
         logs = self.cloud.log_weights if self.merging is None else self.merging.log_weights
-        self.moving = TokenField(self.block, logs, self.beta, engine, self.tol)
+        self.moving = TokenField(self.block, logs, self.beta, engine, self.tol, self.without)
 
     def field(self, x: Tensor, t: float) -> Tensor:
         self._count()

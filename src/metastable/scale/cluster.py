@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from metastable.arrays import whole
-from metastable.attention.tree import threads
+from metastable.attention.threads import threads
 from metastable.errors import BadInput
 from metastable.run import storage as store
 

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from metastable.attention import TREE_TOLERANCE
+from metastable.attention.compilation import compile_and_wait
 from metastable.errors import BadInput, SimulationStopped
 from metastable.files import Entry
-from metastable.problem import Problem
+from metastable.flow.fields import engines_to_come
+from metastable.problem import Problem, resolved_beta
 from metastable.run.mean_field import refined
 from metastable.run.observables import observe
 from metastable.run.run import BaseRun
@@ -76,11 +79,21 @@ def measure(plan: Plan, index: int) -> np.ndarray:
 
 def _solved(plan: Plan, problem: Problem) -> BaseRun:
     if not plan.mean_field:
+        _compile_engines(problem)
         return simulate(problem.block, problem.cloud, **problem.arguments, progress=False)
     run = refined(problem.head, problem.cloud, **problem.arguments, progress=False)
     if not run.converged:
         raise BadInput(f"the error of the mean field is {run.discretisation:.2g}, which is more than tol")
     return run
+
+
+def _compile_engines(problem: Problem) -> None:
+    """Wait for the engines of "auto": a point must not depend on what was compiled when it was computed."""
+    cloud = problem.cloud
+    beta = resolved_beta(problem.beta, problem.gamma, len(cloud))
+    engine, tol = problem.options.get("engine") or "auto", problem.options.get("tol") or TREE_TOLERANCE
+    for name in engines_to_come(problem.block, cloud.log_weights, beta, engine, tol):
+        compile_and_wait(name, cloud.dim, cloud.dtype)
 
 
 def _over_time(plan: Plan, values: Sequence[float] | np.ndarray) -> np.ndarray:

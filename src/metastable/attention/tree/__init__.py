@@ -54,7 +54,6 @@ it to a few ε |u| |y|.
 that could compete with torch's. Up to 2000 queries the calling thread does everything but the packing.
 """
 
-from .boxes import threads
-from .engine import Tree, compile_kernels, compiled
+from .engine import Tree, cache_folder, compile_kernels, compiled
 
-__all__ = ["Tree", "compile_kernels", "compiled", "threads"]
+__all__ = ["Tree", "cache_folder", "compile_kernels", "compiled"]

@@ -18,11 +18,10 @@ sup ⟨u, y⟩ = ⟨u, centre⟩ + Σ_k |⟨u, axis_k⟩| half_k  tight for the 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+
+from metastable.attention.threads import run_all
 
 from .vectors import dot, inlined, inner, kernel, score
 
@@ -309,27 +308,6 @@ def fit_below(points, log_weights, records, means, scatters, top, top_level, fro
                 _measure_children(records, node, means[node], axes, low, high)
             _write_box(records, node, means[node], axes, low, high)
             records[node, 2 * d + d * d] = _radius(points, lo, hi, records, node)
-
-
-def threads() -> int:
-    """How many threads the engine uses: METASTABLE_THREADS, or the cores that this process may run on."""
-    given = os.environ.get("METASTABLE_THREADS", "")
-    if given.isdecimal():
-        return max(1, int(given))
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-
-
-def run_all(work: Callable[..., object], arguments: Iterable[tuple]) -> list:
-    """`work(*a)` for each a, on threads that end with the call.
-
-    The kernels release the interpreter lock, so plain threads are enough. They do not compete with torch's OpenMP
-    pool, and the executor's queue balances tasks of different length.
-    """
-    arguments = list(arguments)
-    if len(arguments) < 2 or threads() < 2:
-        return [work(*a) for a in arguments]
-    with ThreadPoolExecutor(threads()) as pool:
-        return list(pool.map(lambda a: work(*a), arguments))
 
 
 class Ordered:

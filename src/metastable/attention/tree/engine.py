@@ -20,9 +20,11 @@ import numba
 import numpy as np
 import torch
 
+from metastable.attention.compilation import on_disk
 from metastable.attention.prepared import BoundedMean, Sums
+from metastable.attention.threads import run_all, threads
 
-from .boxes import Ordered, run_all, threads
+from .boxes import Ordered
 from .descent import descend, evaluate
 from .expansion import BLOCK, TERMS, row_table
 from .packs import Packs, Tokens, pack
@@ -232,11 +234,11 @@ def _answer(tokens: Tokens, order: Ordered, tol: float, works: list[Any], answer
 
 def compiled() -> bool:
     """Whether the kernels are ready, in this process or on disk: if not, the first call compiles for some seconds."""
-    folder = _cache()
-    return bool(descend.signatures) or (folder is not None and any(folder.glob("descent.descend-*.nbc")))
+    return bool(descend.signatures) or on_disk(descend)
 
 
-def _cache() -> Path | None:
+def cache_folder() -> Path | None:
+    """Where numba keeps the kernels, None if nowhere."""
     folder = getattr(getattr(descend, "_cache", None), "cache_path", None)
     return None if folder is None else Path(folder)
 
@@ -245,7 +247,7 @@ def compile_kernels() -> None:
     """Compile every kernel: `descend` first, while a second process compiles the building of a tree."""
     program = "from metastable.attention.tree.engine import compile_beside; compile_beside()"
     child = None
-    if _cache() is not None:
+    if cache_folder() is not None:
         with suppress(OSError):
             silent: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
             child = subprocess.Popen([sys.executable, "-c", program], **silent)

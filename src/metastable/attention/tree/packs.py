@@ -31,7 +31,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .boxes import Ordered, depth_of, first_point, run_all
+from metastable.attention.threads import run_all
+
+from .boxes import Ordered, depth_of, first_point
 from .expansion import BLOCK
 from .vectors import dot, fast_exp, inlined, inner, kernel, loose, score
 

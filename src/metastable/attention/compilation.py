@@ -1,0 +1,196 @@
+"""Compilation of the engines that are written in numba, and what "auto" does until it is done.
+
+Machine code is kept on disk, in numba's cache, so that it is compiled once for an installation. An engine that is asked
+for by name is compiled at its first use, while the caller waits. "auto" does not wait. It takes the next engine that is
+ready, and a process of low priority compiles the better one into the cache, where later calls find it. numba holds the
+interpreter lock for long stretches, so a thread of this process would slow down the caller.
+
+The process may outlive its parent by some seconds: a short program would otherwise never get its kernels. If it fails
+or is killed, "auto" goes on without the engine.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from metastable import files
+from metastable.errors import BadInput
+
+TREE_WORTH = 2e10
+"""(query, token) pairs in all calls that are expected, from which "auto" waits for the tree: other engines would take
+longer than its compilation, twenty seconds."""
+
+PATIENCE = 120.0
+"""Seconds that a process waits for another one that compiles for the same cache."""
+
+Task = tuple[str, int, str]
+"""What can be compiled: an engine, the dimension and the dtype. One compilation of the tree serves all of them."""
+
+
+def missing(best: str, d: int, dtype: torch.dtype, pairs: float) -> frozenset[str]:
+    """The engines that "auto" does without, because they are not compiled, where `best` would be the quickest.
+
+    Their compilation is started. `pairs` is the number of (query, token) pairs in all calls that are expected.
+    """
+    wanted = {"tree": ("direct", "tree"), "direct": ("direct",)}.get(best, ())
+    found = frozenset(name for name in wanted if not _ready(_task(name, d, dtype)))
+    if "tree" in found and pairs > TREE_WORTH:
+        return found - {"tree"}
+    for name in wanted:
+        if name in found:
+            _BESIDE.compile(_task(name, d, dtype))
+    return found
+
+
+def _task(engine: str, d: int, dtype: torch.dtype) -> Task:
+    if engine == "tree":
+        return engine, 0, ""
+    from metastable.attention.direct import layout
+
+    # Dimensions above 8 share kernels.
+    width, groups = layout(d)
+    return engine, width * groups, "float32" if dtype == torch.float32 else "float64"
+
+
+def _ready(task: Task) -> bool:
+    """Whether the kernels can be used without compiling. Kernels on disk are complete when their process has ended."""
+    engine, d, dtype = task
+    if _BESIDE.at_work(task) or _never_compiled(engine):
+        return False
+    # numba raises a RuntimeError where it finds no folder for its cache.
+    with suppress(ImportError, RuntimeError):
+        if engine == "tree":
+            from metastable.attention import tree
+
+            return tree.compiled()
+        from metastable.attention import direct
+
+        return direct.compiled(d, getattr(torch, dtype))
+    return False
+
+
+def _never_compiled(engine: str) -> bool:
+    """Whether numba's cache holds no kernel of this engine at all, found out without half a second to import numba."""
+    given, folder = os.environ.get("NUMBA_CACHE_DIR"), Path(__file__).parent / engine
+    if "numba" in sys.modules or not (given or os.access(folder, os.W_OK)):
+        # Where the package cannot be written, only numba knows where its cache is.
+        return False
+    return not any(Path(given).glob(f"{engine}_*/*.nbi") if given else folder.glob("__pycache__/*.nbi"))
+
+
+def on_disk(kernel: Any) -> bool:
+    """Whether numba's cache holds machine code of a kernel for the present source, numba and processor."""
+    with suppress(AttributeError, OSError):
+        machine = kernel.targetctx.codegen().magic_tuple()
+        return any(machine in key for key in kernel._cache._cache_file._load_index())
+    return False
+
+
+def compile_and_wait(engine: str, d: int, dtype: torch.dtype) -> None:
+    """Let a process compile an engine that is not ready, and wait for it."""
+    task = _task(engine, d, dtype)
+    if not _ready(task):
+        _BESIDE.compile(task)
+    _BESIDE.wait(task)
+
+
+def wait_for_tree() -> None:
+    """Wait while a process of ours compiles the tree."""
+    _BESIDE.wait(("tree", 0, ""))
+
+
+def compile_into_cache(engine: str, d: int, dtype: str) -> None:
+    """What the process does: compile, unless another one does so for the same cache or has done so meanwhile."""
+    from metastable.attention import direct, tree
+
+    if hasattr(os, "nice"):
+        os.nice(10)
+    ends = time.monotonic() + PATIENCE
+    with ExitStack() as held:
+        while (folder := tree.cache_folder()) is not None and time.monotonic() < ends:
+            with suppress(BadInput):
+                held.enter_context(files.locked(folder / "compilation"))
+                break
+            time.sleep(0.5)
+        if _ready((engine, d, dtype)):
+            return
+        if engine == "tree":
+            tree.compile_kernels()
+        else:
+            direct.compile_kernel(d, getattr(torch, dtype))
+
+
+class _Beside:
+    """Tasks that processes of low priority compile, one after the other. Every task is tried once."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._tried: set[Task] = set()
+        self._todo: list[Task] = []
+        self._thread: threading.Thread | None = None
+
+    def at_work(self, task: Task) -> bool:
+        return self._pid == os.getpid() and task in self._todo
+
+    def compile(self, task: Task) -> None:
+        if self._pid != os.getpid():
+            # A forked process has neither the thread nor its child, and perhaps a lock that nobody will release.
+            self._begin()
+        with self._lock:
+            if task in self._tried:
+                return
+            self._tried.add(task)
+            self._todo.append(task)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="metastable compiles", daemon=True)
+                self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._todo:
+                    self._thread = None
+                    return
+                task = self._todo[0]
+            _run(task)
+            with self._lock:
+                self._todo.remove(task)
+
+    def wait(self, task: Task) -> None:
+        """Wait while a process compiles for this task."""
+        while self.at_work(task) and self._thread is not None and self._thread.is_alive():
+            time.sleep(0.05)
+
+
+_BESIDE = _Beside()
+
+
+def _run(task: Task) -> None:
+    """Compile in a process of its own that uses neither the streams of the host nor the signals of its terminal."""
+    if not sys.executable or getattr(sys, "frozen", False):
+        # There is no interpreter to start; `sys.executable` is perhaps the host program.
+        return
+    root = Path(__file__).resolve().parents[2]
+    program = (
+        f"import sys; sys.path.insert(0, {str(root)!r}); "
+        f"from metastable.attention.compilation import compile_into_cache; compile_into_cache(*{task!r})"
+    )
+    silent: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    with suppress(OSError):
+        # The local name lives as long as this thread, also when the interpreter exits: no warning about a process that
+        # still runs.
+        child = subprocess.Popen([sys.executable, "-c", program], start_new_session=True, **silent)
+        child.wait()
