@@ -43,7 +43,10 @@ NAMES: dict[str, tuple[str, ...]] = {
 """The public names, in the order of the reference."""
 
 SCHEMAS: dict[str, tuple[str, str]] = {
-    "metastable.run/1": ("run.json", "a run: head or block, law, β, horizon, solver and versions; the frames are in run.zarr"),
+    "metastable.run/1": (
+        "run.json",
+        "a run: head or block, law, β, horizon, solver and versions; the frames are in run.zarr",
+    ),
     "metastable.mean_field/1": ("run.json", "a run of the mean-field equation"),
     "metastable.simulate/1": ("simulate --json", "the phases, distances and paths of a run"),
     "metastable.sweep/1": ("sweep.json", "the description of a sweep: axes, head, tokens, solver, outputs, versions"),
@@ -136,7 +139,11 @@ def markdown(doc: str) -> str:
 
 
 def _goes_on(lines: list[str], blank: int) -> bool:
-    return blank + 1 < len(lines) and lines[blank + 1].startswith("    ") and not lines[blank + 1].strip().startswith(">>>")
+    return (
+        blank + 1 < len(lines)
+        and lines[blank + 1].startswith("    ")
+        and not lines[blank + 1].strip().startswith(">>>")
+    )
 
 
 def signature(called: Any) -> str:
@@ -219,17 +226,32 @@ def commands() -> str:
     from metastable.cli.app import app
 
     group: Any = typer.main.get_command(app)
-    text = [f"`metastable --version` prints the version. `metastable --help` lists the commands.\n"]
+    text = ["`metastable --version` prints the version. `metastable --help` lists the commands.\n"]
     for name, command in group.commands.items():
         places = [p for p in command.params if not p.opts[0].startswith("-")]
         options = [p for p in command.params if p.opts[0].startswith("-") and not p.hidden]
         usage = " ".join(["metastable", name, *(_place(p) for p in places), "[OPTIONS]"])
-        text += [f"## metastable {name}", "", f"```text\n{usage}\n```", "", escaped(inspect.cleandoc(command.help or ""))]
+        text += [
+            f"## metastable {name}",
+            "",
+            f"```text\n{usage}\n```",
+            "",
+            escaped(inspect.cleandoc(command.help or "")),
+        ]
         if command.epilog:
             text += ["", "Example:", "", f"```bash\n{command.epilog.removeprefix('Example:').strip()}\n```"]
         if places:
-            text += ["", table(["argument", "meaning"], ([f"`{p.name.upper()}`", escaped(p.help or "")] for p in places))]
-        text += ["", table(["option", "meaning", "default"], ([_option(p), escaped(p.help or ""), _default(p)] for p in options)), ""]
+            text += [
+                "",
+                table(["argument", "meaning"], ([f"`{p.name.upper()}`", escaped(p.help or "")] for p in places)),
+            ]
+        text += [
+            "",
+            table(
+                ["option", "meaning", "default"], ([_option(p), escaped(p.help or ""), _default(p)] for p in options)
+            ),
+            "",
+        ]
     return "\n".join(text)
 
 
@@ -243,7 +265,9 @@ def _option(parameter: Any) -> str:
     if parameter.is_flag:
         return f"`{names}`"
     kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
-    word = parameter.metavar or {"Path": "PATH", "int": "N", "float": "NUMBER"}.get(getattr(kind, "__name__", ""), "TEXT")
+    word = parameter.metavar or {"Path": "PATH", "int": "N", "float": "NUMBER"}.get(
+        getattr(kind, "__name__", ""), "TEXT"
+    )
     return f"`{names} {word}`"
 
 
@@ -332,7 +356,12 @@ def claims() -> str:
             found = room.find(name)
             module = importlib.import_module(f"metastable.claims.{name.replace('-', '_')}")
             text += [f"({label(name)})=", f"### {name}: {escaped(found.title)}", "", escaped(found.statement), ""]
-            text += [markdown(module.__doc__ or ""), "", f"Run it: `metastable claims {name}`. Source: `claims/{name.replace('-', '_')}.py`.", ""]
+            text += [
+                markdown(module.__doc__ or ""),
+                "",
+                f"Run it: `metastable claims {name}`. Source: `claims/{name.replace('-', '_')}.py`.",
+                "",
+            ]
     return "\n".join(text)
 
 

@@ -1,7 +1,7 @@
 """Evidence of an alarm.
 
-The evidence of the monitor's alarm on simulated p-values. On a clean stream it hardly ever reaches the threshold, however long the stream is. After a change at text
-1000 it rises quickly.
+The evidence of the monitor's alarm on simulated p-values. On a clean stream it hardly ever reaches the threshold,
+however long the stream is. After a change at text 1000 it rises quickly.
 """
 
 import numpy as np
@@ -18,7 +18,12 @@ for name, colour, changed in (("changed at text 1000", "#D55E00", 0.8), ("clean"
         ranks = np.ceil(p * (calibration + 1)) / (calibration + 1)
         evidence = Alarm(calibration).evidence(ranks)
         figure.add_scatter(y=evidence, line={"color": colour, "width": 1}, name=name, showlegend=k == 0)
-figure.add_hline(Alarm(calibration).threshold, line={"dash": "dash"}, annotation_text="threshold, α = 0.01", annotation_position="top left")
+figure.add_hline(
+    Alarm(calibration).threshold,
+    line={"dash": "dash"},
+    annotation_text="threshold, α = 0.01",
+    annotation_position="top left",
+)
 figure.update_xaxes(title="text")
 figure.update_yaxes(title="log evidence", range=[-4, 12])
 figure.update_layout(width=720, height=380)

@@ -1,7 +1,7 @@
 """Every token as a line.
 
-On the circle a token is an angle. Each line is one token, coloured by its start. The lines join at ±e, rest for a moment, and then move on together to the
-dominant direction of V. So few tokens cannot hold the plateau for long.
+On the circle a token is an angle. Each line is one token, coloured by its start. The lines join at ±e, rest for a
+moment, and then move on together to the dominant direction of V. So few tokens cannot hold the plateau for long.
 """
 
 import metastable as ms

@@ -1,7 +1,7 @@
 """Clusters that merge one by one.
 
-With B = V = I there is no preferred direction. Tokens form several clusters, which stay for long and then merge in pairs. The time axis is
-logarithmic: each next merger takes much longer.
+With B = V = I there is no preferred direction. Tokens form several clusters, which stay for long and then merge in
+pairs. The time axis is logarithmic: each next merger takes much longer.
 """
 
 import numpy as np

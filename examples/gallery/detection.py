@@ -1,7 +1,7 @@
 """What the monitor detects.
 
-Length-matched AUROC of single texts for the frozen shifts of one domain, from the recorded benchmark. 50 is chance, 100 is perfect. Gradient-based
-swaps and single words are the hard ones.
+Length-matched AUROC of single texts for the frozen shifts of one domain, from the recorded benchmark. 50 is chance,
+100 is perfect. Gradient-based swaps and single words are the hard ones.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Smaller encoders: what is lost, what is gained.
 
-Each point is one way to make an encoder smaller. Up is more faithful, right is faster. The line joins the options that no
-other option exceeds in both. The numbers are those of the recorded benchmark.
+Each point is one way to make an encoder smaller. Up is more faithful, right is faster. The line joins the options
+that no other option exceeds in both. The numbers are those of the recorded benchmark.
 """
 
 import json

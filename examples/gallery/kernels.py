@@ -1,6 +1,7 @@
 """Four kernels of attention.
 
-The same tokens under softmax, unnormalised, sigmoid and linear attention, with B = V = I. The mean cosine shows how fast they come together.
+The same tokens under softmax, unnormalised, sigmoid and linear attention, with B = V = I. The mean cosine shows how
+fast they come together.
 """
 
 import plotly.graph_objects as go

@@ -1,6 +1,7 @@
 """Discrete layers against continuous time.
 
-A transformer has layers, not time. With short layers the discrete model follows the continuous one; long layers are slower, because normalisation shortens a long update.
+A transformer has layers, not time. With short layers the discrete model follows the continuous one; long layers are
+slower, because normalisation shortens a long update.
 """
 
 import plotly.graph_objects as go
@@ -12,7 +13,9 @@ cloud = ms.graded(400, head)
 figure = go.Figure()
 for step in (2.0, 1.0, 0.25):
     found = ms.simulate(head, cloud, beta=60.0, until=12.0, method="layers", step=step).distance()
-    figure.add_scatter(x=found["time"], y=found, name=f"layers of length {step:g}", mode="lines+markers", marker={"size": 4})
+    figure.add_scatter(
+        x=found["time"], y=found, name=f"layers of length {step:g}", mode="lines+markers", marker={"size": 4}
+    )
 found = ms.simulate(head, cloud, beta=60.0, until=12.0).distance()
 figure.add_scatter(x=found["time"], y=found, name="continuous time", line={"color": "black", "dash": "dash"})
 figure.update_xaxes(title="time t")

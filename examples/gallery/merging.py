@@ -1,7 +1,7 @@
 """Long runs cost little once tokens have merged.
 
-With `merge=δ`, tokens closer than δ become one weighted token. The number of live tokens falls, and a bound says how far the law is from the
-run without merging.
+With `merge=δ`, tokens closer than δ become one weighted token. The number of live tokens falls, and a bound says how
+far the law is from the run without merging.
 """
 
 import numpy as np

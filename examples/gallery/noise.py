@@ -1,7 +1,7 @@
 """Noise against attention.
 
-A Brownian motion on the circle competes with attention. Below the critical strength σ_c the tokens form a cluster that wanders; above it they
-stay spread out.
+A Brownian motion on the circle competes with attention. Below the critical strength σ_c the tokens form a cluster
+that wanders; above it they stay spread out.
 """
 
 from plotly.subplots import make_subplots

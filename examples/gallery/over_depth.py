@@ -1,7 +1,7 @@
 """Tokens over the depth of MiniLM.
 
-Mean cosine and effective rank of the tokens of twenty texts, layer by layer. The tokens come closer with depth, but not to the points
-that the theory of single heads predicts.
+Mean cosine and effective rank of the tokens of twenty texts, layer by layer. The tokens come closer with depth, but
+not to the points that the theory of single heads predicts.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """The plateau lasts for a time linear in β.
 
-The line is the forecast `theory().plateau(beta)`, which needs no simulation, with the range in which forty random heads fell. The points are solved mean fields,
-read from a recorded study.
+The line is the forecast `theory().plateau(beta)`, which needs no simulation, with the range in which forty random
+heads fell. The points are solved mean fields, read from a recorded study.
 """
 
 import json

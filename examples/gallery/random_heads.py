@@ -1,7 +1,7 @@
 """How often does a random head concentrate tokens?
 
-Heads with independent normal entries. A real dominant eigenvalue concentrates tokens on two points; a complex pair rotates them. The share of
-real ones falls with the dimension.
+Heads with independent normal entries. A real dominant eigenvalue concentrates tokens on two points; a complex pair
+rotates them. The share of real ones falls with the dimension.
 """
 
 import plotly.graph_objects as go

@@ -1,7 +1,7 @@
 """A complex eigenvalue makes tokens circle.
 
-If the dominant eigenvalues of M are a complex pair, tokens turn for ever and there is no limit. The verdict of the head says so before any
-run.
+If the dominant eigenvalues of M are a complex pair, tokens turn for ever and there is no limit. The verdict of the
+head says so before any run.
 """
 
 import metastable as ms

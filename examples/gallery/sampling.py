@@ -1,7 +1,7 @@
 """How far apart are two samples of one law?
 
-W₂ between two independent samples of N uniform tokens. This noise floor tells how much a different sample would change a distance; it falls
-slowly, and more slowly in higher dimension.
+W₂ between two independent samples of N uniform tokens. This noise floor tells how much a different sample would
+change a distance; it falls slowly, and more slowly in higher dimension.
 """
 
 import plotly.graph_objects as go
@@ -16,7 +16,10 @@ for d in (2, 3, 5):
         for n in sizes
     ]
     middle = [sum(row) / len(row) for row in found]
-    up, down = [max(row) - m for row, m in zip(found, middle)], [m - min(row) for row, m in zip(found, middle)]
+    up, down = (
+        [max(row) - m for row, m in zip(found, middle, strict=True)],
+        [m - min(row) for row, m in zip(found, middle, strict=True)],
+    )
     error = {"array": up, "arrayminus": down}
     figure.add_scatter(x=sizes, y=middle, error_y=error, mode="lines+markers", name=f"d = {d}")
 figure.update_xaxes(title="N", type="log", tickvals=sizes)

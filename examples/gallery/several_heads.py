@@ -1,7 +1,7 @@
 """Three heads that add.
 
-Heads add their updates. The zero-temperature field is then no longer that of a matrix; its fixed points are searched for. The dotted lines are the stable
-ones that the theory finds.
+Heads add their updates. The zero-temperature field is then no longer that of a matrix; its fixed points are searched
+for. The dotted lines are the stable ones that the theory finds.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Temperature decides how many tokens are heard.
 
-One query looks at tokens on the circle. At small β it hears all of them, at large β only those close to the direction that it looks for. The width of
-the bell is about β^(−1/2).
+One query looks at tokens on the circle. At small β it hears all of them, at large β only those close to the direction
+that it looks for. The width of the bell is about β^(−1/2).
 """
 
 import plotly.graph_objects as go

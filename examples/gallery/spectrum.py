@@ -1,7 +1,7 @@
 """Two spectra decide everything.
 
-Left, M = V Bᵀ: its eigenvalue with the largest real part attracts the tokens on the plateau. Right, V alone: its dominant eigenvalue takes over in the
-terminal phase.
+Left, M = V Bᵀ: its eigenvalue with the largest real part attracts the tokens on the plateau. Right, V alone: its
+dominant eigenvalue takes over in the terminal phase.
 """
 
 import metastable as ms

@@ -1,7 +1,7 @@
 """Lower temperature: closer to the limit, and longer.
 
-The mean field of one head at four temperatures. With growing β the least distance falls and the plateau becomes longer. The time until the
-plateau begins grows only slowly.
+The mean field of one head at four temperatures. With growing β the least distance falls and the plateau becomes
+longer. The time until the plateau begins grows only slowly.
 """
 
 import plotly.graph_objects as go

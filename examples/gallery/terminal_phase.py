@@ -1,7 +1,7 @@
 """In the terminal phase a cluster obeys V alone.
 
-A single cluster feels only itself, so it moves by dx/dt = P_x V x, for every temperature. The line is the exact flow of V; the points are a simulation of
-one token at two temperatures.
+A single cluster feels only itself, so it moves by dx/dt = P_x V x, for every temperature. The line is the exact flow
+of V; the points are a simulation of one token at two temperatures.
 """
 
 import plotly.graph_objects as go
@@ -19,12 +19,16 @@ def degrees(frames: torch.Tensor) -> torch.Tensor:
 
 
 figure = go.Figure()
-figure.add_scatter(x=times, y=degrees(ms.value_flow(head, start.points, times)), name="flow of V", line={"color": "black"})
+figure.add_scatter(
+    x=times, y=degrees(ms.value_flow(head, start.points, times)), name="flow of V", line={"color": "black"}
+)
 for beta in (1.0, 1000.0):
     run = ms.simulate(head, start, beta=beta, until=10.0, t_eval=21)
     figure.add_scatter(x=run.times, y=degrees(run.frames), mode="markers", name=f"one token, β = {beta:g}")
 figure.update_traces(marker={"size": 9, "symbol": "circle-open"}, selector={"name": "one token, β = 1"})
-figure.add_hline(-140.0, line={"dash": "dot"}, annotation_text="dominant direction of V", annotation_position="top left")
+figure.add_hline(
+    -140.0, line={"dash": "dot"}, annotation_text="dominant direction of V", annotation_position="top left"
+)
 figure.update_xaxes(title="time t")
 figure.update_yaxes(title="angle, degrees")
 figure.update_layout(width=720, height=380)

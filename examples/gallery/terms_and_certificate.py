@@ -1,7 +1,8 @@
 """The distance and its two terms.
 
-The distance is at most the sum of two terms. The Lyapunov term falls: zero temperature brings the tokens to the limit. The Laplace term grows: finite
-temperature drifts away from zero temperature. The bound needs no fitted number, and it soon says nothing.
+The distance is at most the sum of two terms. The Lyapunov term falls: zero temperature brings the tokens to the
+limit. The Laplace term grows: finite temperature drifts away from zero temperature. The bound needs no fitted number,
+and it soon says nothing.
 """
 
 import metastable as ms

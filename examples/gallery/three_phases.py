@@ -1,7 +1,7 @@
 """Three phases in one curve.
 
-The distance W₂ from the law of the tokens to the limit law falls (concentration), stays small (plateau), and rises again (terminal
-phase). The run solves the mean-field equation, which is the limit of infinitely many tokens.
+The distance W₂ from the law of the tokens to the limit law falls (concentration), stays small (plateau), and rises
+again (terminal phase). The run solves the mean-field equation, which is the limit of infinitely many tokens.
 """
 
 import metastable as ms

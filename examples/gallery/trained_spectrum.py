@@ -1,7 +1,7 @@
 """The spectrum of a trained head.
 
-The eigenvalues of M and V of one head of MiniLM. They are complex, as those of a random matrix, with a dominant one to the right. The cross at 0 stands for the
-directions that the head ignores.
+The eigenvalues of M and V of one head of MiniLM. They are complex, as those of a random matrix, with a dominant one
+to the right. The cross at 0 stands for the directions that the head ignores.
 """
 
 import metastable as ms

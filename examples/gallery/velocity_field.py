@@ -1,7 +1,7 @@
 """The field of one head on the circle.
 
-The curves show how fast a token at each angle turns. A token rests where the curve crosses zero: with a falling slope the point attracts,
-with a rising slope it repels. At low temperature the field depends on M alone.
+The curves show how fast a token at each angle turns. A token rests where the curve crosses zero: with a falling slope
+the point attracts, with a rising slope it repels. At low temperature the field depends on M alone.
 """
 
 import plotly.graph_objects as go

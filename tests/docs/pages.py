@@ -32,8 +32,9 @@ def filled(path):
 
 @cache
 def prose(path):
-    """The text of a page without blocks of code."""
-    return re.sub(r"^```.*?^```", "", filled(path), flags=re.DOTALL | re.MULTILINE)
+    """The text of a page without code and formulas."""
+    text = re.sub(r"^```.*?^```", "", filled(path), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"\$\$.*?\$\$|\$[^$\n]+\$", "", text, flags=re.DOTALL)
 
 
 @cache
