@@ -14,6 +14,7 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def markdown(doc: str) -> str:
     Known are paragraphs, numpy's sections, lines `name : meaning` with indented continuations, lists, examples with
     >>> and indented formulas.
     """
-    lines, out, at = inspect.cleandoc(doc).splitlines(), [], 0
+    lines, out, at, section = inspect.cleandoc(doc).splitlines(), [], 0, ""
 
     def indented(first: int) -> int:
         """The end of the block of indented lines, with blank lines inside, that begins at `first`."""
@@ -115,7 +116,7 @@ def markdown(doc: str) -> str:
         line = lines[at]
         if at + 1 < len(lines) and re.fullmatch(r"-{3,}", lines[at + 1]):
             out += ["", f"**{line}**", ""]
-            at += 2
+            at, section = at + 2, line
         elif line.lstrip().startswith(">>>"):
             end = next((i for i in range(at, len(lines)) if not lines[i].strip()), len(lines))
             out += ["", "```python", *(inspect.cleandoc("\n".join(lines[at:end])).splitlines()), "```", ""]
@@ -125,6 +126,10 @@ def markdown(doc: str) -> str:
             text = " ".join([found["text"], *(part.strip() for part in lines[at + 1 : end])])
             names = ", ".join(f"`{name.strip()}`" for name in found["names"].split(","))
             out += [f"- {names}: {escaped(text)}"]
+            at = end
+        elif section == "Returns" and line[:1].isalpha() and lines[at + 1 : at + 2] and lines[at + 1].startswith("  "):
+            end = indented(at + 1)
+            out += [f"`{line}`: " + escaped(" ".join(part.strip() for part in lines[at + 1 : end]))]
             at = end
         elif line.startswith("    "):
             end = indented(at)
@@ -207,7 +212,10 @@ def _entry(name: str, found: Any) -> str:
     for what, member, shown in _members(found):
         arguments = "" if what == "property" else signature(shown)
         parts.append(_directive(what, f"{name}.{member}", arguments, markdown(shown.__doc__ or ""), fence="::::"))
-    made = "" if kind == "exception" else signature(found)
+    made = signature(found)
+    # Results are made by functions: their many fields are explained in the docstring.
+    if kind == "exception" or (is_dataclass(found) and (len(made) > 90 or "<factory>" in made)):
+        made = ""
     return _directive(kind, name, made, "\n\n".join(parts), fence=":::::")
 
 
