@@ -87,14 +87,25 @@ def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 # ---------------------------------------------------------------------------------------------- names of the package
 
 SPECIAL = re.compile(r"([\\*_<>\[\]$|{}#~])")
+SCRIPT = re.compile(r"\^(?P<up>\{[^{}]*\}|\([^()]*\)|−?[\w½∞]+)|(?<=(?<!\w)\w)_(?P<down>\{[^{}]*\}|[\w∞#](?!\w))")
+"""A raised or lowered part of a formula in plain text: e^{βt}, β^(−1/2), 10^6, W_p, x_{ij}."""
 ITEM = re.compile(r"^(?P<names>[\w\"'*][^:`]{0,80}?) : (?P<text>.*)$")
 """A line `name : meaning` of a docstring."""
 
 
 def escaped(text: str) -> str:
-    """Plain words of a docstring as Markdown: everything outside of `code` is literal."""
-    parts = re.split(r"(``[^`]+``|`[^`]+`)", text)
-    return "".join(part if part.startswith("`") else SPECIAL.sub(r"\\\1", part) for part in parts)
+    """Plain words of a docstring as Markdown, literal outside of `code`; βt of e^{βt} is raised, p of W_p lowered."""
+    return "".join(part if part.startswith("`") else _literal(part) for part in re.split(r"(``[^`]+``|`[^`]+`)", text))
+
+
+def _literal(text: str) -> str:
+    out, end = [], 0
+    for found in SCRIPT.finditer(text):
+        tag, inner = ("sup", found["up"]) if found["up"] else ("sub", found["down"])
+        inner = inner[1:-1] if inner[0] in "{(" else inner
+        out += [SPECIAL.sub(r"\\\1", text[end : found.start()]), f"<{tag}>", _literal(inner), f"</{tag}>"]
+        end = found.end()
+    return "".join([*out, SPECIAL.sub(r"\\\1", text[end:])])
 
 
 def markdown(doc: str) -> str:

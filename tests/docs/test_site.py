@@ -54,7 +54,9 @@ def test_every_page_is_in_a_table_of_contents():
         for names in re.findall(
             r"^```\{toctree\}\n(.*?)^```", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
         ):
-            named = [line for line in names.splitlines() if line and not line.startswith(":")]
+            named = [
+                line.split("<")[-1].rstrip(">") for line in names.splitlines() if line and not line.startswith(":")
+            ]
             listed |= {(path.parent / f"{name}.md").resolve() for name in named}
     assert listed == set(pages())
 
@@ -141,7 +143,7 @@ def test_program_of_the_gallery(name):
 
 
 def test_docstrings_become_markdown():
-    doc = """Sum of W_p over |x|.
+    doc = """Sum of W_p over |x|, an_example.
 
     Parameters
     ----------
@@ -159,7 +161,7 @@ def test_docstrings_become_markdown():
     2
     """
     found = inserts().markdown(doc)
-    assert "Sum of W\\_p over \\|x\\|." in found
+    assert "Sum of W<sub>p</sub> over \\|x\\|, an\\_example." in found
     assert "- `beta`: inverse temperature, see `simulate` and \\*more\\*\n- `a`, `b`: numbers" in found
     assert "```text\nx' = P_x V m\n```" in found
     assert "```python\n>>> 1 + 1\n2\n```" in found
