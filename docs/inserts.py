@@ -10,11 +10,13 @@ import contextlib
 import importlib
 import inspect
 import io
+import json
 import re
 import runpy
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +97,24 @@ ITEM = re.compile(r"^(?P<names>[\w\"'*][^:`]{0,80}?) : (?P<text>.*)$")
 
 def escaped(text: str) -> str:
     """Plain words of a docstring as Markdown, literal outside of `code`; βt of e^{βt} is raised, p of W_p lowered."""
-    return "".join(part if part.startswith("`") else _literal(part) for part in re.split(r"(``[^`]+``|`[^`]+`)", text))
+    parts = re.split(r"(``[^`]+``|`[^`]+`)", text)
+    return "".join(_linked(part) if part.startswith("`") else _literal(part) for part in parts)
+
+
+def _linked(code: str) -> str:
+    """A link to the reference for `Name`, `name` and `Class.member` of the package; other code as it is."""
+    name, _, member = code.strip("`").removesuffix("()").partition(".")
+    if name not in _public():
+        return code
+    found = getattr(ms, name)
+    if member and not (inspect.isclass(found) and member in {each for _, each, _ in _members(found)}):
+        return code
+    return f"{{py:obj}}`{code.strip('`')} <metastable.{name}{'.' * bool(member)}{member}>`"
+
+
+@cache
+def _public() -> frozenset[str]:
+    return frozenset(public_names())
 
 
 def _literal(text: str) -> str:
@@ -365,9 +384,11 @@ def detectors() -> str:
 
 
 def claims() -> str:
-    """Every claim: its statement and the derivation in the docstring of its file."""
+    """Every claim: its statement, its recorded outcome, and the derivation in the docstring of its file."""
     from metastable import claims as room
 
+    record = json.loads((ROOT / "benchmarks/results/claims.json").read_text(encoding="utf-8"))["rows"]
+    outcomes = {row["name"]: row for row in record}
     text = []
     for group, names in room.GROUPS.items():
         text += [f"## {group}", ""]
@@ -375,6 +396,9 @@ def claims() -> str:
             found = room.find(name)
             module = importlib.import_module(f"metastable.claims.{name.replace('-', '_')}")
             text += [f"({label(name)})=", f"### {name}: {escaped(found.title)}", "", escaped(found.statement), ""]
+            if name in outcomes:
+                row = outcomes[name]
+                text += [f"**{row['outcome']}** at the quick size, {row['checks']}: {escaped(row['headline'])}.", ""]
             text += [
                 markdown(module.__doc__ or ""),
                 "",
@@ -382,6 +406,13 @@ def claims() -> str:
                 "",
             ]
     return "\n".join(text)
+
+
+def outcomes() -> str:
+    """The recorded outcome of every claim in a table."""
+    record = json.loads((ROOT / "benchmarks/results/claims.json").read_text(encoding="utf-8"))["rows"]
+    rows = ([f"[{row['name']}](#{label(row['name'])})", row["outcome"], row["checks"]] for row in record)
+    return table(["claim", "outcome at the quick size", "checks passed"], rows)
 
 
 def label(claim: str) -> str:
@@ -451,6 +482,7 @@ INSERTS: dict[str, Callable[..., str]] = {
     "schemas": schemas,
     "detectors": detectors,
     "claims": claims,
+    "outcomes": outcomes,
     "ratios": ratios,
     "whole": whole,
     "program": program,

@@ -1,7 +1,7 @@
 """A causal mask: the first token leads.
 
 Token i attends to the tokens before it. The first token (black) never moves here, because V = I. The others form
-clusters and join the leader one after another.
+clusters, which join the leader one after another, the last ones much later.
 """
 
 import metastable as ms

@@ -1,7 +1,8 @@
 """Normalisation sets the clock.
 
-The same head under five normalisations. On the sphere (post, ngpt) tokens approach the limit exponentially fast. If
-the radius may grow (pre, peri), they slow down to a power of t.
+The same head under four normalisations. On the sphere (post, ngpt) tokens approach the limit exponentially fast. If
+the radius may grow (pre, peri), they slow down to a power of t. The first two leave again at the end, because β is
+finite.
 """
 
 import numpy as np
