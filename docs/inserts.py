@@ -432,6 +432,43 @@ def ratios() -> str:
     return printed.getvalue()
 
 
+def measured(name: str) -> str:
+    """A sentence about a recorded time: the record of benchmarks/NAME.py."""
+    rows = json.loads((ROOT / "benchmarks/results" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+    first = rows[0]
+    if name == "million":
+        return (
+            f"A complete run ({first['what']}) with its distance curve took {first['seconds']:.0f} seconds and "
+            f"{first['peak_gib']:.1f} GiB on two cores (`benchmarks/million.py`)."
+        )
+    if name == "callback":
+        middle, low, high = (f"{100 * first[key]:.2f}" for key in ("overhead", "overhead_lowest", "overhead_highest"))
+        return (
+            f"At the default interval of {first['every']} steps, one record and one page take {middle} % ({low} to "
+            f"{high} %) of the time of the training: MiniLM, batches of {first['batch']} texts of {first['n']} tokens, "
+            "two cores (`benchmarks/callback.py`)."
+        )
+    if name == "lab":
+        frames, complete = (row["seconds"] for row in rows)
+        return (
+            f"A run of 5000 tokens (d = 3, β = 100) shows its first frames after {frames:.1f} s and is complete after "
+            f"{complete:.1f} s (`benchmarks/lab.py`: server only, two cores, without the browser's drawing)."
+        )
+    if name == "serve":
+        cells = (
+            [
+                row["setting"],
+                f"{row['rate']:.1f}",
+                f"{row['answered']} of {row['sent']}",
+                f"{1000 * row['latency_p50']:.0f} ms",
+                f"{1000 * row['latency_p99']:.0f} ms",
+            ]
+            for row in rows
+        )
+        return table(["setting", "requests per second", "answered", "median latency", "99th percentile"], cells)
+    raise KeyError(name)
+
+
 def whole(path: str) -> str:
     """A Markdown file outside of docs/ as it is, without its first heading."""
     text = (ROOT / path).read_text(encoding="utf-8")
@@ -484,6 +521,7 @@ INSERTS: dict[str, Callable[..., str]] = {
     "claims": claims,
     "outcomes": outcomes,
     "ratios": ratios,
+    "measured": measured,
     "whole": whole,
     "program": program,
     "gallery-page": gallery_page,
