@@ -200,7 +200,7 @@ class _Shown:
 
     def __init__(self, value: Any) -> None:
         text = value.__name__ if inspect.isroutine(value) or inspect.isclass(value) else repr(value)
-        self.text = "…" if " at 0x" in text or len(text) > 40 else text
+        self.text = "…" if " at 0x" in text or len(text) > 40 else text.replace("mappingproxy({})", "{}")
 
     def __repr__(self) -> str:
         return self.text
@@ -233,25 +233,38 @@ def python(group: str) -> str:
     return "\n\n".join(_entry(name, getattr(ms, name)) for name in NAMES[group])
 
 
-def _entry(name: str, found: Any) -> str:
-    module = f"`from metastable import {name}`, in `{found.__module__}`"
+def module(name: str, *names: str) -> str:
+    """The reference of names of a module that users import themselves."""
+    found = importlib.import_module(name)
+    parts = [_entry(each, getattr(found, each), name) for each in names or sorted(found.__all__)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _entry(name: str, found: Any, package: str = "metastable") -> str:
+    if not callable(found):
+        return ""
+    module = f"`from {package} import {name}`" + f", in `{found.__module__}`" * (found.__module__ != package)
     if not inspect.isclass(found):
-        return _directive("function", name, signature(found), f"{module}\n\n{markdown(found.__doc__ or '')}")
+        text = f"{module}\n\n{markdown(found.__doc__ or '')}"
+        return _directive("function", name, signature(found), text, package)
     kind = "exception" if issubclass(found, BaseException) else "class"
     parts = [module, markdown(found.__doc__ or "")]
     for what, member, shown in _members(found):
         arguments = "" if what == "property" else signature(shown)
-        parts.append(_directive(what, f"{name}.{member}", arguments, markdown(shown.__doc__ or ""), fence="::::"))
+        parts.append(
+            _directive(what, f"{name}.{member}", arguments, markdown(shown.__doc__ or ""), package, fence="::::")
+        )
     made = signature(found)
     # Results are made by functions: their many fields are explained in the docstring.
     if kind == "exception" or (is_dataclass(found) and (len(made) > 90 or "<factory>" in made)):
         made = ""
-    return _directive(kind, name, made, "\n\n".join(parts), fence=":::::")
+    return _directive(kind, name, made, "\n\n".join(parts), package)
 
 
-def _directive(kind: str, name: str, arguments: str, text: str, fence: str = ":::::") -> str:
-    heading = f"## {name}\n\n" if "." not in name else ""
-    return f"{heading}{fence}{{py:{kind}}} metastable.{name}{arguments}\n\n{text}\n{fence}"
+def _directive(kind: str, name: str, arguments: str, text: str, package: str, fence: str = ":::::") -> str:
+    level = "##" if package == "metastable" else "###"
+    heading = f"{level} {name}\n\n" if "." not in name else ""
+    return f"{heading}{fence}{{py:{kind}}} {package}.{name}{arguments}\n\n{text}\n{fence}"
 
 
 # ----------------------------------------------------------------------------------------------------- the command line
@@ -514,6 +527,7 @@ def gallery_grid(*names: str) -> str:
 
 INSERTS: dict[str, Callable[..., str]] = {
     "python": python,
+    "module": module,
     "commands": commands,
     "columns": columns,
     "schemas": schemas,
