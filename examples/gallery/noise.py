@@ -14,7 +14,7 @@ head, critical = ms.Head.from_interaction(identity, identity), critical_noise(5.
 figure = make_subplots(1, 2, subplot_titles=["0.7 σ_c", "1.3 σ_c"], shared_yaxes=True)
 for column, factor in enumerate((0.7, 1.3), start=1):
     block = ms.Block(head, noise=factor * critical)
-    run = ms.simulate(block, ms.uniform(20, d=2, seed=1), beta=5.0, until=30.0, t_eval=41, step=0.05)
+    run = ms.simulate(block, ms.uniform(16, d=2, seed=1), beta=5.0, until=100.0, t_eval=61, step=0.05)
     for trace in run.figure("angles").data:
         figure.add_trace(trace, row=1, col=column)
 figure.update_xaxes(title="time t")
