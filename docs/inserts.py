@@ -89,7 +89,9 @@ def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 # ---------------------------------------------------------------------------------------------- names of the package
 
 SPECIAL = re.compile(r"([\\*_<>\[\]$|{}#~])")
-SCRIPT = re.compile(r"\^(?P<up>\{[^{}]*\}|\([^()]*\)|−?[\w½∞]+)|(?<=(?<!\w)\w)_(?P<down>\{[^{}]*\}|[\w∞#](?!\w))")
+SCRIPT = re.compile(
+    r"\^(?P<up>\{[^{}]*\}|\([^()]*\)|−?[\w½∞]+)|(?<=(?<![A-Za-z0-9_])\w)_(?P<down>\{[^{}]*\}|[\w∞#](?!\w))"
+)
 """A raised or lowered part of a formula in plain text: e^{βt}, β^(−1/2), 10^6, W_p, x_{ij}."""
 ITEM = re.compile(r"^(?P<names>[\w\"'*][^:`]{0,80}?) : (?P<text>.*)$")
 """A line `name : meaning` of a docstring."""
