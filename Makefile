@@ -65,6 +65,7 @@ bench: setup ## measure the ratios quoted in the README and record them in bench
 	$(BIN)/python benchmarks/callback.py
 	$(BIN)/python benchmarks/sweep.py
 	$(BIN)/python benchmarks/lab.py
+	$(BIN)/python benchmarks/claims.py
 
 # The tools of the site are not needed by any other command, so `make setup` does without them.
 .venv/documenting: .venv/installed
