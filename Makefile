@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint kernels bench package clean
+.PHONY: help setup demo test test-all lint kernels bench docs gallery package clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -67,6 +67,18 @@ bench: setup ## measure the ratios quoted in the README and record them in bench
 	$(BIN)/python benchmarks/callback.py
 	$(BIN)/python benchmarks/sweep.py
 	$(BIN)/python benchmarks/lab.py
+	$(BIN)/python benchmarks/claims.py
+
+# The tools of the site are not needed by any other command, so `make setup` does without them.
+.venv/documenting: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: .venv/documenting ## build the documentation site (build/docs/index.html), warnings are errors
+	$(BIN)/sphinx-build -W --keep-going -q -d build/doctrees docs build/docs
+
+gallery: setup ## draw the pictures of the gallery again (docs/images/gallery)
+	$(BIN)/python examples/gallery/_draw.py
 
 package: setup ## build the wheel and the source archive (build/dist) and check them
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[package]'

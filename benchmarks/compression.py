@@ -84,7 +84,7 @@ def _lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield ""
     yield (
         "`python benchmarks/compression.py` writes this page. Every number comes from "
-        "`benchmarks/results/compression.json`. [The README](../README.md#compress-an-encoder) explains the command "
+        "`benchmarks/results/compression.json`. [Make an encoder smaller](howto/compress.md) explains the command "
         f"`metastable compress`. Texts are cut to {LENGTH} tokens. Fidelity is measured on texts that no choice saw, "
         "with intervals of 95 % over texts. Speed is the time of the full encoder over that of the smaller one: median "
         "and range of five pairs on two cores. *Same neighbours*: the share of the 10 nearest of the fit texts that "

@@ -54,7 +54,7 @@ def _head() -> Iterator[str]:
     yield from _section(
         "# Effects of length: what was measured, and how good the forecasts are",
         "`python benchmarks/length.py` writes this page. Every number comes from "
-        "`benchmarks/results/length.json`. [The README](../README.md#long-texts) explains the command "
+        "`benchmarks/results/length.json`. [Long texts](howto/length.md) explains the command "
         "`metastable length`. An encoder is measured on the same documents cut to 32, 64, …, 512 tokens. "
         "Forecasts are made from one half of the documents, cut to n₀ = 128 tokens, and scored on the "
         "other half at 512 tokens.",

@@ -296,4 +296,6 @@ def test_every_example_is_run():
     tested |= {"own_head.py", "rates.py", "real_head.py"}
     # tests/monitor/test_examples.py
     tested |= {"batch_job.py", "fastapi_service.py"}
+    # tests/docs/test_pictures.py
+    tested |= {"concentration.py", "screenshots.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested

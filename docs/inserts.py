@@ -1,0 +1,551 @@
+"""Parts of the site that are made from the code and the records: Markdown text, one function each.
+
+A page has the line `<!-- insert: NAME -->`, or `<!-- insert: NAME ARGUMENT -->`; `conf.py` puts the text there. This
+module needs the package alone, not the tools of the site, so that tests can read it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import io
+import json
+import re
+import runpy
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import metastable as ms
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PROGRAMS = ROOT / "examples" / "gallery"
+PICTURES = DOCS / "images" / "gallery"
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "heads": ("Head", "Block", "Perceptron"),
+    "clouds": ("Cloud", "uniform", "graded", "equally_spaced", "fibonacci", "von_mises_fisher", "mixture"),
+    "theory": ("Theory", "BlockTheory", "Verdict", "Spectrum", "Forecast"),
+    "runs": ("simulate", "Run", "Phases", "mean_field", "MeanFieldRun", "MeanFieldPhases", "Problem", "sweep"),
+    "flows": (
+        *("attend", "attend_with_bound", "BoundedMean", "velocity", "value_flow", "zero_temperature_flow"),
+        *("wasserstein", "Distance", "NoiseFloor"),
+    ),
+    "encoders": (
+        *("audit", "Audit", "compare", "Comparison", "length", "Length", "compress", "Compression", "load_compressed"),
+        *("merge_tokens", "exit_layer", "Exit", "callback", "History"),
+    ),
+    "monitor": ("Baseline", "Monitor", "Record"),
+    "errors": ("BadInput", "SimulationStopped"),
+}
+"""The public names, in the order of the reference."""
+
+SCHEMAS: dict[str, tuple[str, str]] = {
+    "metastable.run/1": (
+        "run.json",
+        "a run: head or block, law, β, horizon, solver and versions; the frames are in run.zarr",
+    ),
+    "metastable.mean_field/1": ("run.json", "a run of the mean-field equation"),
+    "metastable.simulate/1": ("simulate --json", "the phases, distances and paths of a run"),
+    "metastable.sweep/1": ("sweep.json", "the description of a sweep: axes, head, tokens, solver, outputs, versions"),
+    "metastable.claims/1": ("claims.json", "every claim with its checks, tables and pictures"),
+    "metastable.audit/2": ("audit.json", "an audit: all tables, the verdict and the twin"),
+    "metastable.loop/1": ("audit.json, key loop", "one layer applied again and again"),
+    "metastable.compare/1": ("compare --json", "the heads that moved, and the sentences of the comparison"),
+    "metastable.length/2": ("length.json", "all tables of a study of lengths"),
+    "metastable.compress/1": ("compress.json", "the options of a compression; also beside a smaller model"),
+    "metastable.exit/1": ("exit.json", "scores by depth, the chosen layer and its loss"),
+    "metastable.probe/1": ("probe.json", "the linear probe of the chosen layer; its weights are beside it"),
+    "metastable.history/1": ("audit-history.jsonl", "first line of a history; one line per record and depth follows"),
+    "metastable.baseline/4": ("baseline.json", "a baseline; its arrays are in safetensors files beside it"),
+    "metastable.calibrate/1": ("calibrate --json", "what a calibration made"),
+    "metastable.recalibrate/1": ("recalibrate --json", "the effect of reviewed texts on a baseline"),
+    "metastable.watch/1": ("watch --json, summary.json", "a watched stream: counts, alarms, the change"),
+}
+"""What each schema is found in, and what it holds."""
+
+
+def public_names() -> list[str]:
+    """The names in the stub file of the package."""
+    stub = (ROOT / "src/metastable/__init__.pyi").read_text(encoding="utf-8")
+    return re.findall(r"^from \S+ import \w+ as (\w+)$", stub, flags=re.MULTILINE)
+
+
+def row(*cells: Any) -> str:
+    """A row of a table."""
+    return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    names = list(head)
+    return "\n".join([row(*names), row(*["---"] * len(names)), *(row(*cells) for cells in rows)])
+
+
+# ---------------------------------------------------------------------------------------------- names of the package
+
+SPECIAL = re.compile(r"([\\*_<>\[\]$|{}#~])")
+SCRIPT = re.compile(
+    r"\^(?P<up>\{[^{}]*\}|\([^()]*\)|−?[\w½∞]+)|(?<=(?<![A-Za-z0-9_])\w)_(?P<down>\{[^{}]*\}|[\w∞#](?!\w))"
+)
+"""A raised or lowered part of a formula in plain text: e^{βt}, β^(−1/2), 10^6, W_p, x_{ij}."""
+ITEM = re.compile(r"^(?P<names>[\w\"'*][^:`]{0,80}?) : (?P<text>.*)$")
+"""A line `name : meaning` of a docstring."""
+
+
+def escaped(text: str) -> str:
+    """Plain words of a docstring as Markdown, literal outside of `code`; βt of e^{βt} is raised, p of W_p lowered."""
+    parts = re.split(r"(``[^`]+``|`[^`]+`)", text)
+    return "".join(_linked(part) if part.startswith("`") else _literal(part) for part in parts)
+
+
+def _linked(code: str) -> str:
+    """A link to the reference for `Name`, `name` and `Class.member` of the package; other code as it is."""
+    name, _, member = code.strip("`").removesuffix("()").partition(".")
+    if name not in _public():
+        return code
+    found = getattr(ms, name)
+    if member and not (inspect.isclass(found) and member in {each for _, each, _ in _members(found)}):
+        return code
+    return f"{{py:obj}}`{code.strip('`')} <metastable.{name}{'.' * bool(member)}{member}>`"
+
+
+@cache
+def _public() -> frozenset[str]:
+    return frozenset(public_names())
+
+
+def _literal(text: str) -> str:
+    out, end = [], 0
+    for found in SCRIPT.finditer(text):
+        tag, inner = ("sup", found["up"]) if found["up"] else ("sub", found["down"])
+        inner = inner[1:-1] if inner[0] in "{(" else inner
+        out += [SPECIAL.sub(r"\\\1", text[end : found.start()]), f"<{tag}>", _literal(inner), f"</{tag}>"]
+        end = found.end()
+    return "".join([*out, SPECIAL.sub(r"\\\1", text[end:])])
+
+
+def markdown(doc: str) -> str:
+    """A docstring of the package as Markdown.
+
+    Known are paragraphs, numpy's sections, lines `name : meaning` with indented continuations, lists, examples with
+    >>> and indented formulas.
+    """
+    lines, out, at, section = inspect.cleandoc(doc).splitlines(), [], 0, ""
+
+    def indented(first: int) -> int:
+        """The end of the block of indented lines, with blank lines inside, that begins at `first`."""
+        end = first
+        while end < len(lines) and (lines[end].startswith("  ") or (not lines[end] and _goes_on(lines, end))):
+            end += 1
+        return end
+
+    while at < len(lines):
+        line = lines[at]
+        if at + 1 < len(lines) and re.fullmatch(r"-{3,}", lines[at + 1]):
+            out += ["", f"**{line}**", ""]
+            at, section = at + 2, line
+        elif line.lstrip().startswith(">>>"):
+            end = next((i for i in range(at, len(lines)) if not lines[i].strip()), len(lines))
+            out += ["", "```python", *(inspect.cleandoc("\n".join(lines[at:end])).splitlines()), "```", ""]
+            at = end
+        elif found := ITEM.match(line):
+            end = indented(at + 1)
+            text = " ".join([found["text"], *(part.strip() for part in lines[at + 1 : end])])
+            names = ", ".join(f"`{name.strip()}`" for name in found["names"].split(","))
+            out += [f"- {names}: {escaped(text)}"]
+            at = end
+        elif section == "Returns" and line[:1].isalpha() and lines[at + 1 : at + 2] and lines[at + 1].startswith("  "):
+            end = indented(at + 1)
+            out += [f"`{line}`: " + escaped(" ".join(part.strip() for part in lines[at + 1 : end]))]
+            at = end
+        elif line.startswith("    "):
+            end = indented(at)
+            out += ["", "```text", *(part[4:] for part in lines[at:end]), "```", ""]
+            at = end
+        else:
+            if line and out and out[-1].startswith("- ") and not line.startswith("- "):
+                out += [""]
+            out += [("- " + escaped(line[2:])) if line.startswith("- ") else escaped(line)]
+            at += 1
+    return "\n".join(out)
+
+
+def _goes_on(lines: list[str], blank: int) -> bool:
+    return (
+        blank + 1 < len(lines)
+        and lines[blank + 1].startswith("    ")
+        and not lines[blank + 1].strip().startswith(">>>")
+    )
+
+
+def signature(called: Any) -> str:
+    """The arguments of a function without the types, which the stub file and the help of an editor show."""
+    try:
+        found = inspect.signature(called)
+    except (TypeError, ValueError):
+        return "()"
+    given = [
+        p.replace(annotation=inspect.Parameter.empty, default=p.empty if p.default is p.empty else _Shown(p.default))
+        for p in found.parameters.values()
+        if p.name not in ("self", "cls") and not p.name.startswith("_")
+    ]
+    return str(found.replace(parameters=given, return_annotation=inspect.Signature.empty))
+
+
+class _Shown:
+    """A default value as the reference shows it: without addresses, and short."""
+
+    def __init__(self, value: Any) -> None:
+        text = value.__name__ if inspect.isroutine(value) or inspect.isclass(value) else repr(value)
+        self.text = "…" if " at 0x" in text or len(text) > 40 else text.replace("mappingproxy({})", "{}")
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _members(cls: type) -> list[tuple[str, str, Any]]:
+    """(kind, name, object) of the documented public members of a class, its own and inherited ones of the package."""
+    found: dict[str, tuple[str, Any]] = {}
+    for base in cls.__mro__:
+        if not base.__module__.startswith("metastable"):
+            continue
+        for name, member in vars(base).items():
+            if name.startswith("_") or name in found:
+                continue
+            if isinstance(member, (classmethod, staticmethod)):
+                kind, shown = ("classmethod" if isinstance(member, classmethod) else "staticmethod"), member.__func__
+            elif inspect.isfunction(member):
+                kind, shown = "method", member
+            elif isinstance(member, property) or hasattr(member, "attrname"):
+                kind, shown = "property", getattr(member, "fget", None) or getattr(member, "func", None)
+            else:
+                continue
+            if inspect.getdoc(shown):
+                found[name] = (kind, shown)
+    return [(kind, name, shown) for name, (kind, shown) in found.items()]
+
+
+def python(group: str) -> str:
+    """The reference of the public names of a group, from their docstrings."""
+    return "\n\n".join(_entry(name, getattr(ms, name)) for name in NAMES[group])
+
+
+def module(name: str, *names: str) -> str:
+    """The reference of names of a module that users import themselves."""
+    found = importlib.import_module(name)
+    parts = [_entry(each, getattr(found, each), name) for each in names or sorted(found.__all__)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _entry(name: str, found: Any, package: str = "metastable") -> str:
+    if not callable(found):
+        return ""
+    module = f"`from {package} import {name}`" + f", in `{found.__module__}`" * (found.__module__ != package)
+    if not inspect.isclass(found):
+        text = f"{module}\n\n{markdown(found.__doc__ or '')}"
+        return _directive("function", name, signature(found), text, package)
+    kind = "exception" if issubclass(found, BaseException) else "class"
+    parts = [module, markdown(found.__doc__ or "")]
+    for what, member, shown in _members(found):
+        arguments = "" if what == "property" else signature(shown)
+        parts.append(
+            _directive(what, f"{name}.{member}", arguments, markdown(shown.__doc__ or ""), package, fence="::::")
+        )
+    made = signature(found)
+    # Results are made by functions: their many fields are explained in the docstring.
+    if kind == "exception" or (is_dataclass(found) and (len(made) > 90 or "<factory>" in made)):
+        made = ""
+    return _directive(kind, name, made, "\n\n".join(parts), package)
+
+
+def _directive(kind: str, name: str, arguments: str, text: str, package: str, fence: str = ":::::") -> str:
+    level = "##" if package == "metastable" else "###"
+    heading = f"{level} {name}\n\n" if "." not in name else ""
+    return f"{heading}{fence}{{py:{kind}}} {package}.{name}{arguments}\n\n{text}\n{fence}"
+
+
+# ----------------------------------------------------------------------------------------------------- the command line
+
+
+def commands() -> str:
+    """Every command with its arguments and options, from the application itself."""
+    import typer
+
+    from metastable.cli.app import app
+
+    group: Any = typer.main.get_command(app)
+    text = ["`metastable --version` prints the version. `metastable --help` lists the commands.\n"]
+    for name, command in group.commands.items():
+        places = [p for p in command.params if not p.opts[0].startswith("-")]
+        options = [p for p in command.params if p.opts[0].startswith("-") and not p.hidden]
+        usage = " ".join(["metastable", name, *(_place(p) for p in places), "[OPTIONS]"])
+        text += [
+            f"## metastable {name}",
+            "",
+            f"```text\n{usage}\n```",
+            "",
+            escaped(inspect.cleandoc(command.help or "")),
+        ]
+        if command.epilog:
+            text += ["", "Example:", "", f"```bash\n{command.epilog.removeprefix('Example:').strip()}\n```"]
+        if places:
+            text += [
+                "",
+                table(["argument", "meaning"], ([f"`{p.name.upper()}`", escaped(p.help or "")] for p in places)),
+            ]
+        text += [
+            "",
+            table(
+                ["option", "meaning", "default"], ([_option(p), escaped(p.help or ""), _default(p)] for p in options)
+            ),
+            "",
+        ]
+    return "\n".join(text)
+
+
+def _place(parameter: Any) -> str:
+    name = parameter.name.upper() + ("..." if parameter.nargs == -1 else "")
+    return name if parameter.required else f"[{name}]"
+
+
+def _option(parameter: Any) -> str:
+    names = ", ".join([*parameter.opts, *parameter.secondary_opts])
+    if parameter.is_flag:
+        return f"`{names}`"
+    kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    word = parameter.metavar or {"Path": "PATH", "int": "N", "float": "NUMBER"}.get(
+        getattr(kind, "__name__", ""), "TEXT"
+    )
+    return f"`{names} {word}`"
+
+
+def _default(parameter: Any) -> str:
+    value = parameter.default
+    if parameter.required:
+        return "required"
+    return "" if value in (None, False, "", (), []) or callable(value) else f"`{value}`"
+
+
+# ------------------------------------------------------------------------------------------------ columns and files
+
+
+def columns(which: str) -> str:
+    """A table of columns, from the table in the code that the reports use."""
+    from metastable.encoder import columns as audit
+    from metastable.encoder.compare import COLUMNS as COMPARED
+    from metastable.encoder.compress.result import COLUMNS as OPTIONS
+    from metastable.encoder.compress.result import TASK_COLUMNS
+    from metastable.encoder.history.record import COLUMNS as HISTORY
+    from metastable.encoder.length.result import TABLES
+    from metastable.scale.dataset import WORDS
+
+    two = {"layers": audit.LAYER_COLUMNS, "compare": COMPARED, "history": HISTORY}
+    three = {"heads": audit.COLUMNS, "text": audit.TEXT}
+    if which in two:
+        return table(["column", "meaning"], ([f"`{name}`", escaped(what)] for name, what in two[which].items()))
+    if which in three:
+        rows = ([f"`{name}`", *map(escaped, what)] for name, what in three[which].items())
+        return table(["column", "meaning and unit", "usual values"], rows)
+    if which == "sweep":
+        rows = ([f"`{name}`", escaped(what), escaped(unit)] for name, (what, unit) in WORDS.items())
+        return table(["axis or variable", "meaning", "unit"], rows)
+    if which == "length":
+        rows = ([f"`{name}.csv`", ", ".join(f"`{column}`" for column in own)] for name, own in TABLES.items())
+        return table(["table", "columns"], rows)
+    if which == "compress":
+        named = {"always": OPTIONS, "with `--pairs`": TASK_COLUMNS}
+        return table(["when", "columns"], ([when, ", ".join(f"`{c}`" for c in own)] for when, own in named.items()))
+    if which == "record":
+        return _record()
+    raise KeyError(which)
+
+
+def _record() -> str:
+    from metastable.monitor.record import WRITTEN, Record
+
+    meanings: dict[str, str] = {}
+    for item in re.findall(r"^ *- (`.*)$", markdown(Record.__doc__ or ""), flags=re.MULTILINE):
+        names, _, what = item.partition(": ")
+        meanings |= {name.strip("` "): what for name in names.split(",")}
+    meanings["reason"] = "the finding in words"
+    return table(["field", "meaning"], ([f"`{name}`", meanings[name]] for name in WRITTEN))
+
+
+def schemas() -> str:
+    """The schemas of the JSON files; `tests/docs` checks that none in the code is missing."""
+    rows = ([f"`{name}`", f"`{place}`", what] for name, (place, what) in SCHEMAS.items())
+    return table(["schema", "found in", "what it holds"], rows)
+
+
+def detectors() -> str:
+    """The detectors of each setting of the monitor."""
+    from metastable.monitor import detectors as room
+    from metastable.monitor.scoring import SETTINGS
+
+    rows = []
+    for name, detector in room.DETECTORS.items():
+        used = [setting.name for setting in SETTINGS.values() if name in setting.members]
+        first = inspect.cleandoc(sys.modules[detector.__module__].__doc__ or detector.__doc__ or "").split("\n\n")[0]
+        rows.append([f"`{name}`", escaped(" ".join(first.split())), ", ".join(used) or "none"])
+    return table(["detector", "what it measures", "settings"], rows)
+
+
+# ------------------------------------------------------------------------------------------------------------ evidence
+
+
+def claims() -> str:
+    """Every claim: its statement, its recorded outcome, and the derivation in the docstring of its file."""
+    from metastable import claims as room
+
+    record = json.loads((ROOT / "benchmarks/results/claims.json").read_text(encoding="utf-8"))["rows"]
+    outcomes = {row["name"]: row for row in record}
+    text = []
+    for group, names in room.GROUPS.items():
+        text += [f"## {group}", ""]
+        for name in names:
+            found = room.find(name)
+            module = importlib.import_module(f"metastable.claims.{name.replace('-', '_')}")
+            text += [f"({label(name)})=", f"### {name}: {escaped(found.title)}", "", escaped(found.statement), ""]
+            if name in outcomes:
+                row = outcomes[name]
+                text += [f"**{row['outcome']}** at the quick size, {row['checks']}: {escaped(row['headline'])}.", ""]
+            text += [
+                markdown(module.__doc__ or ""),
+                "",
+                f"Run it: `metastable claims {name}`. Source: `claims/{name.replace('-', '_')}.py`.",
+                "",
+            ]
+    return "\n".join(text)
+
+
+def outcomes() -> str:
+    """The recorded outcome of every claim in a table."""
+    record = json.loads((ROOT / "benchmarks/results/claims.json").read_text(encoding="utf-8"))["rows"]
+    rows = ([f"[{row['name']}](#{label(row['name'])})", row["outcome"], row["checks"]] for row in record)
+    return table(["claim", "outcome at the quick size", "checks passed"], rows)
+
+
+def label(claim: str) -> str:
+    """The label of a claim: pages link to it with [text](#claim-NAME)."""
+    return f"claim-{claim}"
+
+
+def ratios() -> str:
+    """The tables of measured ratios, as benchmarks/readme_table.py prints them from the records."""
+    program, printed = ROOT / "benchmarks" / "readme_table.py", io.StringIO()
+    sys.path.insert(0, str(program.parent))
+    try:
+        with contextlib.redirect_stdout(printed):
+            runpy.run_path(str(program), run_name="__main__")
+    finally:
+        sys.path.remove(str(program.parent))
+    return printed.getvalue()
+
+
+def measured(name: str) -> str:
+    """A sentence about a recorded time: the record of benchmarks/NAME.py."""
+    rows = json.loads((ROOT / "benchmarks/results" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+    first = rows[0]
+    if name == "million":
+        return (
+            f"A complete run ({first['what']}) with its distance curve took {first['seconds']:.0f} seconds and "
+            f"{first['peak_gib']:.1f} GiB on two cores (`benchmarks/million.py`)."
+        )
+    if name == "callback":
+        middle, low, high = (f"{100 * first[key]:.2f}" for key in ("overhead", "overhead_lowest", "overhead_highest"))
+        return (
+            f"At the default interval of {first['every']} steps, one record and one page take {middle} % ({low} to "
+            f"{high} %) of the time of the training: MiniLM, batches of {first['batch']} texts of {first['n']} tokens, "
+            "two cores (`benchmarks/callback.py`)."
+        )
+    if name == "lab":
+        frames, complete = (row["seconds"] for row in rows)
+        return (
+            f"A run of 5000 tokens (d = 3, β = 100) shows its first frames after {frames:.1f} s and is complete after "
+            f"{complete:.1f} s (`benchmarks/lab.py`: server only, two cores, without the browser's drawing)."
+        )
+    if name == "serve":
+        cells = (
+            [
+                row["setting"],
+                f"{row['rate']:.1f}",
+                f"{row['answered']} of {row['sent']}",
+                f"{1000 * row['latency_p50']:.0f} ms",
+                f"{1000 * row['latency_p99']:.0f} ms",
+            ]
+            for row in rows
+        )
+        return table(["setting", "requests per second", "answered", "median latency", "99th percentile"], cells)
+    raise KeyError(name)
+
+
+def whole(path: str) -> str:
+    """A Markdown file outside of docs/ as it is, without its first heading."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return re.sub(r"\A# .*\n", "", text)
+
+
+def program(path: str) -> str:
+    """A program of the repository."""
+    kind = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml"}[Path(path).suffix]
+    return f"```{kind}\n{(ROOT / path).read_text(encoding='utf-8').rstrip()}\n```"
+
+
+# ------------------------------------------------------------------------------------------------------------- gallery
+
+
+def gallery_names() -> list[str]:
+    return sorted(path.stem for path in PROGRAMS.glob("*.py") if not path.stem.startswith("_"))
+
+
+def _told(name: str) -> tuple[str, str, str]:
+    """(title, text, program without its docstring) of a program of the gallery."""
+    source = (PROGRAMS / f"{name}.py").read_text(encoding="utf-8")
+    doc, code = re.fullmatch(r'"""(.*?)"""\n+(.*)', source, flags=re.DOTALL).groups()  # type: ignore[union-attr]
+    title, _, text = doc.partition("\n\n")
+    return title.strip().rstrip("."), " ".join(text.split()), code.rstrip()
+
+
+def gallery_page(*names: str) -> str:
+    """Pictures of the gallery, each with its text and its program below it."""
+    text = []
+    for name in names:
+        title, about, code = _told(name)
+        text += [f"(gallery-{name})=", f"## {title}", "", about, "", f"![{title}](../images/gallery/{name}.png)", ""]
+        text += [f"```python\n{code}\n```", ""]
+    return "\n".join(text)
+
+
+def gallery_grid(*names: str) -> str:
+    """Small pictures that lead to the programs."""
+    cards = [f"[![{_told(name)[0]}](../images/gallery/{name}.png) {_told(name)[0]}](#gallery-{name})" for name in names]
+    return ":::{container} grid\n" + "\n\n".join(cards) + "\n:::"
+
+
+INSERTS: dict[str, Callable[..., str]] = {
+    "python": python,
+    "module": module,
+    "commands": commands,
+    "columns": columns,
+    "schemas": schemas,
+    "detectors": detectors,
+    "claims": claims,
+    "outcomes": outcomes,
+    "ratios": ratios,
+    "measured": measured,
+    "whole": whole,
+    "program": program,
+    "gallery-page": gallery_page,
+    "gallery-grid": gallery_grid,
+}
+MARK = re.compile(r"^<!-- insert: ([\w-]+) ?(.*?) ?-->$", flags=re.MULTILINE)
+
+
+def filled(text: str) -> str:
+    """A page with every insert in its place."""
+    return MARK.sub(lambda found: INSERTS[found[1]](*found[2].split()), text)

@@ -1,0 +1,193 @@
+"""The site without building it: links, code blocks, the reference and the gallery."""
+
+import ast
+import hashlib
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.docs.pages import DOCS, ROOT, anchors, filled, inserts, pages, prose
+from tests.encoder.models import tiny
+
+LINK = re.compile(r"(?<!\\)\]\(<?([^)>\s]+)>?\)")
+SOURCES = {
+    DOCS / "evidence/studies.md": ROOT / "studies",
+    DOCS / "evidence/detection_method.md": ROOT / "benchmarks/detection",
+}
+"""Pages that show a file from outside of docs/, and the folder that its links start from."""
+SOURCES |= dict.fromkeys((DOCS / "changelog.md", DOCS / "contributing.md"), ROOT)
+
+BLOCK = re.compile(r"(?:^<!-- (slow|given): (.+) -->\n)?^```python\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
+RUN = [path for folder in ("start", "howto", "understand") for path in sorted((DOCS / folder).glob("*.md"))]
+
+
+def blocks():
+    """(mark, code) of the Python blocks that readers are told to run. Programs of examples/ have tests of their own."""
+    for path in RUN:
+        for number, (kind, _, code) in enumerate(BLOCK.findall(path.read_text(encoding="utf-8")), start=1):
+            name = f"{path.relative_to(DOCS).with_suffix('')}-{number}"
+            yield pytest.param(kind, code, id=name, marks=[pytest.mark.slow] if kind == "slow" else [])
+
+
+@pytest.mark.parametrize("path", pages(), ids=lambda path: str(path.relative_to(DOCS)))
+def test_links_lead_somewhere(path):
+    labels = set().union(*map(anchors, pages()))
+    for target in LINK.findall(prose(path)):
+        if re.match(r"https?:|mailto:", target):
+            continue
+        file, _, place = target.partition("#")
+        if not file:
+            assert place in labels, f"{target}: there is no such label or heading"
+            continue
+        found = [folder / file for folder in (path.parent, SOURCES.get(path, path.parent)) if (folder / file).exists()]
+        assert found, f"{target}: there is no such file"
+        if place:
+            assert place in anchors(found[0].resolve()), f"{target}: there is no such heading"
+
+
+def test_every_page_is_in_a_table_of_contents():
+    listed = {DOCS / "index.md"}
+    for path in pages():
+        for names in re.findall(
+            r"^```\{toctree\}\n(.*?)^```", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+        ):
+            named = [
+                line.split("<")[-1].rstrip(">") for line in names.splitlines() if line and not line.startswith(":")
+            ]
+            listed |= {(path.parent / f"{name}.md").resolve() for name in named}
+    assert listed == set(pages())
+
+
+@pytest.mark.parametrize(("kind", "code"), list(blocks()))
+def test_code_blocks_run(kind, code, tmp_path, monkeypatch, request):
+    monkeypatch.chdir(tmp_path)
+    given = {}
+    if kind == "given":
+        texts = request.getfixturevalue("texts")
+        given = {"model": tiny("bert"), "tokenizer": request.getfixturevalue("tokenizer"), "clean_texts": texts}
+    exec(compile(code, "block", "exec"), given)
+
+
+def test_every_public_name_is_in_the_reference():
+    names = [name for group in inserts().NAMES.values() for name in group]
+    assert sorted(names) == sorted(inserts().public_names())
+    shown = "".join(map(filled, (DOCS / "reference").glob("*.md")))
+    for name in names:
+        assert re.search(rf"\{{py:(class|function|exception)\}} metastable\.{name}\b", shown), name
+
+
+def test_every_command_with_every_option_is_in_the_reference():
+    from typer.main import get_command
+
+    from metastable.cli.app import app
+
+    sections = re.split(r"^## metastable ", filled(DOCS / "reference" / "commands.md"), flags=re.MULTILINE)
+    shown = {section.split("\n")[0]: section for section in sections[1:]}
+    for name, command in get_command(app).commands.items():
+        for parameter in command.params:
+            for option in parameter.opts:
+                word = option if option.startswith("-") else parameter.name.upper()
+                assert word in shown[name], f"{name} {option}"
+
+
+def test_every_schema_in_the_code_is_in_the_reference():
+    sources = (path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    found = {name for text in sources for name in re.findall(r'"(metastable\.\w+/\d+)"', text)}
+    assert found == set(inserts().SCHEMAS)
+
+
+def test_every_field_of_a_record_and_every_detector_has_a_meaning():
+    from metastable.monitor.detectors import DETECTORS
+
+    page = filled(DOCS / "reference" / "columns.md")
+    for name in DETECTORS:
+        assert re.search(rf"^\| `{name}` \| \S+", page, flags=re.MULTILINE), name
+    for name in ("p_value", "slice_log_e", "sha", "reason"):
+        assert re.search(rf"^\| `{name}` \| \S+", page, flags=re.MULTILINE), name
+
+
+NAMES = inserts().gallery_names()
+
+
+def test_there_are_pictures_enough_and_all_are_shown():
+    assert len(NAMES) >= 24
+    shown = "".join(path.read_text(encoding="utf-8") for path in (DOCS / "gallery").glob("*.md"))
+    for mark in ("gallery-grid", "gallery-page"):
+        listed = " ".join(re.findall(rf"<!-- insert: {mark} (.*) -->", shown)).split()
+        assert sorted(listed) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_program_of_the_gallery(name):
+    """It is short, says what it draws, leaves a figure, and its picture was drawn by this very program."""
+    source = (inserts().PROGRAMS / f"{name}.py").read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    title, about, code = inserts()._told(name)
+    assert title
+    assert len(about) > 40
+    assert len(code.splitlines()) <= 36
+    assert "figure" in {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    drawn = json.loads((inserts().PICTURES / "drawn.json").read_text(encoding="utf-8"))
+    same = drawn[name] == hashlib.sha256(source.split('"""', 2)[2].strip().encode()).hexdigest()
+    assert same, f"the program has changed: python examples/gallery/_draw.py {name}"
+    assert (inserts().PICTURES / f"{name}.png").stat().st_size > 5000
+
+
+def test_docstrings_become_markdown():
+    doc = """Sum of W_p over |x|, an_example.
+
+    Parameters
+    ----------
+    beta : inverse temperature, see `simulate`
+        and *more*
+    a, b : numbers
+
+    The formula is
+
+        x' = P_x V m
+
+    Examples
+    --------
+    >>> 1 + 1
+    2
+    """
+    found = inserts().markdown(doc)
+    assert "Sum of W<sub>p</sub> over \\|x\\|, an\\_example." in found
+    assert "- `beta`: inverse temperature, see {py:obj}`simulate <metastable.simulate>` and \\*more\\*\n" in found
+    assert "\n- `a`, `b`: numbers" in found
+    assert "```text\nx' = P_x V m\n```" in found
+    assert "```python\n>>> 1 + 1\n2\n```" in found
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_warnings(tmp_path):
+    pytest.importorskip("sphinx", reason="`make docs` installs the tools of the site")
+    call = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-d",
+        tmp_path / "trees",
+        DOCS,
+        tmp_path / "site",
+    ]
+    done = subprocess.run(call, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "site" / "understand" / "projection.html").read_text(encoding="utf-8")
+    assert "<math" in page
+    scripts = re.findall(
+        r'(?:src|href)="(https?://[^"]+)"', (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    )
+    assert not [address for address in scripts if address.endswith((".js", ".css"))]
