@@ -7,6 +7,7 @@ from functools import cache
 from itertools import product
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.linalg
 import torch
@@ -407,3 +408,29 @@ def test_a_text_of_a_hundred_thousand_tokens_is_cut():
     found = measure(small(), ["the quick brown fox jumps over the lazy dog " * 12_000, "A short one."])
     assert (found.counts.texts, found.counts.cut) == (2, 1)
     assert found.lengths == {64: 1, 6: 1}
+
+
+@pytest.mark.parametrize("family", ["bert", "deberta-v2"])
+def test_cores_that_share_batches_find_the_same(family):
+    """Three batches at a time, in threads with modules of their own; DeBERTa also calls modules in its scores."""
+    own = load(models.tiny(family, vocab_size=30522), tokenizer=models.tokenizer())
+    texts = [f"{text} {'and so on ' * (number % 4)}" for number, text in enumerate(models.TEXTS * 5)]
+    found, told = [], []
+    for cores in (1, 3):
+        shared, done = Meter(own), []
+        shared.cores = cores
+        found.append(shared.tally(texts, 2, done.append))
+        told.append(done)
+    one, many = found
+    assert told[0] == told[1]
+    assert told[0][-1] == len(texts)
+    assert one.lengths == many.lengths
+    pd.testing.assert_frame_equal(one.head_table(), many.head_table(), atol=1e-6)
+    pd.testing.assert_frame_equal(one.depth_table(), many.depth_table(), atol=1e-6)
+
+
+def test_a_text_that_cannot_be_read_stops_the_cores():
+    shared = Meter(small())
+    shared.cores = 2
+    with pytest.raises(BadInput, match="text 7"):
+        shared.tally([*models.TEXTS[:1] * 7, 5], 2)

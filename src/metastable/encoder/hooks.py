@@ -462,6 +462,27 @@ def read(encoder: Encoder, batch: Batch, special: str, depths: Collection[int], 
         encoder.run(batch.inputs)
 
 
+def embedded(encoder: Encoder, batch: Batch) -> Tensor:
+    """The stream before the first layer of a private encoder, (texts, n, d): the pass ends there."""
+
+    def stop(module: nn.Module, arguments: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        raise _Embedded(arguments[0] if arguments else named["hidden_states"])
+
+    handle = encoder.anatomy.blocks[0].module.register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        encoder.run(batch.inputs)
+    except _Embedded as found:
+        return found.hidden
+    finally:
+        handle.remove()
+    raise AssertionError("the pass did not reach the first layer")
+
+
+class _Embedded(Exception):
+    def __init__(self, hidden: Tensor) -> None:
+        self.hidden = hidden
+
+
 Visit = Callable[[Depth], None]
 
 

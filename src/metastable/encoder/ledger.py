@@ -306,7 +306,7 @@ def _of_loop(encoder: Encoder, found: Sequence[Batch], special: str, loops: int,
     device = encoder.device
     chosen = [batch.chosen(special).to(device) for batch in found]
     with torch.inference_mode(), torch.autocast(device.type, enabled=False):
-        ways = [looped_tokens(encoder, layer, batch, special, batch.mask.to(device), loops) for batch in found]
+        ways = [looped_tokens(encoder, layer, batch, batch.mask.to(device), loops) for batch in found]
 
         def follow(steps: int) -> Floats:
             """The dispersion at the next steps, (texts, steps); NaN where a text has no finite tokens any more."""

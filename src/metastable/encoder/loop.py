@@ -25,7 +25,7 @@ from metastable.arrays import whole
 from metastable.encoder.anatomy import Anatomy, AttentionLayer, Norm
 from metastable.encoder.exact_sums import ExactSums, Floats
 from metastable.encoder.fold import fold_heads
-from metastable.encoder.hooks import Depth, read
+from metastable.encoder.hooks import embedded
 from metastable.encoder.measure import columns_of
 from metastable.encoder.statistics import CLOUD, averaged, cloud
 from metastable.encoder.texts import Batch, TextCounts, batches
@@ -262,7 +262,7 @@ def _follow(encoder: Encoder, layer: int, batch: Batch, special: str, beta: floa
     rows: list[dict[str, Floats]] = []
     before = None
     with torch.inference_mode(), torch.autocast(device.type, enabled=False):
-        for unit in looped_tokens(encoder, layer, batch, special, mask, steps):
+        for unit in looped_tokens(encoder, layer, batch, mask, steps):
             found = cloud(unit, chosen, beta) | {"clusters": clusters(unit, chosen, ANGLE)}
             rows.append({name: value.double().cpu().numpy() for name, value in found.items()})
             if before is not None:
@@ -276,21 +276,10 @@ def _follow(encoder: Encoder, layer: int, batch: Batch, special: str, beta: floa
     return {name: np.stack([row[name] for row in rows], axis=1) for name in NAMES}
 
 
-def looped_tokens(
-    encoder: Encoder, layer: int, batch: Batch, special: str, mask: Tensor, steps: int
-) -> Iterator[Tensor]:
+def looped_tokens(encoder: Encoder, layer: int, batch: Batch, mask: Tensor, steps: int) -> Iterator[Tensor]:
     """Unit tokens at steps 0, …, `steps`, as long as they are finite. encoder : a private one"""
     anatomy = encoder.anatomy
-    seen: list[Tensor] = []
-
-    def visit(depth: Depth) -> None:
-        # The stream that the first layer adds its update to.
-        found = depth.before if depth.pre_norm else depth.x
-        assert found is not None
-        seen.append(found.clone())
-
-    read(encoder, batch, special, (0,), visit)
-    stream = seen[0]
+    stream = embedded(encoder, batch)
     for earlier in anatomy.steps[:layer]:
         stream = earlier(stream, mask)
     for t in range(steps + 1):

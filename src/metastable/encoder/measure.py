@@ -11,15 +11,19 @@ any statistic.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from metastable.arrays import set_own_threads
 from metastable.encoder.anatomy import Anatomy, AttentionLayer
 from metastable.encoder.exact_sums import ExactCosine, ExactSums, Floats
 from metastable.encoder.hooks import Attended, Depth, Tokens, caught, read
@@ -53,6 +57,9 @@ LAYER = ("update_length", "residual")
 
 CHUNK = 2**19
 """The largest number of scores in one array: 2 MB of float32, which stay in the cache of a processor."""
+
+MOST_BATCHES = 8
+"""At most this many batches are computed at a time, which bounds the memory."""
 
 LOWEST = -1e30
 """Added to a score, it hides a key."""
@@ -204,10 +211,12 @@ class Meter:
     """An encoder ready to be measured, batch by batch: the statistics of each text, before any average over texts.
 
     known : the `theories` of its heads, if they are there already
+    cores : how many cores torch may use
     """
 
     def __init__(self, encoder: Encoder, special: str = "exclude", known: Theories | None = None) -> None:
         self.encoder = encoder = encoder.private()
+        self.cores = torch.get_num_threads() if encoder.device.type == "cpu" else 1
         self.special = choice(special, "special", SPECIAL)
         known = theories(encoder.anatomy) if known is None else known
         self.lenses = [HeadLens(*pair) for pair in zip(encoder.anatomy.layers, known, strict=True)]
@@ -229,7 +238,7 @@ class Meter:
             embeddings=ExactCosine(self.lenses[0].layer.width),
         )
 
-    def measure(self, batch: Batch) -> tuple[dict[str, Floats], dict[str, Floats], dict[str, Floats], Largest, Floats]:
+    def measure(self, batch: Batch) -> Statistics:
         """Each text's statistics: of depths (texts, L + 1), of layers (texts, L), of heads (texts, L, heads).
 
         Also the largest feature of each text, by cloud and depth, and its embedding, (texts, d).
@@ -274,9 +283,11 @@ class Meter:
     ) -> Measurements:
         """The sums over texts; `progress` is called after each batch with the number of texts done."""
         measured = self.empty()
-        counts = measured.counts
-        for batch in batches(self.encoder.reads_text(), texts, self.limit, batch_size, counts):
-            lengths, (depths, layers, heads, largest, embedded) = batch.lengths.numpy(), self.measure(batch)
+        done = 0
+        made = batches(self.encoder.reads_text(), texts, self.limit, batch_size, measured.counts)
+        for batch, (depths, layers, heads, largest, embedded) in self._measured(made):
+            lengths = batch.lengths.numpy()
+            done += len(lengths)
             if measured.embeddings is not None:
                 measured.embeddings.add(embedded)
             for tallies, values in ((measured.depths, depths), (measured.layers, layers), (measured.heads, heads)):
@@ -287,8 +298,47 @@ class Meter:
                 for counter, features in zip(measured.largest[name], every, strict=True):
                     counter.update(features)
             if progress is not None:
-                progress(counts.texts)
+                progress(done)
         return measured
+
+    def _measured(self, made: Iterator[Batch]) -> Iterator[tuple[Batch, Statistics]]:
+        """Every batch with its statistics, in order.
+
+        Cores share batches instead of operations, because most operations on a batch are too small to share. A batch
+        that is alone has all cores.
+        """
+        shared, first = min(self.cores, MOST_BATCHES), list(islice(made, 2))
+        if shared == 1 or len(first) < 2:
+            yield from ((batch, self.measure(batch)) for batch in chain(first, made))
+            return
+        # Hooks belong to modules, so every thread has modules of its own.
+        meters = [self, *(self._copy() for _ in range(shared - 1))]
+        pools = [ThreadPoolExecutor(max_workers=1) for _ in meters]
+        try:
+            for pool in pools:
+                pool.submit(set_own_threads, self.cores // shared, torch.get_num_threads()).result()
+            waiting: deque[tuple[Batch, Future[Statistics]]] = deque()
+            for number, batch in enumerate(chain(first, made)):
+                if len(waiting) == 2 * shared:
+                    yield waiting[0][0], waiting.popleft()[1].result()
+                waiting.append((batch, pools[number % shared].submit(meters[number % shared].measure, batch)))
+            while waiting:
+                yield waiting[0][0], waiting.popleft()[1].result()
+        finally:
+            for pool in pools:
+                pool.shutdown(cancel_futures=True)
+
+    def _copy(self) -> Meter:
+        """This meter with modules of its own."""
+        other = copy(self)
+        other.encoder, other.lenses = self.encoder.private(), [copy(lens) for lens in self.lenses]
+        for lens, layer in zip(other.lenses, other.encoder.anatomy.layers, strict=True):
+            lens.layer = layer
+        return other
+
+
+Statistics = tuple[dict[str, Floats], dict[str, Floats], dict[str, Floats], Largest, Floats]
+"""See `Meter.measure`."""
 
 
 def _stacked(parts: list[dict[str, Any]]) -> dict[str, Floats]:

@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from metastable.encoder.anatomy import Anatomy
 from metastable.encoder.compress.surgery import Removal
-from metastable.encoder.hooks import caught
+from metastable.encoder.hooks import caught, embedded
 from metastable.encoder.load import Encoder
 from metastable.encoder.texts import Batch
 
@@ -110,7 +110,7 @@ class Layers:
 
     def __init__(self, encoder: Encoder, batches: Sequence[Batch]) -> None:
         self.encoder, self.masks = encoder, [batch.mask for batch in batches]
-        self.hidden = [_embedded(encoder, batch) for batch in batches]
+        self.hidden = [embedded(encoder, batch) for batch in batches]
         self.place = 0
 
     def passed(self, number: int) -> Passed:
@@ -137,27 +137,6 @@ class Layers:
             with torch.inference_mode():
                 self.hidden = [step(hidden, mask) for hidden, mask in zip(self.hidden, self.masks, strict=True)]
         self.place += 1
-
-
-class _Embedded(Exception):
-    def __init__(self, hidden: Tensor) -> None:
-        self.hidden = hidden
-
-
-def _embedded(encoder: Encoder, batch: Batch) -> Tensor:
-    """The stream before the first layer: the pass ends there."""
-
-    def stop(module: nn.Module, arguments: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-        raise _Embedded(arguments[0] if arguments else named["hidden_states"])
-
-    handle = encoder.anatomy.blocks[0].module.register_forward_pre_hook(stop, with_kwargs=True)
-    try:
-        encoder.run(batch.inputs)
-    except _Embedded as found:
-        return found.hidden
-    finally:
-        handle.remove()
-    raise AssertionError("the pass did not reach the first layer")
 
 
 class Targets:
