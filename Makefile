@@ -50,7 +50,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup ## measure the ratios quoted in the README and record them in benchmarks/results/
+bench: setup ## measure the ratios that the site shows and record them in benchmarks/results/
 	$(BIN)/python benchmarks/flash.py
 	$(BIN)/python benchmarks/direct.py
 	$(BIN)/python benchmarks/first_answer.py

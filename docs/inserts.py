@@ -436,8 +436,8 @@ def label(claim: str) -> str:
 
 
 def ratios() -> str:
-    """The tables of measured ratios, as benchmarks/readme_table.py prints them from the records."""
-    program, printed = ROOT / "benchmarks" / "readme_table.py", io.StringIO()
+    """The tables of measured ratios, as benchmarks/ratio_tables.py prints them from the records."""
+    program, printed = ROOT / "benchmarks" / "ratio_tables.py", io.StringIO()
     sys.path.insert(0, str(program.parent))
     try:
         with contextlib.redirect_stdout(printed):

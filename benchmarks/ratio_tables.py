@@ -1,4 +1,4 @@
-"""Print the README's table of measured ratios from benchmarks/results/."""
+"""Print tables of the measured ratios, in Markdown, from benchmarks/results/. The documentation site shows them."""
 
 from __future__ import annotations
 
