@@ -221,7 +221,8 @@ def _limbs(whole: Floats) -> NDArray[np.int64]:
 
     Products of limbs are below 2⁴⁰, so that the sum over 2²³ texts fits into 64 bits.
     """
-    limbs, rest = [], whole
+    limbs: list[NDArray[np.int64]] = []
+    rest = whole
     while not limbs or rest.any():
         above = np.trunc(rest / 2.0**LIMB)
         limbs.append((rest - above * 2.0**LIMB).astype(np.int64))

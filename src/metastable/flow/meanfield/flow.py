@@ -157,10 +157,11 @@ def follow(
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], dict[str, int]]:
     """The cells' quadrature, (points, log-weights), at each of `times` (increasing, from 0), and the work done."""
     frames, most = [cells.quadrature()], len(cells.log_masses)
-    on_circle = isinstance(cells, circle.Intervals)
-    moving: Any = (
-        Turning(head, beta, cells.copy()) if on_circle else Field(head, beta, cells.copy(), 0.1 * sizes.step_tol)
-    )
+    moving: Any
+    if isinstance(cells, circle.Intervals):
+        moving = Turning(head, beta, cells.copy())
+    else:
+        moving = Field(head, beta, cells.copy(), 0.1 * sizes.step_tol)
     motion: Motion = moving.motion()
     motion.h = first_step(motion.k, sizes.step_tol)
     for target in times[1:]:
