@@ -437,13 +437,15 @@ def label(claim: str) -> str:
 
 def ratios() -> str:
     """The tables of measured ratios, as benchmarks/ratio_tables.py prints them from the records."""
-    program, printed = ROOT / "benchmarks" / "ratio_tables.py", io.StringIO()
+    program, printed, before = ROOT / "benchmarks" / "ratio_tables.py", io.StringIO(), set(sys.modules)
     sys.path.insert(0, str(program.parent))
     try:
         with contextlib.redirect_stdout(printed):
             runpy.run_path(str(program), run_name="__main__")
     finally:
         sys.path.remove(str(program.parent))
+        if "measure" not in before:
+            sys.modules.pop("measure", None)
     return printed.getvalue()
 
 

@@ -20,7 +20,7 @@ SOURCES = {
 """Pages that show a file from outside of docs/, and the folder that its links start from."""
 SOURCES |= dict.fromkeys((DOCS / "changelog.md", DOCS / "contributing.md"), ROOT)
 
-BLOCK = re.compile(r"(?:^<!-- (slow|given): (.+) -->\n)?^```python\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"(?:^<!-- (slow|given): ([^\n]+) -->\n)?^```python\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 RUN = [path for folder in ("start", "howto", "understand") for path in sorted((DOCS / folder).glob("*.md"))]
 
 
