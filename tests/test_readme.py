@@ -68,7 +68,7 @@ def test_tables_of_ratios_are_those_that_the_program_prints_from_the_records(mon
     runpy.run_path(str(program), run_name="__main__")
     printed = capsys.readouterr().out
     tables = printed.strip().split("\n\n")
-    assert len(tables) == 2
+    assert len(tables) == 3
     for table in tables:
         assert table in README, f"run {program.name} and paste what it prints into README.md"
     ratio = re.compile(r"\| \*\*[\d.e+]+×\*\*")
