@@ -43,9 +43,7 @@ def main() -> None:
     if wanted:
         known = json.loads((RESULTS / "direct.json").read_text())["rows"] if (RESULTS / "direct.json").exists() else []
         rows = [known_row for known_row in known if not any(f"d = {d}," in known_row["what"] for d in wanted)]
-    for d in wanted or DIMENSIONS:
-        for dtype in (torch.float32, torch.float64):
-            rows += [row(d, n, dtype) for n in SIZES]
+    rows += [row(d, n, dtype) for d in wanted or DIMENSIONS for dtype in (torch.float32, torch.float64) for n in SIZES]
     rows.sort(key=lambda r: (int(r["what"].split("d = ")[1].split(",")[0]), r["what"], r["N"]))
     record("direct", rows)
 

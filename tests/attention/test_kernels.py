@@ -245,7 +245,7 @@ class TestChoice:
             Attention(kernel, True, torch.arange(5.0), "auto", 1e-6)
 
     def test_auto_takes_the_tree_where_it_pays(self):
-        few, many = torch.zeros(1000), torch.zeros(50_000)
+        few, many = (torch.zeros(n, dtype=torch.float64) for n in (1000, 50_000))
         for kernel in EXPONENTIAL:
             assert choose("auto", few, 3, 1000, 1e-6, kernel, causal=True, without=()) == "direct"
             assert choose("auto", many, 3, 50_000, 1e-6, kernel, causal=True, without=()) == "tree"

@@ -30,7 +30,7 @@ FEW_PAIRS = 40_000
 DIRECT_UP_TO = 16
 """The largest dimension for which `direct` was measured to be quicker than `flash`: see benchmarks/direct.py."""
 
-TREE_FROM = {2: (3_500, 1e-9), 3: (7_000, 1e-9), 4: (50_000, 1e-3)}
+TREE_FROM = {2: (2_000, 1e-9), 3: (9_000, 1e-9), 4: (75_000, 1e-3)}
 """By dimension, the N·n/(N + n) from which `tree` costs less than `direct`, and down to which tolerance: see
 benchmarks/crossover.py."""
 
