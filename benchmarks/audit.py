@@ -25,7 +25,7 @@ from metastable.encoder.sentence import PLAIN
 from metastable.encoder.texts import TextCounts, batches
 
 BATCH = 32
-LOOPS, LOOP_TEXTS = 100, 64
+LOOPS, LOOP_TEXTS = 100, 32
 
 
 def folder(package: str) -> Path:
