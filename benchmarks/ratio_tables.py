@@ -11,7 +11,7 @@ TITLES = {
     "family": "the field of a member of the family at N = 10⁶ by the tree, against that of one softmax head",
     "spectrum": "eigenvalues of 144 heads of width 768, factored against dense",
     "weights": "audit: the table of 144 heads of width 768, against dense eigenvalues of M and V",
-    "audit": "audit of MiniLM, and a loop: time over that of the same passes without measuring",
+    "audit": "audit of MiniLM: its time over that of plain forward passes",
     "monitor": "a forward pass of MiniLM with the monitor over one without",
     "sweep": "sweeps",
     "two_atoms": "one field evaluation at N = 10⁴ against exact W₂ to a two-atom law at N = 10⁶",
