@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from metastable import figures
@@ -42,6 +43,28 @@ def render(run: Run) -> str:
         making=_making(run),
         fixed_points=_fixed_points(run),
         matrices=_matrices(run) if small else {},
+    )
+
+
+def render_two(runs: Sequence[Run], names: Sequence[str]) -> str:
+    """One report of two runs of one head, as HTML. `names` distinguish them, such as "β = 10" and "β = 1000"."""
+    curves = [figures.distance_curves(run) for run in runs]
+    drawn = {"distance": figures.distances(runs, curves, names)}
+    drawn |= {f"sphere-{i}": run.figure("sphere") for i, run in enumerate(runs)}
+    said = [(name, headline(run, c), afterwards(run, c)) for run, c, name in zip(runs, curves, names, strict=True)]
+    numbers = [{one.name: one for one in key_numbers(run, c)} for run, c in zip(runs, curves, strict=True)]
+    meanings = {name: one.meaning for of in reversed(numbers) for name, one in of.items()}
+    order = dict.fromkeys(name for of in numbers for name in of)
+    rows = [(name, [of[name].value if name in of else "–" for of in numbers], meanings[name]) for name in order]
+    return render_page(
+        "two.html.j2",
+        names=names,
+        said=said,
+        assumptions=assumptions(runs[0].theory().verdict),
+        numbers=rows,
+        figures={kind: figure_block(kind, figure) for kind, figure in drawn.items()},
+        checks=runs[0].theory().verdict.checks,
+        making=[_making(run) for run in runs],
     )
 
 
