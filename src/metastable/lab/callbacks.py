@@ -235,7 +235,7 @@ def audited(asked: dict[str, Any], backend: Backend) -> dict[str, Any]:
 
 
 def opened(asked: dict[str, Any], backend: Backend) -> tuple[Any, Any, Any]:
-    """One head of an audit: what the theory says about it, and its eigenvalues."""
+    """One head of an audit: what the theory says about it, what tokens attend to, and its eigenvalues."""
     model, layer, head = asked["model"].strip(), asked["layer"], asked["head"]
     audit = backend.audits.audit(asked["tab"], model)
     if audit is None or (layer, head) not in audit.weights.spectra:
@@ -243,7 +243,8 @@ def opened(asked: dict[str, Any], backend: Backend) -> tuple[Any, Any, Any]:
     table = audit.heads
     row = table[(table["layer"] == layer) & (table["head"] == head)].iloc[0]
     figure = figures.eigenvalues(*audit.weights.spectra[layer, head], "", audit.shape["width"])
-    text = words.of_head(row, audit.shape["layers"], settings_to_follow(model, row))
+    attends = backend.audits.attends(model, layer, head)
+    text = words.of_head(row, audit.shape["layers"], settings_to_follow(model, row), attends)
     return text, _figure(figure, asked), caption(figure)
 
 
