@@ -58,18 +58,20 @@ def test_curves_without_all_phases(run):
     assert [name for _, name in said(run, T, np.exp(-T / 10))] == ["Concentrating"]
     assert [name for _, name in said(run, T, np.ones_like(T))] == ["No phases"]
     assert [name for _, name in said(run, [0.0], [1.0])] == ["Only one time was saved, so there are no phases to tell"]
-    # A curve that turns at its least value has no plateau.
-    assert "Closest to the limit law" in [name for _, name in said(run, T, np.exp(np.abs(T - 15) - 3))]
+    # Between concentration and departure the page calls everything the plateau, as the bands of the figure do.
+    turning = [name for _, name in said(run, T, np.exp(np.abs(T - 15) - 3))]
+    assert turning == ["Concentrating", "On the plateau", "Leaving"]
 
 
 def test_heads_and_blocks_of_every_kind():
     turning = EXAMPLES["Rotation (no limit)"]
     spun = simulated(State(matrices=turning.matrices, n=30, until=2.0))
     found = moments(spun, distance_curves(spun))
-    cosine = spun.observables()["mean_cosine"]
-    assert [t for t, _ in found] == cosine["time"].values.tolist()
+    seen = spun.observables()
+    assert [t for t, _ in found] == seen["time"].values.tolist()
     assert all("turns tokens around" in words for _, words in found)
-    assert f"is now {float(cosine[-1]):.2f};" in found[-1][1]
+    assert f"effective rank of {float(seen['effective_rank'][-1]):.2f} of 3" in found[-1][1]
+    assert f"there are {int(seen['clusters'][0])} clusters" in found[0][1]
     plane = simulated(State(interaction=(1.5, 1.5, 0.6), value=(1.2, 1.2, 0.5), angle=0.0, n=60, until=6.0))
     assert "dimension 2" in moments(plane, distance_curves(plane))[0][1]
     hard = simulated(State(beta=math.inf, n=60, until=4.0))

@@ -9,8 +9,8 @@ from metastable.lab.state import VIEW_FIELDS, State
 EXAMPLES = {
     "Three phases": State(),
     "Long plateau (graded weights)": State(law="graded", beta=1000.0, until=20.0),
-    "Hardmax (β = ∞)": State(beta=float("inf")),
-    "Two-dimensional limit": State(interaction=(1.5, 1.5, 0.6), value=(1.2, 1.2, 0.5), angle=0.0),
+    "Hardmax (β = ∞)": State(n=300, beta=float("inf")),
+    "Two-dimensional limit": State(n=300, interaction=(1.5, 1.5, 0.6), value=(1.2, 1.2, 0.5), angle=0.0),
     "Rotation (no limit)": State(matrices="1 0 0\n0 1 0\n0 0 1\n\n0.8 -1 0\n1 0.8 0\n0 0 0.4", beta=20.0),
     "Causal attention": State(causal="yes"),
 }

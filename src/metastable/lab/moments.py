@@ -27,12 +27,9 @@ def moments(run: Run, curves: DistanceCurves) -> list[Moment]:
     gather = f"Concentrating: tokens move towards {where}"
     if phases.concentrated is None:
         return [(0.0, f"{gather}. The run ends before they arrive.")]
-    end = phases.horizon if phases.terminal is None else phases.terminal
-    rests = any(one.start < end and one.end > phases.concentrated for one in phases.plateaus)
-    plateau = f"On the plateau: tokens stay near {where}."
-    if not rests:
-        plateau = f"Closest to the limit law: tokens come near {where}, but they do not rest there."
-    elif phases.terminal is None:
+    near = f"the distance to the limit law is within a factor {phases.factor:g} of its least"
+    plateau = f"On the plateau: tokens stay near {where}, and {near}."
+    if phases.terminal is None:
         plateau += " The run ends before they leave."
     found = [(0.0, f"{gather}.")] if phases.concentrated > 0 else []
     found.append((phases.concentrated, plateau))
@@ -53,11 +50,19 @@ def _without_limit(run: Run) -> list[Moment]:
     theory = run.theory()
     turns = theory.attention is not None and theory.attention.rotates
     why = "this head turns tokens around and has no limit law" if turns else "there is no limit law here"
-    seen = run.observables()["mean_cosine"]
+    seen = run.observables()
+    columns = (seen[name].values.tolist() for name in ("time", "clusters", "mean_cosine", "effective_rank"))
     return [
-        (float(t), f"No phases: {why}. The mean cosine between tokens is now {value:.2f}; 1 means that all are equal.")
-        for t, value in zip(seen["time"].values, seen.values, strict=True)
+        (t, f"No phases: {why}. {_gathered(int(clusters), cosine, rank, run.cloud.dim)}")
+        for t, clusters, cosine, rank in zip(*columns, strict=True)
     ]
+
+
+def _gathered(clusters: int, cosine: float, rank: float, dim: int) -> str:
+    """How close together tokens are at one time."""
+    groups = "the tokens are one cluster" if clusters == 1 else f"there are {clusters} clusters of tokens"
+    mean = f"{cosine:.2f}".replace("-0.00", "0.00").replace("-", "−")
+    return f"Now {groups}, with a mean cosine of {mean} and an effective rank of {rank:.2f} of {dim}."
 
 
 def _limit(run: Run) -> str:
