@@ -29,7 +29,7 @@ def curves(state):
 @pytest.mark.slow
 def test_the_runs_do_what_the_words_say():
     phases = {name: curves(state)[1].phases for name, state in EXAMPLES.items() if state.source == "spectra"}
-    three, long = phases["Three phases"], phases["Long plateau (graded weights)"]
+    three, long = phases["Three phases"], phases["Long plateau (V = 1)"]
     assert three.concentrated
     assert three.terminal
     ends = [long.horizon if long.terminal is None else long.terminal, three.terminal]
@@ -38,7 +38,7 @@ def test_the_runs_do_what_the_words_say():
     warm, cold = (curves(step.state)[1].phases for step in TOUR[:2])
     assert cold.least < warm.least
     stays = [one.terminal - one.concentrated for one in (warm, cold)]
-    assert stays[1] > stays[0]
+    assert stays[1] > 1.5 * stays[0]
     assert curves(TOUR[3].state)[1].phases.terminal is not None
     run, found = curves(TOUR[4].state)
     assert found.phases is None

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from metastable.lab.state import VIEW_FIELDS, State
 
 EXAMPLES = {
     "Three phases": State(),
-    "Long plateau (graded weights)": State(law="graded", beta=1000.0, until=20.0),
+    "Long plateau (V = 1)": State(
+        interaction=(1.5, 0.5, 0.3), value=(1.0, 1.0, 1.0), angle=0.0, n=500, beta=20.0, until=30.0
+    ),
     "Hardmax (β = ∞)": State(n=300, beta=float("inf")),
     "Two-dimensional limit": State(n=300, interaction=(1.5, 1.5, 0.6), value=(1.2, 1.2, 0.5), angle=0.0),
     "Rotation (no limit)": State(matrices="1 0 0\n0 1 0\n0 0 1\n\n0.8 -1 0\n1 0.8 0\n0 0 0.4", beta=20.0),
     "Causal attention": State(causal="yes"),
 }
 """Examples by name. The first one is the state of a page that is opened without a link."""
+
+
+CIRCLE = State(d=2, interaction=(1.5, 0.5), value=(1.2, 0.6), angle=65.0, law="graded", n=400)
+"""A head on the circle whose plateau grows with β: measured from t = 3.6 to 5.9 at β = 20, from 5.3 to 9.8 at β = 100."""
 
 
 class Step(NamedTuple):
@@ -28,27 +35,27 @@ class Step(NamedTuple):
 TOUR = (
     Step(
         "Tokens concentrate",
-        "Tokens start everywhere on the sphere. Watch them gather at the two points +e and −e: the blue curve, their "
+        "Tokens start everywhere on the circle. Watch them gather at the two points +e and −e: the blue curve, their "
         "distance to these two points, falls.",
-        State(beta=10.0),
+        replace(CIRCLE, beta=20.0),
     ),
     Step(
         "Raise β and watch the plateau grow",
-        "β is now 100 instead of 10. Attention is sharper: the curve falls lower, and it stays low for longer before "
+        "β is now 100 instead of 20. Attention is sharper: the curve falls lower, and it stays low for longer before "
         "tokens leave.",
-        State(),
+        CIRCLE,
     ),
     Step(
         "Two temperatures side by side",
-        "β = 100 on the left, β = 10 on the right. One time moves both. Compare the two bars at the top of the "
-        "curves: the green part is the plateau.",
-        State(compare="beta", other="10"),
+        "The first circle is β = 100, the second is β = 20. One time moves both. Compare the two bars at the top of "
+        "the curves: the green part is the plateau.",
+        replace(CIRCLE, compare="beta", other="20"),
     ),
     Step(
         "Tokens leave the plateau",
-        "The clusters do not stay. V pulls them away from ±e, and the curve rises again. This is the terminal phase. "
-        "Its speed depends on V: the angle between B and V is now 60 degrees.",
-        State(angle=60.0, until=20.0),
+        "This head acts on a sphere; drag it to rotate it. Its clusters do not stay: V pulls them from ±e towards ±v, "
+        "the green line, and the curve rises again. This is the terminal phase.",
+        State(until=20.0),
     ),
     Step(
         "A head without a limit",
