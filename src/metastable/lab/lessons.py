@@ -21,7 +21,7 @@ EXAMPLES = {
 
 
 CIRCLE = State(d=2, interaction=(1.5, 0.5), value=(1.2, 0.6), angle=65.0, law="graded", n=400)
-"""A head on the circle whose plateau grows with β: measured from t = 3.6 to 5.9 at β = 20, from 5.3 to 9.8 at β = 100."""
+"""A head on the circle whose plateau grows with β: from t = 3.6 to 5.9 at β = 20, and from 5.3 to 9.8 at β = 100."""
 
 
 class Step(NamedTuple):
