@@ -76,7 +76,11 @@ def test_heads_and_blocks_of_every_kind():
     assert "dimension 2" in moments(plane, distance_curves(plane))[0][1]
     hard = simulated(State(beta=math.inf, n=60, until=4.0))
     assert moments(hard, distance_curves(hard))[0][1].startswith("Concentrating")
-    for state in (State(heads=3, n=30, until=1.0), State(kernel="linear", n=30, until=1.0), State(noise=0.3, n=30)):
+    for state in (
+        State(heads=3, n=30, until=1.0),
+        State(kernel="linear", n=30, until=1.0),
+        State(noise=0.3, n=30, until=1.0),
+    ):
         block = simulated(state)
         words = moments(block, distance_curves(block))
         assert words[0][0] == 0

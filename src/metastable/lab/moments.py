@@ -27,8 +27,7 @@ def moments(run: Run, curves: DistanceCurves) -> list[Moment]:
     gather = f"Concentrating: tokens move towards {where}"
     if phases.concentrated is None:
         return [(0.0, f"{gather}. The run ends before they arrive.")]
-    near = f"the distance to the limit law is within a factor {phases.factor:g} of its least"
-    plateau = f"On the plateau: tokens stay near {where}, and {near}."
+    plateau = f"On the plateau: tokens stay near {where}."
     if phases.terminal is None:
         plateau += " The run ends before they leave."
     found = [(0.0, f"{gather}.")] if phases.concentrated > 0 else []
