@@ -138,7 +138,7 @@ def _axes(figure: go.Figure, horizon: float, low: float | None) -> None:
     """The axis of time, the legend, and a logarithmic axis of distances from `low` on, or none for low = None."""
     if low is not None:
         figure.update_yaxes(
-            title_text="Wasserstein-2 distance (chordal)",
+            title_text="W₂ distance (chordal)",
             type="log",
             range=[np.log10(low), np.log10(1.1 * DIAMETER)],
             minor={"ticks": "outside", "ticklen": 3, "tickcolor": look.GREY},

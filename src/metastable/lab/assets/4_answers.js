@@ -3,6 +3,7 @@
   "use strict";
 
   const lab = window.lab, { by, root, graph, clientside, send, ENDED } = lab;
+  const UNNAMED = "The phases are named when the run is computed.";
   const FORGOTTEN = 8000, REDRAW = 900, HEAD_LOST = 3000;
   Object.assign(lab, { job: null, polling: false, busy: 0, seen: -1, drawn: 0, cost: 0, auditing: false, auditBusy: 0 });
 
@@ -71,7 +72,7 @@
     } else {
       if (lab.job !== job.key) {
         Object.assign(lab, { seen: -1, drawn: 0, moments: [] });
-        say("");
+        say(UNNAMED);
         if (lab.player) lab.time = 0; // a new run plays from its start
       } else if (lab.opening) {
         lab.opening = false;
@@ -106,7 +107,7 @@
     if (figures.length === 1) lab.spheres[1] = null;
     if (answer.spheres.length) {
       Object.assign(lab, { moments: answer.moments, names: answer.names });
-      say(answer.gist);
+      say(answer.moments.length ? answer.gist : UNNAMED);
       if (lab.opening && !lab.player) lab.toggle();
       lab.opening = false;
     }
@@ -116,9 +117,9 @@
     return [figures[0] || nothing, figures[1] || nothing, answer.curve || nothing];
   };
 
-  /* What the run did, in one sentence. */
+  /* What the run did, in one sentence; of two runs the sentences about the time shown are enough. */
   function say(gist) {
-    by("gist").textContent = gist || "The phases are named when the run is computed.";
+    by("gist").textContent = gist;
   }
 
   function entitle(name, figure, title) {
