@@ -58,7 +58,8 @@
     by("trails").setAttribute("aria-pressed", String(on));
     lab.spheres.forEach((sphere, which) => {
       const plot = graph(`sphere-${which + 1}`);
-      if (sphere && plot && plot.data && plot.data.length > Math.max(...sphere.tails)) window.Plotly.restyle(plot, { visible: on }, sphere.tails);
+      if (!sphere || !plot || !plot.layout || (plot.layout.meta || {}).id !== sphere.id) return;
+      window.Plotly.restyle(plot, { visible: on, ...columns(tailsAt(sphere, sphere.shown)) }, sphere.tails);
     });
   };
 
@@ -128,17 +129,23 @@
     return column.dtype === "f8" ? new Float64Array(bytes.buffer) : new Float32Array(bytes.buffer);
   }
 
+  /* The coordinates of several traces in the form that Plotly.restyle takes. */
+  function columns(parts) {
+    const found = {};
+    for (const part of parts)
+      for (const axis of ["x", "y", "z"]) if (part[axis]) (found[axis] = found[axis] || []).push(decoded(part[axis]));
+    return found;
+  }
+
   async function paintSphere(which) {
     const sphere = lab.spheres[which], plot = graph(`sphere-${which + 1}`);
     // Until the answer is drawn, the plot shows another run.
     if (!sphere || !plot || !plot.layout || (plot.layout.meta || {}).id !== sphere.id) return;
-    const i = indexAt(sphere.times, lab.time), moved = {};
+    const i = indexAt(sphere.times, lab.time);
     if (i === sphere.shown) return;
     sphere.shown = i;
     const parts = [...sphere.frames[i].data, ...(lab.trails ? tailsAt(sphere, i) : [])];
-    for (const part of parts)
-      for (const axis of ["x", "y", "z"]) if (part[axis]) (moved[axis] = moved[axis] || []).push(decoded(part[axis]));
-    await window.Plotly.restyle(plot, moved, [...sphere.moving, ...(lab.trails ? sphere.tails : [])]);
+    await window.Plotly.restyle(plot, columns(parts), [...sphere.moving, ...(lab.trails ? sphere.tails : [])]);
   }
 
   async function paintCursor() {
