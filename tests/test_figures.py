@@ -192,7 +192,7 @@ class TestDistance:
         assert run.laplace_term().values[0] < 1e-15, "the case must hold a 0 that a logarithm cannot show"
         assert figure.layout.yaxis.type == "log"
         assert figure.layout.xaxis.title.text == "time t"
-        assert figure.layout.yaxis.title.text == "Wasserstein-2 distance (chordal)"
+        assert figure.layout.yaxis.title.text == "W₂ distance (chordal)"
 
     def test_the_bound_is_certificate_plus_lyapunov_term_until_it_is_vacuous(self):
         run, figure = case("circle"), drawn("circle", "distance")

@@ -14,6 +14,8 @@ SMALL = "n=60&until=4"
 """A state whose run takes no time."""
 LONG = "n=150&beta=inf&until=1000"
 """A state whose run would take minutes, and has its first frames at once."""
+STILL = {"reduced_motion": "reduce"}
+"""Settings of a tab that plays nothing by itself."""
 PATIENCE = 300.0
 """Seconds to wait for a condition, also on a busy machine."""
 
@@ -193,7 +195,7 @@ def lab():
 def context(browser):
     """All tabs without settings of their own share its cache."""
     permissions = ["clipboard-read", "clipboard-write"]
-    context = browser.new_context(viewport={"width": 1280, "height": 720}, permissions=permissions)
+    context = browser.new_context(viewport={"width": 1280, "height": 720}, permissions=permissions, **STILL)
     yield context
     context.close()
 
@@ -204,7 +206,8 @@ def opened(browser, context, lab):
     tabs = []
 
     def open_(query="", **settings):
-        own = browser.new_context(viewport={"width": 1280, "height": 720}, **settings) if settings else context
+        still = {"viewport": {"width": 1280, "height": 720}, **STILL}
+        own = browser.new_context(**{**still, **settings}) if settings else context
         tabs.append(Tab(own, lab, query))
         return tabs[-1]
 

@@ -1,9 +1,11 @@
 """What people take home: programs that make the same runs again, to the last bit, and the numbers themselves."""
 
 import ast
+import html
 import io
 import json
 import math
+import re
 import runpy
 
 import numpy as np
@@ -14,6 +16,7 @@ import metastable as ms
 from metastable.lab.callbacks import Backend
 from metastable.lab.downloads import data, download, script
 from metastable.lab.state import State, problem_of
+from metastable.report.sentences import headline
 from tests.encoder import models
 from tests.lab.conftest import until
 
@@ -104,6 +107,23 @@ def test_a_run_without_a_limit_has_no_distance():
     with np.load(io.BytesIO(data([turning], [None]))) as found:
         assert "distance" not in found.files
         assert len(found["frames"]) == 101
+
+
+def test_two_runs_have_one_report():
+    state = State(n=20, until=1.0, compare="beta", other="7")
+    backend = Backend()
+    try:
+        backend.runs.start("tab", state.key, state.runs())
+        until(lambda: backend.runs.progress("tab", state.key).status == "done")
+        name, kind, page = download("report", state, "tab", backend)
+        runs, distances = backend.runs.results("tab", state.key)
+    finally:
+        backend.close()
+    assert (name.rsplit(".")[-1], kind) == ("html", "text/html")
+    text = html.unescape(page.decode())
+    for which, run, found in zip(("β = 100", "β = 7"), runs, distances, strict=True):
+        assert f"{which}: {headline(run, found)}" in text
+    assert re.search(r"inverse temperature β</th><td>100</td><td>7</td>", text)
 
 
 def test_the_report_is_that_of_the_run(tmp_path):

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 import metastable as ms
+from metastable.encoder.attention_map import attention_map
+from metastable.encoder.load import load
 from metastable.figures.look import number
+from metastable.lab.encoders import TEXTS
+from metastable.lab.page import GROUPS
 from metastable.lab.state import State
 from tests.lab.test_page_state import STALE
 
@@ -55,9 +59,24 @@ def opens(tab, layer, head):
 def test_from_the_table_to_a_head_and_on_to_the_laboratory(opened, audit):
     """One test of many steps: the page and the encoder are slow to open."""
     tab = bundled(opened("view=audit"))
+    a_head_is_open_at_first(tab, audit)
     the_table_is_that_of_the_audit(tab, audit)
     a_click_opens_a_head_and_so_do_the_lists(tab, audit)
     one_button_follows_it(tab, audit)
+
+
+def a_head_is_open_at_first(tab, audit):
+    """The fastest of the heads that send tokens to two points, with what its tokens attend to."""
+    good = audit.heads[audit.heads["prediction"].str.contains("two points") & (audit.heads["rate"] > 0)]
+    row = good.sort_values("layers_to_concentrate").iloc[0]
+    opens(tab, int(row["layer"]), int(row["head"]))
+    tab.wait("place => location.search.includes(place)", f"head={int(row['layer'])},{int(row['head'])}")
+    assert "Click a cell" in tab.text("click-a-cell")
+    groups = tab.evaluate("[...document.querySelectorAll('#field-column optgroup')].map(e => e.label)")
+    assert groups == list(GROUPS)
+    expected = attention_map(load(MODEL), TEXTS[0], int(row["layer"]), int(row["head"])).strongest()
+    shown = tab.page.locator(".attends li").all_inner_texts()
+    assert shown == [f"{token} → {most} {100 * share:.0f} %" for token, most, share in expected]
 
 
 def the_table_is_that_of_the_audit(tab, audit):
@@ -113,6 +132,7 @@ def one_button_follows_it(tab, audit):
     text = tab.text("theory").lower()
     assert f"head 4 of layer 2 of {MODEL}" in text
     assert "from 384 to 3 dimensions" in text
+    assert "projected from 384 to 3 dimensions" in tab.text("note-sphere-1")
 
 
 def test_the_link_opens_the_same_head_of_a_model_that_is_installed(opened):

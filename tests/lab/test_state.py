@@ -128,7 +128,7 @@ def test_the_defaults_are_all_well():
         ("d=33", "d", "33: "),
         ("d=", "d", "empty: "),
         ("d=2.5", "d", "2.5: "),
-        ("d=4&value=1,1,1,1", "interaction", "d = 4"),
+        ("d=4&interaction=1,1,1", "interaction", "d = 4"),
         ("interaction=1,nan,2", "interaction", "1,nan,2: "),
         ("value=1,101,2", "value", "100"),
         ("value=1,x,2", "value", "1,x,2: "),
@@ -349,3 +349,16 @@ def test_the_fields_of_a_block_make_the_block():
 )
 def test_blocks_that_cannot_be_are_told_beside_a_field(changes, name):
     assert name in problems(replace(State(), **changes))
+
+
+def test_a_link_with_a_dimension_alone_has_eigenvalues_that_fit():
+    assert State.from_query("d=2").interaction == (1.5, 1.0)
+    assert State.from_query("d=5").value == (1.2, 0.9, 0.5, 0.4, 0.32)
+    for d in range(2, 33):
+        state = State.from_query(f"d={d}")
+        assert problems(state) == {}
+        assert State.from_query(state.to_query()) == state
+    # What the link gives stays as it is, also where it does not fit.
+    given = State(d=2, interaction=(1.5, 1.0, 0.6), value=(1.0, 0.5))
+    assert State.from_query(given.to_query()) == given
+    assert State.from_query("d=4&value=1,1,1,1").value == (1.0, 1.0, 1.0, 1.0)

@@ -30,6 +30,8 @@ NO_PHASES = {"still": "hardly any change", "one time": "only one time saved"}
 """What stands above a run without phases."""
 NARROWEST = 290
 """Width of the plotting area on a small phone, in pixels, for which the labels are laid out."""
+MARKS = {"circle": "tokens have concentrated", "diamond": "the terminal phase begins"}
+"""What the marks on the curves of two runs mean."""
 TWO_LINES = ((look.BLUE, "solid"), (look.VERMILLION, "dash"))
 """Colour and dash of the first and of the second of two runs."""
 
@@ -136,7 +138,7 @@ def _axes(figure: go.Figure, horizon: float, low: float | None) -> None:
     """The axis of time, the legend, and a logarithmic axis of distances from `low` on, or none for low = None."""
     if low is not None:
         figure.update_yaxes(
-            title_text="Wasserstein-2 distance (chordal)",
+            title_text="W₂ distance (chordal)",
             type="log",
             range=[np.log10(low), np.log10(1.1 * DIAMETER)],
             minor={"ticks": "outside", "ticklen": 3, "tickcolor": look.GREY},
@@ -322,12 +324,15 @@ def distances(runs: Sequence[Run], curves: Sequence[DistanceCurves], names: Sequ
         return figure
     text = (
         "W₂ of each run to the limit law of its own tokens. A circle marks where tokens have concentrated, a "
-        "diamond where the terminal phase begins. Dotted: the distance between two random samples of the limit law."
+        "diamond where the terminal phase begins. The two bars at the top are the phases of the two runs, each in the "
+        "colour of its run. Dotted: the distance between two random samples of the limit law."
     )
     figure = look.plain("Distance to the limit law", 560, text)
     floors = []
-    for c, name, (colour, dash) in zip(curves, names, TWO_LINES, strict=True):
+    for row, (c, name, (colour, dash)) in enumerate(zip(curves, names, TWO_LINES, strict=True)):
         assert c.distance is not None
+        assert c.phases is not None
+        _phase_bar(figure, c.phases, row, colour)
         y = _positive(c.distance)
         look.curve(figure, c.distance["time"].values, y, f"W₂, {name}", colour, width=3, dash=dash)
         _begins(figure, c, name, colour)
@@ -340,8 +345,29 @@ def distances(runs: Sequence[Run], curves: Sequence[DistanceCurves], names: Sequ
         if floor > 0:
             name = f"noise floor {look.number(floor)}{of}"
             look.curve(figure, [0, horizon], [floor] * 2, name, colour, width=1.5, dash="dot")
+    _explain_marks(figure)
     _axes(figure, horizon, low)
     return figure
+
+
+def _phase_bar(figure: go.Figure, phases: Phases, row: int, colour: str) -> None:
+    """The phases of one of two runs, as a bar along the upper edge with a frame in the colour of the run."""
+    high = 1 - 0.055 * row
+    place = {"yref": "y domain", "y0": high - 0.045, "y1": high, "layer": "below"}
+    for name, begin, end in phase_intervals(phases):
+        line = {"color": colour, "width": 1.5}
+        figure.add_shape(name=name, x0=begin, x1=end, fillcolor=look.PHASE_TINTS[name], line=line, **place)
+
+
+def _explain_marks(figure: go.Figure) -> None:
+    """Entries of the legend for the marks and the phases that were drawn."""
+    drawn = [symbol for trace in figure.data if trace.mode == "markers" for symbol in trace.marker.symbol]
+    seen = {shape.name for shape in figure.layout.shapes}
+    entries = [(MARKS[symbol], symbol, "white", 2) for symbol in MARKS if symbol in drawn]
+    entries += [(f"bar: {name}", "square", tint, 1) for name, tint in look.PHASE_TINTS.items() if name in seen]
+    for name, symbol, colour, width in entries:
+        marker = {"size": 11, "symbol": symbol, "color": colour, "line": {"width": width, "color": look.INK}}
+        figure.add_scatter(x=[None], y=[None], mode="markers", name=name, marker=marker, hoverinfo="skip")
 
 
 def _begins(figure: go.Figure, c: DistanceCurves, name: str, colour: str) -> None:

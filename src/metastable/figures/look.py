@@ -252,6 +252,13 @@ def cursor(figure: go.Figure, time: float) -> go.Figure:
     return figure
 
 
+def later(figure: go.Figure) -> go.Figure:
+    """The same figure with a pale cover over what comes after a time: the shape named "later", which the page moves."""
+    hidden = {"x0": 0, "x1": 0, "y0": 0, "y1": 1, "yref": "paper", "line": {"width": 0}}
+    figure.add_shape(name="later", type="rect", fillcolor="white", opacity=0.8, visible=False, **hidden)
+    return figure
+
+
 def dark(figure: go.Figure) -> go.Figure:
     """The same figure in light colours on a dark background."""
     _change(figure, lambda path, value: DARK.get(value, value) if isinstance(value, str) else value)

@@ -37,7 +37,8 @@ def sphere(run: Run, *, controls: bool = True, frames: int = MOST_FRAMES) -> go.
     drawn as its circle.
 
     controls : a time slider and buttons in the figure. Without them a page moves the tokens, by the figure's frames;
-        `layout.meta` holds their times, and the camera keeps its position when the figure is drawn anew.
+        `layout.meta` holds their times and a note on what is not drawn, and the camera keeps its position when the
+        figure is drawn anew.
     """
     axes, note = _view(run)
     flat = axes.shape[1] == 2
@@ -54,7 +55,9 @@ def sphere(run: Run, *, controls: bool = True, frames: int = MOST_FRAMES) -> go.
     if controls:
         _add_controls(figure, times)
     else:
-        figure.update_layout(meta={**figure.layout.meta, "times": times}, margin_b=6, uirevision=title)
+        beside = [f"{_spaced(len(keep))} of {_spaced(len(run.cloud))} tokens drawn"] * (len(keep) < len(run.cloud))
+        meta = {**figure.layout.meta, "times": times, "note": "; ".join([*beside, note] if note else beside)}
+        figure.update_layout(meta=meta, margin_b=6, uirevision=title)
         if not flat:
             eye = figure.layout.scene.camera.eye
             figure.update_layout(scene_camera_eye={axis: CLOSER * eye[axis] for axis in "xyz"})
@@ -64,6 +67,11 @@ def sphere(run: Run, *, controls: bool = True, frames: int = MOST_FRAMES) -> go.
         if not controls:
             figure.update_layout(legend={"y": 0, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"})
     return figure
+
+
+def _spaced(count: int) -> str:
+    """A number with a narrow space before each group of three digits."""
+    return f"{count:,}".replace(",", "\u202f")
 
 
 def _view(run: Run) -> tuple[Array, str]:

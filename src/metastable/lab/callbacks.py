@@ -20,13 +20,15 @@ from metastable import figures
 from metastable.encoder.report import heat_map
 from metastable.encoder.trained_head import LONGEST, TIMES
 from metastable.errors import BadInput
-from metastable.figures.look import TITLE_HEIGHT, caption, cursor, dark, enlarged, fitted, number
+from metastable.figures.look import TITLE_HEIGHT, caption, cursor, dark, enlarged, fitted, later, number
 from metastable.lab import words
 from metastable.lab.encoders import Audits, EncoderCache
+from metastable.lab.moments import moments
 from metastable.lab.page import label_of
 from metastable.lab.queue import one_line
 from metastable.lab.runs import Runs
 from metastable.lab.state import State, problems
+from metastable.report.sentences import headline
 
 FRAMES = 51
 """The largest number of frames in an animation: every second saved time of a run."""
@@ -157,7 +159,8 @@ def names(state: State) -> list[str]:
 def drawn(tick: dict[str, Any], backend: Backend) -> tuple[dict[str, Any], Any]:
     """The progress of a run, with figures and text if the page has not seen them yet."""
     tab, key = tick["tab"], tick["key"]
-    answer = {"key": key, "version": tick["seen"], "asked": tick["now"], "spheres": [], "curve": None, "names": []}
+    answer: dict[str, Any] = {"key": key, "version": tick["seen"], "asked": tick["now"]}
+    answer |= {"spheres": [], "curve": None, "names": [], "moments": [], "gist": ""}
     try:
         progress = backend.runs.progress(tab, key)
         message = f"done in {progress.seconds:.1f} s" if progress.status == "done" else progress.message
@@ -178,7 +181,9 @@ def drawn(tick: dict[str, Any], backend: Backend) -> tuple[dict[str, Any], Any]:
             captions.append(caption(curve))
             # A click moves the time. Dragging must not zoom into the curve.
             curve.update_layout(dragmode=False)
-            answer["curve"] = _figure(cursor(curve, 0.0), tick, key, f"{key} {progress.version}")
+            answer["curve"] = _figure(cursor(later(curve), 0.0), tick, key, f"{key} {progress.version}")
+            answer["moments"] = [moments(run, found) for run, found in zip(runs, distances, strict=True)]
+            answer["gist"] = "" if state.compare else headline(runs[0], distances[0])
         answer["spheres"] = [_figure(one, tick, key, f"{key} {progress.version} {i}") for i, one in enumerate(spheres)]
         answer |= {"version": progress.version, "names": names(state) if state.compare else []}
         made_for: dict[str, Any] = {"data-key": key}
@@ -220,6 +225,7 @@ def audited(asked: dict[str, Any], backend: Backend) -> dict[str, Any]:
             "headline": f"{model}, {audit.verdict.headline}",
             "layers": audit.shape["layers"],
             "heads": audit.shape["heads"],
+            "interesting": interesting(audit.heads),
             "caption": caption(figure),
             "height": (figure.layout.height - TITLE_HEIGHT) * float(asked["scale"]),
             "figure": _figure(figure, asked),
@@ -229,7 +235,7 @@ def audited(asked: dict[str, Any], backend: Backend) -> dict[str, Any]:
 
 
 def opened(asked: dict[str, Any], backend: Backend) -> tuple[Any, Any, Any]:
-    """One head of an audit: what the theory says about it, and its eigenvalues."""
+    """One head of an audit: what the theory says about it, what tokens attend to, and its eigenvalues."""
     model, layer, head = asked["model"].strip(), asked["layer"], asked["head"]
     audit = backend.audits.audit(asked["tab"], model)
     if audit is None or (layer, head) not in audit.weights.spectra:
@@ -237,8 +243,19 @@ def opened(asked: dict[str, Any], backend: Backend) -> tuple[Any, Any, Any]:
     table = audit.heads
     row = table[(table["layer"] == layer) & (table["head"] == head)].iloc[0]
     figure = figures.eigenvalues(*audit.weights.spectra[layer, head], "", audit.shape["width"])
-    text = words.of_head(row, audit.shape["layers"], settings_to_follow(model, row))
+    attends = backend.audits.attends(model, layer, head)
+    text = words.of_head(row, audit.shape["layers"], settings_to_follow(model, row), attends)
     return text, _figure(figure, asked), caption(figure)
+
+
+def interesting(heads: pd.DataFrame) -> list[int]:
+    """(layer, head) to show first: of the heads that send tokens to two points, the one that does it fastest.
+
+    Without such a head: the head with the largest β.
+    """
+    fast = heads[heads["prediction"].str.contains("two points") & (heads["rate"] > 0)]
+    row = heads.loc[heads["beta"].idxmax()] if fast.empty else fast.loc[fast["layers_to_concentrate"].idxmin()]
+    return [int(row["layer"]), int(row["head"])]
 
 
 def settings_to_follow(model: str, row: pd.Series) -> dict[str, str]:

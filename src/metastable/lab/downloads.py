@@ -1,11 +1,10 @@
-"""The files that the page offers for download: a program that repeats the runs, their numbers, and their reports."""
+"""The files that the page offers for download: a program that repeats the runs, their numbers, and their report."""
 
 from __future__ import annotations
 
 import io
 import json
 import math
-import zipfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,15 +13,15 @@ import xarray as xr
 
 from metastable import __version__, problem
 from metastable.errors import BadInput
-from metastable.lab.callbacks import Backend
+from metastable.lab.callbacks import Backend, names
 from metastable.lab.state import State, check, common_frames, problem_of
-from metastable.report import render
+from metastable.report import render, render_two
 from metastable.run import storage
 from metastable.run.run import Run
 
 
 def download(kind: str, state: State, tab: str, backend: Backend) -> tuple[str, str, bytes]:
-    """(name, MIME type, content) of a file: "script", "data" or "report". Of two reports it is a zip file."""
+    """(name, MIME type, content) of a file: "script", "data" or "report". Two runs have one report."""
     stem = _stem(state)
     if kind == "script":
         return f"{stem}.py", "text/x-python", script(state).encode()
@@ -31,14 +30,8 @@ def download(kind: str, state: State, tab: str, backend: Backend) -> tuple[str, 
         raise BadInput("this run is no longer in memory; reload the page to run it again")
     if kind == "data":
         return f"{stem}.npz", "application/octet-stream", data(runs, [one.distance for one in distances])
-    pages = [render(run) for run in runs]
-    if len(pages) == 1:
-        return f"{stem}.html", "text/html", pages[0].encode()
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for which, page in zip(("first", "second"), pages, strict=True):
-            archive.writestr(f"{stem}-{which}.html", page)
-    return f"{stem}.zip", "application/zip", packed.getvalue()
+    page = render(runs[0]) if len(runs) == 1 else render_two(runs, names(state))
+    return f"{stem}.html", "text/html", page.encode()
 
 
 def _stem(state: State) -> str:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from metastable.errors import BadInput
 from metastable.lab.queue import UNKNOWN, JobProgress, one_line
 
 if TYPE_CHECKING:
@@ -115,6 +116,15 @@ class Audits:
                 return None
             self._kept.move_to_end(model)
             return self._kept[model][1]
+
+    def attends(self, model: str, layer: int, head: int) -> list[tuple[str, str, float]]:
+        """What each token of the first text attends to most in a head; empty if the model reads no text."""
+        from metastable.encoder.attention_map import attention_map
+
+        try:
+            return attention_map(self._encoders.load(model), TEXTS[0], layer, head).strongest()
+        except BadInput:
+            return []
 
     def forget(self, tab: Hashable) -> None:
         """The tab was closed. An audit that only this tab waits for will not be started."""

@@ -6,14 +6,16 @@ Every field has the id `field-NAME`, a label, and a place `problem-NAME` for its
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from dash import dcc, html
 
 from metastable.block import KERNELS, NORMS
-from metastable.encoder.columns import CHECKS, COLUMNS
+from metastable.encoder.columns import CHECKS
 from metastable.figures.look import CONFIG
+from metastable.lab.lessons import EXAMPLES, TOUR, fields
 from metastable.lab.state import COMPARISONS, LAWS, MASKS
 
 POLL = 250
@@ -50,6 +52,17 @@ LABELS = {
     **{column: f"assumption: {name}" for name, column in CHECKS.items()},
 }
 """Labels of the columns of an audit."""
+GROUPS = {
+    "where tokens go": ("prediction", "dim", "layers_to_concentrate", "rate", "terminal", "alignment"),
+    "temperature and scores": ("beta", "offset", "gain_spread", "residual", "unfolded"),
+    "M: where sharp attention sends tokens": (
+        *("leading", "second", "gap", "frequency", "complex", "negative", "multiplicity"),
+        *("nonnormality", "eigenbasis_condition"),
+    ),
+    "V: what moves late clusters": ("value_leading", "value_frequency", "value_gap", "value_norm", "value_rank"),
+    "assumptions of the theory": tuple(CHECKS.values()),
+}
+"""The columns of an audit in groups."""
 LIVE: dict[str, Any] = {"aria-live": "polite"}
 GRAPH: Any = {**CONFIG, "responsive": True, "displayModeBar": "hover"}
 EMPTY: dict[str, Any] = {
@@ -81,7 +94,8 @@ def page(bundled: Sequence[str]) -> html.Div:
 
 def _header() -> html.Header:
     views = [_button(f"view-{name}", name.capitalize()) for name in ("laboratory", "audit")]
-    tools = [html.Span(id="told", **LIVE), _button("copy-link", "Copy link"), _button("theme", "Dark")]
+    tools = [html.Span(id="told", **LIVE), _button("tour-start", "Tour")]
+    tools += [_button("copy-link", "Copy link"), _button("theme", "Dark")]
     return html.Header(
         [
             html.H1(["metastable ", html.Span("lab")]),
@@ -97,7 +111,8 @@ def _laboratory() -> html.Section:
         _figure("sphere-2", "Tokens"),
         _figure("curve", "Distance to the limit law"),
     ]
-    stage = html.Div([html.Div(figures, id="figures"), _time_bar(), _run_bar()], id="stage")
+    said = html.Div([html.P(id="moment", **LIVE), html.P(id="gist")], id="said")
+    stage = html.Div([_tour(), said, html.Div(figures, id="figures"), _time_bar(), _run_bar()], id="stage")
     theory = [html.Div(className="veil"), html.Div(id="theory")]
     return html.Section(
         [_fields(), stage, html.Section(theory, id="box-theory", **_aria("theory and results"))],
@@ -107,12 +122,21 @@ def _laboratory() -> html.Section:
     )
 
 
+def _tour() -> html.Section:
+    """The guided tour, hidden until it is started. The script of the page reads the steps from it."""
+    steps = [{"title": step.title, "words": step.words, "fields": fields(step.state)} for step in TOUR]
+    data: dict[str, Any] = {"data-steps": json.dumps(steps)}
+    buttons = [_button("tour-back", "Back"), _button("tour-next", "Next", "primary"), _button("tour-leave", "Leave")]
+    text = html.Div([html.H2(id="tour-title"), html.P(id="tour-words")], **LIVE)
+    return html.Section([text, html.Div(buttons, className="buttons")], id="tour", hidden=True, **data, **_aria("tour"))
+
+
 def _figure(name: str, title: str) -> html.Div:
     """A figure with its heading. The veil covers a figure that does not belong to the current fields."""
     graph = dcc.Graph(id=name, config=GRAPH, responsive=True, figure={"data": [], "layout": EMPTY})
     return html.Div(
         [
-            html.H2(title, id=f"title-{name}"),
+            html.Div([html.H2(title, id=f"title-{name}"), html.Span(id=f"note-{name}")], className="title"),
             html.Div([graph, html.Div(className="veil")], className="plot"),
             html.P(id=f"caption-{name}", className="caption"),
         ],
@@ -143,6 +167,7 @@ def _run_bar() -> html.Div:
             html.Span(id="status", role="status", **LIVE),
             _button("stop", "Stop"),
             _button("run", "Run", hidden=True),
+            _button("trails", "Trails", title="a tail behind each token", **{"aria-pressed": "true"}),
             html.Span([html.Span("Download", className="label"), *downloads], className="downloads"),
         ],
         id="running",
@@ -158,6 +183,7 @@ def _fields() -> html.Aside:
     keys: list[Any] = [html.Kbd("space"), " play, ", html.Kbd("←"), " ", html.Kbd("→"), " step, drag to rotate"]
     return html.Aside(
         [
+            _examples(),
             _group("Temperature", _slider("beta", "Inverse temperature β", 0, 1000), marks),
             _group(
                 "Head",
@@ -190,10 +216,19 @@ def _fields() -> html.Aside:
     )
 
 
+def _examples() -> html.Div:
+    """A list of examples. The value of an option is the query of the state, which the server gives back."""
+    options = [html.Option("own settings", value="own")]
+    for name, state in EXAMPLES.items():
+        data: dict[str, Any] = {"data-fields": json.dumps(fields(state))}
+        options.append(html.Option(name, value=f"?{state.to_query()}", **data))
+    return html.Div([html.Label("Example", htmlFor="example"), html.Select(options, id="example")], className="field")
+
+
 def _audit(bundled: Sequence[str]) -> html.Section:
     installed = [_button("bundled", "Installed model: MiniLM", **{"data-model": model}) for model in bundled]
-    columns = {name: label_of(name) for name in COLUMNS if name not in ("layer", "head")}
-    choices = [_choice("column", "Show", columns), _choice("at-layer", "Layer", {}), _choice("at-head", "Head", {})]
+    choices = [_columns(), _choice("at-layer", "Layer", {}), _choice("at-head", "Head", {})]
+    click = html.P("Click a cell to open its head, or choose layer and head here.", id="click-a-cell")
     return html.Section(
         [
             html.Div(
@@ -211,13 +246,24 @@ def _audit(bundled: Sequence[str]) -> html.Section:
                 id="audit-hint",
             ),
             html.P(id="audit-headline"),
-            html.Div([html.Div(choices, id="audit-column"), _figure("heat-map", "Layers × heads")], id="audit-table"),
+            html.Div(
+                [html.Div(choices, id="audit-column"), click, _figure("heat-map", "Layers × heads")], id="audit-table"
+            ),
             html.Div([html.Div(id="head-words"), _figure("eigenvalues", "Eigenvalues")], id="audit-head"),
         ],
         id="audit",
         className="view",
         **_aria("audit"),
     )
+
+
+def _columns() -> html.Div:
+    """The list of the columns of an audit, in groups."""
+    groups = [
+        html.Optgroup([html.Option(label_of(name), value=name) for name in names], label=title)
+        for title, names in GROUPS.items()
+    ]
+    return _labelled("column", "Show", html.Select(groups, id="field-column"), _problem("column"))
 
 
 def _aria(label: str) -> dict[str, Any]:

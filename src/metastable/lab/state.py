@@ -169,21 +169,22 @@ class State:
 
     @classmethod
     def from_query(cls, query: str) -> State:
-        """The state of a link, with or without its question mark."""
+        """The state of a link, with or without its question mark. Eigenvalues that it does not give fit its d."""
         try:
             if len(query) > LONGEST_QUERY:
                 raise ValueError
-            return cls.from_texts(dict(parse_qsl(query.removeprefix("?"), keep_blank_values=True)))
+            texts = dict(parse_qsl(query.removeprefix("?"), keep_blank_values=True))
+            return cls.from_texts({**_spectra_of(texts.get("d", "")), **texts})
         except ValueError as error:
             raise BadInput("the link is too long; the page shows its defaults") from error
 
     def to_query(self) -> str:
         """The state as `name=value&…`: only the fields that differ from their defaults.
 
-        >>> State(d=2, interaction=(1.5, 0.6), beta=math.inf, compare="n", other="500").to_query()
+        >>> State(d=2, interaction=(1.5, 0.6), value=(1.2, 0.9), beta=math.inf, compare="n", other="500").to_query()
         'd=2&interaction=1.5,0.6&beta=inf&compare=n&other=500'
         """
-        defaults = State().texts()
+        defaults = State().texts() | _spectra_of(self.texts()["d"])
         pairs = [(name, text) for name, text in self.texts().items() if text != defaults[name]]
         return urlencode(pairs, safe=",:/", errors="replace")
 
@@ -243,6 +244,24 @@ FIELDS: dict[str, Field] = {
 """All fields of the page and of a link."""
 VIEW_FIELDS = ("compare", "other", "view", "model", "column", "head", "time", "theme")
 """The fields that do not describe a simulation."""
+
+
+def _spectra_of(d: str) -> dict[str, str]:
+    """The texts of the default eigenvalues for the dimension in a text; none if it is no dimension.
+
+    The last eigenvalues are left out, or 0.8 times the last one is appended, as the page does when d is typed.
+    """
+    try:
+        dim = FIELDS["d"].read(d)
+    except ValueError:
+        return {}
+    found = {}
+    for name in ("interaction", "value"):
+        numbers = list(getattr(State(), name))
+        while len(numbers) < dim:
+            numbers.append(float(f"{0.8 * numbers[-1]:.3g}"))
+        found[name] = _written(tuple(numbers[:dim]))
+    return found
 
 
 def problems(state: State) -> dict[str, str]:

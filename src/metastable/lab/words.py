@@ -16,6 +16,7 @@ from metastable.encoder.report import ASSUMPTIONS, head_sentence
 from metastable.figures.distance import DistanceCurves
 from metastable.figures.heads import written
 from metastable.figures.look import number
+from metastable.lab.encoders import TEXTS
 from metastable.lab.page import label_of
 from metastable.report.sentences import KeyNumber, afterwards, assumptions, headline, key_numbers, rate
 from metastable.run.run import Run
@@ -69,8 +70,13 @@ def of_runs(
     return [*found, html.P(PHASES), *(html.P(text) for text in captions)]
 
 
-def of_head(row: pd.Series, layers: int, settings: dict[str, str]) -> list[Any]:
-    """The text about one head of an audit. The button carries the settings of the simulation that it starts."""
+def of_head(
+    row: pd.Series, layers: int, settings: dict[str, str], attends: Sequence[tuple[str, str, float]] = ()
+) -> list[Any]:
+    """The text about one head of an audit. The button carries the settings of the simulation that it starts.
+
+    attends : (token, the token that it attends to most, share of its attention) for the tokens of a text
+    """
     data: dict[str, Any] = {f"data-{name}": text for name, text in settings.items()}
     facts = [KeyNumber(label_of(name), written(row[name]), meaning(name)[0]) for name in HEAD_NUMBERS if name in row]
     checks = [
@@ -85,7 +91,18 @@ def of_head(row: pd.Series, layers: int, settings: dict[str, str]) -> list[Any]:
         _numbers(facts, "Numbers of the head"),
         html.H3("Which assumptions hold"),
         _table(checks),
+        *_attends(attends),
     ]
+
+
+def _attends(attends: Sequence[tuple[str, str, float]]) -> list[Any]:
+    """For each token of a text, what it attends to most; nothing without tokens."""
+    if not attends:
+        return []
+    title = html.H3("What each token attends to most")
+    text = html.P(f"In the sentence “{TEXTS[0]}”, with the share of the token's attention:")
+    found = [html.Li([f"{token} → ", html.Strong(most), f" {100 * share:.0f} %"]) for token, most, share in attends]
+    return [title, text, html.Ul(found, className="attends")]
 
 
 def _early_departure(run: Run, measured: DistanceCurves) -> str:

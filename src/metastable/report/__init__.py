@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from metastable import figures
 from metastable.figures.look import number
 from metastable.report.page import figure_block, render_page, table_rows, target_of, write_page
-from metastable.report.sentences import afterwards, assumptions, headline, key_numbers
+from metastable.report.sentences import KeyNumber, afterwards, assumptions, headline, key_numbers
 from metastable.run import storage
 from metastable.run.run import Run
 from metastable.theory.block import BlockTheory
@@ -43,6 +44,35 @@ def render(run: Run) -> str:
         fixed_points=_fixed_points(run),
         matrices=_matrices(run) if small else {},
     )
+
+
+def render_two(runs: Sequence[Run], names: Sequence[str]) -> str:
+    """One report of two runs of one head, as HTML. `names` distinguish them, such as "β = 10" and "β = 1000"."""
+    curves = [figures.distance_curves(run) for run in runs]
+    drawn = {"distance": figures.distances(runs, curves, names)}
+    drawn |= {f"sphere-{i}": run.figure("sphere") for i, run in enumerate(runs)}
+    said = [(name, headline(run, c), afterwards(run, c)) for run, c, name in zip(runs, curves, names, strict=True)]
+    numbers = [{one.name: one for one in key_numbers(run, c)} for run, c in zip(runs, curves, strict=True)]
+    rows = [_row(name, numbers, names) for name in dict.fromkeys(name for of in numbers for name in of)]
+    return render_page(
+        "two.html.j2",
+        names=names,
+        said=said,
+        assumptions=assumptions(runs[0].theory().verdict),
+        numbers=rows,
+        figures={kind: figure_block(kind, figure) for kind, figure in drawn.items()},
+        checks=runs[0].theory().verdict.checks,
+        making=[_making(run) for run in runs],
+    )
+
+
+def _row(name: str, numbers: Sequence[dict[str, KeyNumber]], names: Sequence[str]) -> tuple[str, list[str], str]:
+    """(name, values, meaning) of a number of several runs. Meanings that differ are told run by run."""
+    values = [of[name].value if name in of else "–" for of in numbers]
+    meanings = {run: of[name].meaning for run, of in zip(names, numbers, strict=True) if name in of}
+    if len(set(meanings.values())) == 1:
+        return name, values, next(iter(meanings.values()))
+    return name, values, "; ".join(f"{run}: {text}" for run, text in meanings.items())
 
 
 def _kinds(run: Run) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-/* The script of the page, in four files: shared functions, the fields, the time, and the answers of the server.
+/* The script of the page, in five files: shared functions, the fields, the time, the answers of the server, and the
+ * examples with the tour.
  *
  * The layout.meta.key of a figure is the key of the run that it shows. `lab.wanted` is the key of the current fields, or
  * null from the first change of a field until the server has read it. `refresh` greys every figure with another key.
@@ -19,6 +20,9 @@
     /* The name of this tab for the server. A reloaded or duplicated page has another name. */
     tab: Array.from(crypto.getRandomValues(new Uint8Array(16)), (b) => b.toString(16).padStart(2, "0")).join(""),
     fields: {}, query: "", wanted: null, problems: {}, status: "", time: 0, until: 1, spheres: [null, null],
+    moments: [], names: [], trails: true,
+    /* Whether figures may move before the user asks for it. */
+    moves: () => !window.matchMedia("(prefers-reduced-motion: reduce)").matches,
   });
 
   /* ---- greyed figures ---- */

@@ -3,7 +3,7 @@
   "use strict";
 
   const lab = window.lab, { by, root, clientside, send } = lab;
-  const DEBOUNCE = 350;
+  const DEBOUNCE = 350, SLIDING = 150; // milliseconds without a change until the fields are sent
   Object.assign(lab, { serial: 0, consent: "", model: "", patience: 10000 });
 
   /* The user asked for the model in the field: the server may load this model. */
@@ -94,8 +94,9 @@
     if (id === "time") return lab.moveTo(Number(text), true);
     if (id.startsWith("slide-")) {
       put(id.slice(6), SLIDERS[id.slice(6)].text(Number(text)), true);
-      return changed(DEBOUNCE);
+      return changed(SLIDING);
     }
+    if (id === "example") return lab.showExample(event.target.selectedOptions[0]);
     if (!id.startsWith("field-")) return;
     const name = id.slice(6);
     lab.fields[name] = text;
@@ -128,7 +129,7 @@
     clearTimeout(lab.timer);
     const told = { tab: lab.tab, serial: lab.serial, consent: lab.consent, again: Boolean(again), model: lab.model };
     clearInterval(lab.sending);
-    if (delay === null) return;
+    if (delay === null) return lab.pause();
     const tell = () => send("fields", { ...lab.fields, ...told, sent: Date.now() });
     lab.timer = setTimeout(tell, delay);
     // Send the fields again until the server has answered: a request may be lost.
@@ -151,6 +152,11 @@
 
   const CLICKS = {
     play: () => lab.toggle(),
+    trails: () => lab.showTrails(!lab.trails),
+    "tour-start": () => lab.goTo(0),
+    "tour-back": () => lab.goTo(lab.tourStep - 1),
+    "tour-next": () => lab.goTo(lab.tourStep + 1),
+    "tour-leave": () => lab.goTo(-1),
     stop: () => {
       // Do not send a pending change either.
       if (lab.wanted === null) { changed(null); lab.showStatus({ status: "stopped", message: "stopped", fraction: 0 }); }
@@ -184,6 +190,7 @@
     new MutationObserver(lab.refresh).observe(by("theory"), { childList: true, subtree: true });
     for (const [name, text] of Object.entries(restored.fields)) put(name, text);
     lab.time = restored.time;
+    lab.opening = restored.time === 0 && restored.fields.view === "laboratory" && lab.moves();
     lab.until = Math.max(restored.time, 1e-9);
     lab.setView(restored.fields.view);
     if (restored.trusted) {

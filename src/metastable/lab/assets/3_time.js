@@ -4,6 +4,7 @@
 
   const lab = window.lab, { by, root, graph, clientside } = lab;
   const FRAME = 120;
+  const TAILS = 400, TAIL = 6; // the largest number of tokens with a tail, and its length in frames
   Object.assign(lab, { player: null, painting: false });
 
   function indexAt(times, t) {
@@ -23,8 +24,43 @@
     delete figure.frames;
     frames[shown].data.forEach(({ x, y, z }, i) => Object.assign(figure.data[moving[i]], z ? { x, y, z } : { x, y }));
     stepBack(figure, by(`box-sphere-${which + 1}`).querySelector(".plot"));
-    lab.spheres[which] = { times, frames, moving, shown, id };
+    const drawn = figure.data.length, sphere = { times, frames, moving, shown, id, tails: moving.map((_, i) => drawn + i) };
+    const tails = tailsAt(sphere, shown);
+    moving.forEach((k, i) => {
+      const { type, marker } = figure.data[k], color = typeof marker.color === "string" ? marker.color : "#8a9199";
+      const look = { mode: "lines", line: { color, width: type === "scatter3d" ? 2 : 1.5 }, opacity: 0.5, hoverinfo: "skip" };
+      figure.data.push({ type, name: "tail", showlegend: false, visible: lab.trails, ...look, ...tails[i] });
+    });
+    lab.spheres[which] = sphere;
     return figure;
+  };
+
+  /* A line for each of some tokens through its last places, with gaps between the lines. */
+  function tailsAt(sphere, shown) {
+    const first = Math.max(0, shown - TAIL), length = shown - first + 2;
+    const groups = sphere.frames[shown].data, count = groups.reduce((sum, { x }) => sum + decoded(x).length, 0);
+    const every = Math.max(1, Math.ceil(count / TAILS));
+    return groups.map((group, i) => {
+      const tail = {};
+      for (const axis of ["x", "y", "z"]) {
+        if (!group[axis]) continue;
+        const places = sphere.frames.slice(first, shown + 1).map((frame) => decoded(frame.data[i][axis]));
+        const lines = (tail[axis] = new Float32Array(Math.ceil(places[0].length / every) * length).fill(NaN));
+        for (let token = 0, at = 0; token < places[0].length; token += every, at += length)
+          places.forEach((place, k) => (lines[at + k] = place[token]));
+      }
+      return tail;
+    });
+  }
+
+  lab.showTrails = function (on) {
+    lab.trails = on;
+    by("trails").setAttribute("aria-pressed", String(on));
+    lab.spheres.forEach((sphere, which) => {
+      const plot = graph(`sphere-${which + 1}`);
+      if (!sphere || !plot || !plot.layout || (plot.layout.meta || {}).id !== sphere.id) return;
+      window.Plotly.restyle(plot, { visible: on, ...columns(tailsAt(sphere, sphere.shown)) }, sphere.tails);
+    });
   };
 
   /* A box that is higher than wide would cut off the sphere on both sides: move the camera away. */
@@ -36,9 +72,15 @@
 
   /* Move the cursor of a curve to the current time. */
   lab.pointed = function (figure) {
-    for (const shape of figure.layout.shapes) if (shape.name === "cursor") shape.x0 = shape.x1 = shownTime();
+    for (const shape of figure.layout.shapes) {
+      if (shape.name === "cursor") shape.x0 = shape.x1 = shownTime();
+      if (shape.name === "later") Object.assign(shape, cover());
+    }
     return figure;
   };
+
+  /* The curve grows with the time: what comes later is covered, except in a figure that rests at its start. */
+  const cover = () => ({ x0: shownTime(), x1: lab.until, visible: Boolean(lab.player) || lab.time > 0 });
 
   /* ---- moving ---- */
 
@@ -56,6 +98,13 @@
   lab.showTime = function () {
     by("now").textContent = `t = ${digits(shownTime())} of ${Number(lab.until.toPrecision(4))}`;
     by("time").setAttribute("aria-valuetext", `t = ${digits(shownTime())}`);
+    const words = lab.moments.map((run, i) => {
+      const said = run.filter(([from]) => from <= shownTime()).pop() || run[0];
+      return (lab.names.length ? `${lab.names[i]}: ` : "") + said[1];
+    });
+    const text = words.join(" ");
+    by("moment").setAttribute("aria-live", lab.player ? "off" : "polite");
+    if (by("moment").textContent !== text) by("moment").textContent = text;
   };
 
   /* Draw spheres and cursor at the current time. Calls during the drawing are merged into one. */
@@ -80,23 +129,32 @@
     return column.dtype === "f8" ? new Float64Array(bytes.buffer) : new Float32Array(bytes.buffer);
   }
 
+  /* The coordinates of several traces in the form that Plotly.restyle takes. */
+  function columns(parts) {
+    const found = {};
+    for (const part of parts)
+      for (const axis of ["x", "y", "z"]) if (part[axis]) (found[axis] = found[axis] || []).push(decoded(part[axis]));
+    return found;
+  }
+
   async function paintSphere(which) {
     const sphere = lab.spheres[which], plot = graph(`sphere-${which + 1}`);
     // Until the answer is drawn, the plot shows another run.
     if (!sphere || !plot || !plot.layout || (plot.layout.meta || {}).id !== sphere.id) return;
-    const i = indexAt(sphere.times, lab.time), moved = {};
+    const i = indexAt(sphere.times, lab.time);
     if (i === sphere.shown) return;
     sphere.shown = i;
-    for (const part of sphere.frames[i].data)
-      for (const axis of ["x", "y", "z"]) if (part[axis]) (moved[axis] = moved[axis] || []).push(decoded(part[axis]));
-    await window.Plotly.restyle(plot, moved, sphere.moving);
+    const parts = [...sphere.frames[i].data, ...(lab.trails ? tailsAt(sphere, i) : [])];
+    await window.Plotly.restyle(plot, columns(parts), [...sphere.moving, ...(lab.trails ? sphere.tails : [])]);
   }
 
   async function paintCursor() {
     const plot = graph("curve"), shapes = (plot && plot.layout && plot.layout.shapes) || [];
     const k = shapes.findIndex((shape) => shape.name === "cursor"), t = shownTime();
-    if (k >= 0 && shapes[k].x0 !== t)
-      await window.Plotly.relayout(plot, { [`shapes[${k}].x0`]: t, [`shapes[${k}].x1`]: t });
+    const covered = shapes.findIndex((shape) => shape.name === "later"), { x0, x1, visible } = cover();
+    if (k < 0 || covered < 0 || (shapes[k].x0 === t && shapes[covered].visible === visible)) return;
+    const change = { [`shapes[${k}].x0`]: t, [`shapes[${k}].x1`]: t, [`shapes[${covered}].visible`]: visible };
+    await window.Plotly.relayout(plot, { ...change, [`shapes[${covered}].x0`]: x0, [`shapes[${covered}].x1`]: x1 });
   }
 
   /* Two spheres rotate together. */
@@ -114,11 +172,11 @@
     moveTo(all[Math.max(0, Math.min(all.length - 1, indexAt(all, lab.time) + count))]);
   }
 
-  function pause() {
+  const pause = (lab.pause = function () {
     clearInterval(lab.player);
     lab.player = null;
     by("play").textContent = "▶ Play";
-  }
+  });
 
   const toggle = (lab.toggle = function () {
     if (lab.player) return pause();
@@ -126,8 +184,9 @@
     by("play").textContent = "❚❚ Pause";
     lab.player = setInterval(() => {
       if (lab.painting) return; // a slow machine plays slowly instead of skipping frames
+      if (lab.wanted !== null && by("box-sphere-1").dataset.stale) return; // the first frames of a new run are on their way
       if (indexAt(times(), lab.time) < times().length - 1) step(1);
-      else if (!lab.polling) pause(); // an unfinished run will have more frames
+      else if (lab.wanted !== null && !lab.polling) pause(); // an unfinished run, or a new one, will have more frames
     }, FRAME);
   });
 

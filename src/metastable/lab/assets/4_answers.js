@@ -3,6 +3,7 @@
   "use strict";
 
   const lab = window.lab, { by, root, graph, clientside, send, ENDED } = lab;
+  const UNNAMED = "The phases are named when the run is computed.";
   const FORGOTTEN = 8000, REDRAW = 900, HEAD_LOST = 3000;
   Object.assign(lab, { job: null, polling: false, busy: 0, seen: -1, drawn: 0, cost: 0, auditing: false, auditBusy: 0 });
 
@@ -61,10 +62,22 @@
     lab.answered = job.serial;
     lab.showProblems(job.problems);
     lab.query = job.query;
+    if (by("example")) {
+      const found = Array.from(by("example").options).some(({ value }) => value === `?${job.query}`);
+      by("example").value = found ? `?${job.query}` : "own";
+    }
     if (job.key === null) {
+      lab.pause();
       lab.showStatus({ status: job.status, message: job.message, fraction: 0 });
     } else {
-      if (lab.job !== job.key) lab.seen = -1, lab.drawn = 0;
+      if (lab.job !== job.key) {
+        Object.assign(lab, { seen: -1, drawn: 0, moments: [] });
+        say(UNNAMED);
+        if (lab.player) lab.time = 0; // a new run plays from its start
+      } else if (lab.opening) {
+        lab.opening = false;
+        if (!lab.player) lab.toggle();
+      }
       lab.job = lab.wanted = job.key;
       lab.until = job.until;
       clientside.set_props("time", { max: job.until, value: Math.min(lab.time, job.until) });
@@ -87,17 +100,30 @@
     lab.seen = answer.version;
     lab.showStatus(answer);
     if (ENDED.includes(answer.status)) poll(false);
+    if (answer.status === "failed" || answer.status === "stopped") lab.pause();
     if (answer.spheres.length) lab.drawn = Date.now(), lab.cost = lab.drawn - answer.asked;
     const figures = answer.spheres.map((figure, i) => lab.staged(figure, i));
     figures.forEach((figure, i) => entitle(`sphere-${i + 1}`, figure, answer.names[i]));
     if (figures.length === 1) lab.spheres[1] = null;
+    if (answer.spheres.length) {
+      Object.assign(lab, { moments: answer.moments, names: answer.names });
+      say(answer.moments.length ? answer.gist : UNNAMED);
+      if (lab.opening && !lab.player) lab.toggle();
+      lab.opening = false;
+    }
     if (answer.curve) entitle("curve", lab.pointed(answer.curve));
     lab.showTime();
     setTimeout(lab.refresh, 0);
     return [figures[0] || nothing, figures[1] || nothing, answer.curve || nothing];
   };
 
+  /* What the run did, in one sentence; of two runs the sentences about the time shown are enough. */
+  function say(gist) {
+    by("gist").textContent = gist;
+  }
+
   function entitle(name, figure, title) {
+    by(`note-${name}`).textContent = figure.layout.meta.note || "";
     const words = title || figure.layout.meta.title;
     by(`title-${name}`).textContent = title ? words : words[0].toUpperCase() + words.slice(1);
     const plot = by(`box-${name}`).querySelector(".plot");
@@ -162,15 +188,20 @@
     choices("field-at-layer", answer.layers);
     choices("field-at-head", answer.heads);
     lab.put("column", answer.column);
+    const first = root.dataset.audited !== "yes";
     root.dataset.audited = "yes";
     by("box-heat-map").querySelector(".plot").style.minHeight = `${answer.height}px`;
     entitle("heat-map", answer.figure, answer.title);
-    answer.figure.layout.shapes = frame();
     if (lab.head && (lab.head[0] >= answer.layers || lab.head[1] >= answer.heads)) {
       lab.tell(`this model has no head ${lab.head[1]} in layer ${lab.head[0]}`);
       lab.head = null;
       lab.fields.head = "";
     }
+    else if (!lab.head && first) {
+      lab.head = answer.interesting;
+      if (root.dataset.view === "audit") lab.changed(0);
+    }
+    answer.figure.layout.shapes = frame();
     if (lab.head && root.dataset.head === "no") showHead();
     return [answer.figure, answer.caption];
   };
@@ -227,6 +258,7 @@
     for (const name of ["trained", "beta", "until", "n", "law", "compare", "other"]) lab.put(name, facts[name] || "");
     lab.agree();
     lab.time = 0;
+    lab.opening = lab.moves();
     lab.setView("laboratory");
     window.scrollTo(0, 0);
     lab.changed(0);
