@@ -219,15 +219,20 @@ class BaseRun:
             raise BadInput(f"{storage.run_path(path)} holds a {kind.__name__}; read it with ms.{kind.__name__}.load")
         return kind(**found)
 
-    def figure(self, kind: str = "distance") -> go.Figure:
+    def figure(self, kind: str = "distance", style: str = "screen", width: str | float = "single") -> go.Figure:
         """A Plotly figure: "distance" with what explains it, "sphere", "spectrum", "observables" or "angles".
 
         Not every run has all of them: "angles" need d = 2, and "spectrum" a single head.
+
+        style : "screen", or "paper" for print (see `figures.paper`); `figures.export` writes it to a file
+        width : of a figure for a paper: "single", "double", or a number of inches
         """
         from metastable import figures
 
         known = [name for name in figures.OF_A_RUN if name not in self.without_figures]
-        return figures.OF_A_RUN[choice(kind, "figure", known)](self)
+        choice(style, "style", ("screen", "paper"))
+        drawn = figures.OF_A_RUN[choice(kind, "figure", known)](self)
+        return drawn if style == "screen" else figures.paper(drawn, width)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
