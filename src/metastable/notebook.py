@@ -53,14 +53,13 @@ def number(x: float | None) -> str:
     return "–" if x is None or math.isnan(x) else f"{x:.4g}"
 
 
-def picture(parts: Sequence[str], label: str, width: float = SIDE) -> str:
+def picture(parts: Sequence[str], label: str, width: float = SIDE, height: float = SIDE) -> str:
     """The SVG of a thumbnail; `label` is for readers who cannot see it."""
-    size = f'width="{width:g}" height="{SIDE}" viewBox="0 0 {width:g} {SIDE}"'
-    back = f'<rect width="{width:g}" height="{SIDE}" rx="6" fill="#FFFFFF"/>'
-    words = html.escape(_cut(label))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}><title>{words}</title>{back}{"".join(parts)}</svg>'
-    )
+    size = f'width="{width:g}" height="{height:g}"'
+    inside = f"<title>{html.escape(_cut(label))}</title>{''.join(parts)}"
+    back = f'<rect {size} rx="6" fill="#FFFFFF"/>'
+    box = f'viewBox="0 0 {width:g} {height:g}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size} {box}>{back}{inside}</svg>'
 
 
 def tokens(points: Any, label: str = "tokens on the circle") -> str:
@@ -139,11 +138,11 @@ def lights(states: Mapping[str, str], label: str) -> str:
     for i, state in enumerate(states.values()):
         x = EDGE + 22 * i
         fill = {"holds": BLUE, "doubtful": PALE, "fails": RED}[state]
-        parts.append(f'<rect x="{x}" y="66" width="18" height="18" rx="3" fill="{fill}" stroke="{GREY}"/>')
+        parts.append(f'<rect x="{x}" y="26" width="18" height="18" rx="3" fill="{fill}" stroke="{GREY}"/>')
         if state == "fails":
-            parts.append(f'<path d="M{x + 4} 70l10 10m0 -10l-10 10" stroke="#FFFFFF" stroke-width="2"/>')
-    parts.append(_text(EDGE, 54, label, "start"))
-    return picture(parts, label, max(2 * SIDE, 2 * EDGE + 22 * len(states)))
+            parts.append(f'<path d="M{x + 4} 30l10 10m0 -10l-10 10" stroke="#FFFFFF" stroke-width="2"/>')
+    parts.append(_text(EDGE, 17, label, "start"))
+    return picture(parts, label, max(2 * SIDE, 2 * EDGE + 22 * len(states)), 54)
 
 
 def gauge(p: float, alpha: float) -> str:
@@ -153,14 +152,14 @@ def gauge(p: float, alpha: float) -> str:
     at, line = (place(min(max(-math.log10(x), 0.0), 5.0)) if x > 0 else place(5.0) for x in (p, alpha))
     colour = RED if p <= alpha else BLUE
     parts = [
-        f'<rect x="{EDGE}" y="66" width="{width - 2 * EDGE}" height="18" fill="{PALE}"/>',
-        f'<rect x="{EDGE}" y="66" width="{max(at - EDGE, 1):.1f}" height="18" fill="{colour}"/>',
-        f'<path d="M{line:.1f} 58V92" stroke="#333333" stroke-dasharray="4 3"/>',
-        _text(EDGE, 50, f"p = {number(p)}, threshold {number(alpha)}", "start"),
-        _text(EDGE, 104, "1", "start"),
-        _text(width - EDGE, 104, "0.00001", "end"),
+        f'<rect x="{EDGE}" y="28" width="{width - 2 * EDGE}" height="18" fill="{PALE}"/>',
+        f'<rect x="{EDGE}" y="28" width="{max(at - EDGE, 1):.1f}" height="18" fill="{colour}"/>',
+        f'<path d="M{line:.1f} 22V52" stroke="#333333" stroke-dasharray="4 3"/>',
+        _text(EDGE, 17, f"p = {number(p)}, threshold {number(alpha)}", "start"),
+        _text(EDGE, 62, "1", "start"),
+        _text(width - EDGE, 62, "0.00001", "end"),
     ]
-    return picture(parts, f"p-value {number(p)} beside the threshold {number(alpha)}", width)
+    return picture(parts, f"p-value {number(p)} beside the threshold {number(alpha)}", width, 70)
 
 
 def _scale(low: float, high: float, begin: float, end: float) -> Any:
