@@ -4,6 +4,8 @@ import importlib
 import importlib.util
 import itertools
 import re
+import subprocess
+import sys
 
 import numpy as np
 import plotly.graph_objects as go
@@ -12,6 +14,7 @@ import pytest
 import metastable as ms
 from metastable import figures
 from metastable.figures import look
+from tests.docs.pages import ROOT
 from tests.test_figures import CASES, case, fonts
 
 exporting = importlib.import_module("metastable.figures.export")
@@ -121,17 +124,23 @@ def way(request, monkeypatch, browser):
     return request.param
 
 
+def pages_of(pdf):
+    """Width and height of each page of a PDF, in points."""
+    assert pdf.startswith(b"%PDF-")
+    boxes = re.findall(rb"/MediaBox\s*\[\s*0 0 ([\d.]+) ([\d.]+)\s*\]", pdf)
+    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == len(boxes)
+    return [(float(width), float(height)) for width, height in boxes]
+
+
 @pytest.mark.browser
 def test_export_writes_real_files(way, tmp_path):
     figure = case("circle").figure("distance")
     before = figure.to_json()
     pdf = figures.export(figure, tmp_path / "deep" / "figure.pdf", width="single").read_bytes()
-    assert pdf.startswith(b"%PDF-")
-    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == 1
-    (box,) = re.findall(rb"/MediaBox\s*\[\s*0 0 ([\d.]+) ([\d.]+)\s*\]", pdf)
     height = case("circle").figure("distance", style="paper").layout.height
-    assert float(box[0]) == pytest.approx(3.3 * 72, abs=1)
-    assert float(box[1]) == pytest.approx(height / POINTS, abs=1.5)
+    (size,) = pages_of(pdf)
+    assert size[0] == pytest.approx(3.3 * 72, abs=1)
+    assert size[1] == pytest.approx(height / POINTS, abs=1.5)
     assert b"/FontFile" in pdf  # fonts are embedded, and the text is text
     svg = figures.export(figure, tmp_path / "figure.svg", width="single").read_text(encoding="utf-8")
     assert svg.startswith("<svg")
@@ -140,6 +149,22 @@ def test_export_writes_real_files(way, tmp_path):
     assert png.startswith(b"\x89PNG")
     assert int.from_bytes(png[16:20]) == pytest.approx(6.8 * 96 * exporting.SCALE, abs=exporting.SCALE)
     assert figure.to_json() == before
+
+
+@pytest.mark.browser
+def test_the_program_of_the_papers_figures_makes_pdf_pages(browser, tmp_path):
+    program = [sys.executable, str(ROOT / "examples/paper/make.py"), "two-tokens", "--out", str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "two-tokens: PASS" in done.stdout
+    made = sorted(tmp_path.glob("*.pdf"))
+    assert [path.name for path in made] == [f"two-tokens-{i}.pdf" for i in range(1, len(made) + 1)]
+    assert made
+    for path in made:
+        ((width, _),) = pages_of(path.read_bytes())
+        assert width == pytest.approx(3.3 * 72, abs=1)
+    captions = (tmp_path / "captions.txt").read_text(encoding="utf-8")
+    assert all(path.name in captions for path in made)
 
 
 def test_export_without_a_browser_says_what_to_install(monkeypatch, tmp_path):
