@@ -38,7 +38,7 @@ def test_a_figure_for_a_paper_has_the_width_of_a_column_and_texts_of_8_points(na
     assert not single.layout.updatemenus
     screen = case(name).figure(kind)
     for thin, thick in zip(single.data, screen.data, strict=True):
-        if thick.mode == "lines" and thick.line.width:
+        if getattr(thick, "mode", None) == "lines" and thick.line.width:
             assert thin.line.width == pytest.approx(thick.line.width / 2)
     assert figures.caption(single) == figures.caption(screen)
 

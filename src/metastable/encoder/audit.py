@@ -112,7 +112,8 @@ class Audit:
         if self.measured is None:
             drawn = notebook.grid(_by_head(self.heads, "beta"), "β by layer (down) and head (across)")
         else:
-            drawn = notebook.curve(self.layers["depth"], self.layers["mean_cosine"], "mean cosine over depth")
+            label = "mean cosine of hidden states over depth"
+            drawn = notebook.curve(self.layers["depth"], self.layers["hidden_cosine"], label, low=0.0)
         return notebook.table(f"Audit of {self.name}", rows, drawn)
 
     def checks(self) -> list[Check]:

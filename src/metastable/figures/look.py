@@ -273,6 +273,8 @@ PIXELS = 96
 """CSS pixels of an inch: the unit of plotly's sizes."""
 COLUMNS = {"single": 3.3, "double": 6.8}
 """Widths of a figure in a journal with two columns, in inches."""
+WIDE = 5.0
+"""From this width on, in inches, the entries of a legend below the figure stand side by side."""
 PAPER_TEXT = 8 * PIXELS / 72
 """Size of all texts of a figure for a paper: 8 pt, in pixels."""
 PAPER_SCALE = PAPER_TEXT / 14
@@ -301,6 +303,10 @@ def paper(figure: go.Figure, width: str | float = "single", font: str = "sans") 
     axis: dict[str, Any] = {"linecolor": INK, "linewidth": 0.6, "gridwidth": 0.4, "tickwidth": 0.6, "ticklen": 3}
     axis |= {"title_font_size": PAPER_TEXT, "tickfont_size": PAPER_TEXT, "title_standoff": 4}
     figure.update_xaxes(**axis).update_yaxes(**axis)
+    # plotly enlarges powers of ten on logarithmic axes by this factor.
+    powers = {"type": "log", "exponentformat": "power", "dtick": 1}
+    figure.update_xaxes(tickfont_size=PAPER_TEXT / 1.25, selector=powers)
+    figure.update_yaxes(tickfont_size=PAPER_TEXT / 1.25, selector=powers)
     figure.update_coloraxes(colorbar_title_font_size=PAPER_TEXT, colorbar_tickfont_size=PAPER_TEXT)
     figure.update_layout(
         width=inches * PIXELS,
@@ -310,7 +316,29 @@ def paper(figure: go.Figure, width: str | float = "single", font: str = "sans") 
         paper_bgcolor=CLEAR,
         plot_bgcolor=CLEAR,
     )
+    if figure.layout.legend.yref == "container" and inches >= WIDE:
+        _flatten_legend(figure)
     return figure
+
+
+def _flatten_legend(figure: go.Figure) -> None:
+    """Put the entries of a legend below the figure side by side, and take back the height that they do not need."""
+    shown = [trace.name or "" for trace in figure.data if trace.showlegend is not False]
+    names = [re.sub("<.*?>", "", name.replace("<br>", " ")) for name in dict.fromkeys(shown)]
+    if not names:
+        return
+    # A letter is about half as wide as it is high; 40 pixels are for the line before the name.
+    entry = 0.52 * PAPER_TEXT * max(map(len, names)) + 40
+    lines = math.ceil(len(names) / max(1, int((figure.layout.width - figure.layout.margin.l) / entry)))
+    spare = (sum(name.count("<br>") + 1 for name in dict.fromkeys(shown)) - lines) * LEGEND_LINE * PAPER_SCALE
+    figure.update_layout(
+        legend={"orientation": "h", "entrywidth": entry - 40},
+        height=figure.layout.height - spare,
+        margin_b=figure.layout.margin.b - spare,
+    )
+    for trace in figure.data:
+        if trace.name:
+            trace.name = trace.name.replace("<br>", " ")
 
 
 def still(figure: go.Figure) -> go.Figure:
