@@ -78,10 +78,11 @@ def tokens(points: Any, label: str = "tokens on the circle") -> str:
     return picture(parts, label)
 
 
-def curve(x: Any, y: Any, label: str, level: float | None = None, low: float | None = None) -> str:
-    """A line through the points (x, y), with a dashed line at `level`. The smallest and largest y are written.
+def curve(x: Any, y: Any, label: str, level: float | None = None, low: float | None = None, ends: bool = True) -> str:
+    """A line through the points (x, y), with a dashed line at `level`.
 
     low : the lower end of the axis; by default the smallest y
+    ends : write the first and the last y beside the label
     """
     across, up = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     fine = np.isfinite(across) & np.isfinite(up)
@@ -99,7 +100,8 @@ def curve(x: Any, y: Any, label: str, level: float | None = None, low: float | N
     if level is not None:
         parts.append(f'<path d="M{EDGE} {place[1](level):.1f}H{width - EDGE}" stroke="{RED}" stroke-dasharray="5 4"/>')
     parts.append(f'<polyline points="{points}" fill="none" stroke="{BLUE}" stroke-width="2"/>')
-    parts += [_text(EDGE, EDGE + 2, f"{label}: {number(up[0])} → {number(up[-1])}", "start")]
+    words = f"{label}: {number(up[0])} → {number(up[-1])}" if ends else label
+    parts.append(_text(EDGE, EDGE + 2, words, "start"))
     return picture(parts, label, width)
 
 
@@ -155,7 +157,7 @@ def gauge(p: float, alpha: float) -> str:
         f'<rect x="{EDGE}" y="28" width="{width - 2 * EDGE}" height="18" fill="{PALE}"/>',
         f'<rect x="{EDGE}" y="28" width="{max(at - EDGE, 1):.1f}" height="18" fill="{colour}"/>',
         f'<path d="M{line:.1f} 22V52" stroke="#333333" stroke-dasharray="4 3"/>',
-        _text(EDGE, 17, f"p = {number(p)}, threshold {number(alpha)}", "start"),
+        _text(EDGE, 17, f"p-value (bar) and threshold {number(alpha)} (dashed)", "start"),
         _text(EDGE, 62, "1", "start"),
         _text(width - EDGE, 62, "0.00001", "end"),
     ]

@@ -110,7 +110,9 @@ class Baseline:
             )
         histogram = lengths.get("histogram")
         drawn = (
-            curve(histogram["edges"][:-1], histogram["counts"], "clean texts by length", low=0.0) if histogram else ""
+            curve(histogram["edges"][:-1], histogram["counts"], "clean texts by number of tokens", low=0.0, ends=False)
+            if histogram
+            else ""
         )
         return table(f"Baseline of {self.encoder_name}", rows, drawn)
 
