@@ -12,7 +12,7 @@ import random
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks" / "detection"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks" / "detection"))
 from corpora import splits
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "demo-texts")

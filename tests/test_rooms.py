@@ -12,7 +12,20 @@ import metastable
 
 SOURCE = Path(metastable.__file__).parent
 ORDER = [
-    *("errors", "addresses", "decimals", "arrays", "files", "progress", "head", "block", "cloud", "problem", "theory"),
+    *(
+        "errors",
+        "addresses",
+        "decimals",
+        "notebook",
+        "arrays",
+        "files",
+        "progress",
+        "head",
+        "block",
+        "cloud",
+        "problem",
+        "theory",
+    ),
     *("attention", "flow", "transport", "run", "figures", "report", "claims", "encoder", "monitor", "scale", "lab"),
     *("cli", "__main__"),
 ]

@@ -16,6 +16,7 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
+from metastable import notebook
 from metastable.arrays import Array, matrix, moved, real, seeded, serial, tensor, vector, whole
 from metastable.errors import BadInput
 from metastable.head import Head
@@ -102,6 +103,23 @@ class Cloud:
         kind = "equal weights" if self.equal_weights else "weighted"
         name = str(self.dtype).removeprefix("torch.")
         return f"Cloud({len(self)} tokens, d={self.dim}, {kind}, {name}, {self.law['law']})"
+
+    def _repr_html_(self) -> str:
+        """The cloud in a notebook. At most `notebook.MOST` tokens are drawn."""
+        law = ", ".join(f"{name} = {value}" for name, value in self.law.items() if name not in ("law", "n", "d"))
+        rows: dict[str, object] = {
+            "tokens": len(self),
+            "d": self.dim,
+            "weights": "equal"
+            if self.equal_weights
+            else f"{float(self.weights.min()):.3g} to {float(self.weights.max()):.3g}",
+            "law": str(self.law["law"]) + (f" ({law})" if law else ""),
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+        keep = torch.linspace(0, len(self) - 1, min(notebook.MOST, len(self))).round().long().to(self.points.device)
+        shown = self.points[keep].detach().cpu().double().numpy()
+        where = "on the circle" if self.dim == 2 else "in their two main directions"
+        return notebook.table("Cloud", rows, notebook.tokens(shown, f"{len(shown)} of {len(self)} tokens {where}"))
 
 
 def sample_indices(size: int, n: int, seed: int) -> Tensor:

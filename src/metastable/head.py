@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metastable import notebook
 from metastable.arrays import Array, finite, matmul, matrix, moved, seeded, shape_of, vector
 from metastable.errors import BadInput
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from metastable.theory import Theory
 
 MATRICES = ("query", "key", "value", "output", "offset")
+
+
+QUICK = 512
+"""A notebook shows the spectrum of heads with at most this many rows of Q and K, which takes below a second."""
 
 
 class Head:
@@ -179,6 +184,16 @@ class Head:
     def __repr__(self) -> str:
         extras = "".join(f", {name}" for name in ("output", "offset") if getattr(self, name) is not None)
         return f"Head(d={self.dim}, k={self.rank}{extras}, {str(self.query.dtype).removeprefix('torch.')})"
+
+    def _repr_html_(self) -> str:
+        """The head in a notebook: its sizes, and its theory if the spectrum is quickly found."""
+        rows: dict[str, object] = {"d": self.dim, "k": self.rank, "dtype": str(self.dtype).removeprefix("torch.")}
+        rows |= {name: "yes" for name in ("output", "offset") if getattr(self, name) is not None}
+        if self.rank > QUICK:
+            return notebook.table("Head", rows)
+        th = self.theory()
+        rows["assumptions"] = th.verdict.status
+        return notebook.table("Head", rows | th._rows(), th._thumbnail())
 
 
 def _plane_rotation(d: int, angle: float) -> np.ndarray:

@@ -35,6 +35,9 @@ def test_baseline_and_monitor_as_tables_and_records_as_a_frame(small_encoder, sm
     assert frame["strange"].tolist() == [record.strange for record in made]
     assert frame["tokens"][7] == [word.text for word in made[7].tokens]
     assert cells(monitor._repr_html_())["texts"] == "10 scored, 1 rejected"
+    for shown in (html, monitor._repr_html_(), made[0]._repr_html_()):
+        assert shown.count("<svg") == 1
+        assert len(shown) < 60_000
     page = monitor.report(tmp_path / "report.html").read_text(encoding="utf-8")
     assert "is empty" in page
     assert "zebra" in page

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from metastable import files
+from metastable import files, notebook
 from metastable.arrays import whole
 from metastable.encoder.anatomy import GAP, Anatomy, Norm
 from metastable.encoder.checks import Check, checks
@@ -97,6 +97,25 @@ class Audit:
         size = f"{self.shape['layers']} layers of {self.shape['heads']} heads, width {self.shape['width']}"
         texts = "weights only" if self.measured is None else f"{self.measured.counts.texts} texts"
         return f"Audit({self.name!r}, {self.family}, {size}, {texts})"
+
+    def _repr_html_(self) -> str:
+        """The audit in a notebook: the headline, the checks that are not ok, and cosines over depth or β by head."""
+        size = f"{self.shape['layers']} layers of {self.shape['heads']} heads, width {self.shape['width']}"
+        texts = "weights only" if self.measured is None else f"{self.measured.counts.texts}"
+        rows: dict[str, object] = {
+            "encoder": f"{self.family}, {size}",
+            "texts": texts,
+            "finding": self.verdict.headline,
+        }
+        found = self.checks()
+        rows["checks"] = f"{sum(check.status == 'ok' for check in found)} of {len(found)} ok"
+        rows |= {check.name: f"{check.status}: {check.sentence}" for check in found if check.status != "ok"}
+        if self.measured is None:
+            drawn = notebook.grid(_by_head(self.heads, "beta"), "β by layer (down) and head (across)")
+        else:
+            label = "mean cosine of hidden states over depth"
+            drawn = notebook.curve(self.layers["depth"], self.layers["hidden_cosine"], label, low=0.0)
+        return notebook.table(f"Audit of {self.name}", rows, drawn)
 
     def checks(self) -> list[Check]:
         """A few numbers that matter to whoever ships the encoder, with what is usual and what to do."""
@@ -187,6 +206,11 @@ class Audit:
         for name, content in contents.items():
             files.write_text(out / name, content)
         return {name.partition(".")[0]: out / name for name in contents}
+
+
+def _by_head(heads: pd.DataFrame, column: str) -> np.ndarray:
+    """A column of a table of heads as an array, (layers, heads)."""
+    return heads.pivot(index="layer", columns="head", values=column).sort_index().to_numpy(dtype=float)
 
 
 def audit(

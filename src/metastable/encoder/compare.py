@@ -32,6 +32,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.stats import norm as normal
 from torch import Tensor, nn
 
+from metastable import notebook
 from metastable.encoder.anatomy import Anatomy
 from metastable.encoder.fold import FoldedHead, fold
 from metastable.encoder.weights import Weights, weigh
@@ -95,6 +96,19 @@ class Comparison:
     heads: pd.DataFrame
     against_noise: float | None = None
     others: dict[str, float] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        """The comparison in a notebook: its sentences, and the change of B and V of each head."""
+        rows: dict[str, object] = {
+            "heads": len(self.heads),
+            "moved": int(self.heads["moved"].sum()),
+            "prediction changed": int(self.heads["prediction_changed"].sum()),
+        }
+        rows |= {str(i): sentence for i, sentence in enumerate(self.sentences(), start=1)}
+        change = self.heads.assign(change=self.heads[["interaction_change", "value_change"]].mean(axis=1))
+        cells = change.pivot(index="layer", columns="head", values="change").sort_index().to_numpy(dtype=float)
+        label = "mean change of B and V by layer (down) and head (across)"
+        return notebook.table("Comparison", rows, notebook.grid(cells, label))
 
     @property
     def layers(self) -> pd.DataFrame:

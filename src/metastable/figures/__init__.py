@@ -1,6 +1,7 @@
 """Plotly figures, one function each, for notebooks, reports and web pages.
 
-Figures compute nothing: they ask the run. `caption(figure)` is the text that belongs under a figure.
+Figures compute nothing: they ask the run. `caption(figure)` is the text that belongs under a figure. `paper(figure)`
+gives any of them the size and the fonts of a paper, and `export(figure, path)` writes it as SVG, PDF or PNG.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import plotly.graph_objects as go
 from metastable.figures.angles import angles
 from metastable.figures.curves import depth_curves, ledger_curves, lengths, loop_curves
 from metastable.figures.distance import distance, distance_curves, distances
+from metastable.figures.export import export
 from metastable.figures.heads import comparison, heat_map
 from metastable.figures.history import movement_map, step_curves
 from metastable.figures.ladder import ladder_map
 from metastable.figures.length import depth_by_length, forecast_points, length_curves, waterfall, way_points, word_map
-from metastable.figures.look import caption
+from metastable.figures.look import caption, paper
 from metastable.figures.monitor import first_depths, length_histogram, timeline
 from metastable.figures.observables import observables
 from metastable.figures.phase_diagram import phase_diagram
@@ -44,6 +46,7 @@ __all__ = [
     "distance_curves",
     "distances",
     "eigenvalues",
+    "export",
     "first_depths",
     "forecast_points",
     "heat_map",
@@ -55,6 +58,7 @@ __all__ = [
     "loop_curves",
     "movement_map",
     "observables",
+    "paper",
     "phase_diagram",
     "spectrum",
     "sphere",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
 
 from metastable.errors import BadInput
 from metastable.figures import look
@@ -29,7 +30,7 @@ def angles(run: Run) -> go.Figure:
     figure = look.plain("Angles of the tokens over time", 430, caption)
     for token in np.argsort(degrees[0]):
         leads = run.block.causal and shown[token] == 0
-        colour = look.INK if leads else _hue(degrees[0, token])
+        colour = look.INK if leads else _colour(degrees[0, token])
         t, y = _broken(times, degrees[:, token])
         look.curve(
             figure, t, y, "", colour, width=3 if leads else 1.2, showlegend=False, hoverinfo="skip", hovertemplate=None
@@ -45,5 +46,5 @@ def _broken(times: np.ndarray, degrees: np.ndarray) -> tuple[np.ndarray, np.ndar
     return np.insert(times, jumps, np.nan), np.insert(degrees, jumps, np.nan)
 
 
-def _hue(degrees: float) -> str:
-    return f"hsl({round(degrees) % 360},65%,45%)"
+def _colour(degrees: float) -> str:
+    return str(sample_colorscale(look.CYCLE, [degrees / 360 + 0.5])[0])

@@ -13,6 +13,9 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from metastable.arrays import positive
+from metastable.errors import choice
+
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
@@ -20,6 +23,8 @@ INK, GREY, FAINT = "#222222", "#6B6B6B", "#DDDDDD"
 
 PHASE_TINTS = {"concentration": "#E3F0F8", "plateau": "#E0F2EA", "terminal": "#FBEBDD"}
 """Backgrounds of the three phases of a run."""
+CLEAR = "rgba(0,0,0,0)"
+"""No colour."""
 PLATEAU, BAND, GRID = "#F6EE9C", "rgba(0,114,178,0.18)", "#C4CAD0"
 """Plateaus of a curve, the band between two bounds, and the grid of the sphere."""
 CYCLE = [[i / 5, colour] for i, colour in enumerate((BLUE, GREEN, ORANGE, VERMILLION, PURPLE, BLUE))]
@@ -269,6 +274,103 @@ def dark(figure: go.Figure) -> go.Figure:
 def enlarged(figure: go.Figure, factor: float) -> go.Figure:
     """The same figure with texts, lines, markers and margins `factor` times as large, for a projector."""
     return _change(figure, lambda path, value: np.multiply(value, factor) if _in_pixels(path) else value)
+
+
+PIXELS = 96
+"""CSS pixels of an inch: the unit of plotly's sizes."""
+COLUMNS = {"single": 3.3, "double": 6.8}
+"""Widths of a figure in a journal with two columns, in inches."""
+WIDE = 5.0
+"""From this width on, in inches, the entries of a legend below the figure stand side by side."""
+PAPER_TEXT = 8 * PIXELS / 72
+"""Size of all texts of a figure for a paper: 8 pt, in pixels."""
+PAPER_SCALE = PAPER_TEXT / 14
+"""Factor on margins and heights, which were made for texts of 14 pixels."""
+PAPER_LINES = 0.5
+"""Factor on lines and markers."""
+PAPER_FONTS = {
+    "sans": "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif",
+    "serif": "'Times New Roman', Times, 'Liberation Serif', 'DejaVu Serif', serif",
+}
+
+
+def paper(figure: go.Figure, width: str | float = "single", font: str = "sans") -> go.Figure:
+    """The same figure for a paper: as wide as a column, all texts of 8 pt, thin lines, no title and no background.
+
+    A figure that moves shows its last frame. The title and `caption(figure)` belong into the text of the paper.
+
+    width : "single" (3.3 inches), "double" (6.8 inches), or a number of inches
+    font : "sans" or "serif"
+    """
+    inches = COLUMNS[choice(width, "width", COLUMNS)] if isinstance(width, str) else positive(width, "width")
+    family = PAPER_FONTS[choice(font, "font", PAPER_FONTS)]
+    still(figure)
+    untitled(figure)
+    _change(figure, lambda path, value: _on_paper(path, value) if _in_pixels(path) else value)
+    axis: dict[str, Any] = {"linecolor": INK, "linewidth": 0.6, "gridwidth": 0.4, "tickwidth": 0.6, "ticklen": 3}
+    axis |= {"title_font_size": PAPER_TEXT, "tickfont_size": PAPER_TEXT, "title_standoff": 4}
+    figure.update_xaxes(**axis).update_yaxes(**axis)
+    # plotly enlarges powers of ten on logarithmic axes by this factor.
+    powers = {"type": "log", "exponentformat": "power", "dtick": 1}
+    figure.update_xaxes(tickfont_size=PAPER_TEXT / 1.25, selector=powers)
+    figure.update_yaxes(tickfont_size=PAPER_TEXT / 1.25, selector=powers)
+    figure.update_coloraxes(colorbar_title_font_size=PAPER_TEXT, colorbar_tickfont_size=PAPER_TEXT)
+    figure.update_layout(
+        width=inches * PIXELS,
+        height=PAPER_SCALE * (figure.layout.height or 450),
+        font={"family": family, "size": PAPER_TEXT, "color": INK},
+        legend={"font": {"size": PAPER_TEXT}, "bgcolor": CLEAR},
+        paper_bgcolor=CLEAR,
+        plot_bgcolor=CLEAR,
+    )
+    if figure.layout.legend.yref == "container" and inches >= WIDE:
+        _flatten_legend(figure)
+    return figure
+
+
+def _flatten_legend(figure: go.Figure) -> None:
+    """Put the entries of a legend below the figure side by side, and take back the height that they do not need."""
+    shown = [trace.name or "" for trace in figure.data if trace.showlegend is not False]
+    names = [re.sub("<.*?>", "", name.replace("<br>", " ")) for name in dict.fromkeys(shown)]
+    if not names:
+        return
+    # A letter is about half as wide as it is high; 40 pixels are for the line before the name.
+    entry = 0.52 * PAPER_TEXT * max(map(len, names)) + 40
+    lines = math.ceil(len(names) / max(1, int((figure.layout.width - figure.layout.margin.l) / entry)))
+    spare = (sum(name.count("<br>") + 1 for name in dict.fromkeys(shown)) - lines) * LEGEND_LINE * PAPER_SCALE
+    figure.update_layout(
+        legend={"orientation": "h", "entrywidth": entry - 40},
+        height=figure.layout.height - spare,
+        margin_b=figure.layout.margin.b - spare,
+    )
+    for trace in figure.data:
+        if trace.name:
+            trace.name = trace.name.replace("<br>", " ")
+
+
+def still(figure: go.Figure) -> go.Figure:
+    """The same figure at its last frame, with the time and without controls, if it moves."""
+    if figure.frames:
+        last = figure.frames[-1]
+        for place, trace in zip(last.traces, last.data, strict=True):
+            figure.data[place].update(trace.to_plotly_json())
+        figure.frames = ()
+    if figure.layout.sliders:
+        place = {"x": 1, "xref": "paper", "xanchor": "right", "y": 0, "yref": "paper", "yanchor": "bottom"}
+        figure.add_annotation(text=f"t = {figure.layout.sliders[0].steps[-1].label}", showarrow=False, **place)
+        spare = (figure.layout.margin.b or 0) - 6
+        figure.update_layout(margin_b=6, height=(figure.layout.height or spare) - spare)
+        figure.layout.sliders = figure.layout.updatemenus = ()
+    return figure
+
+
+def _on_paper(path: tuple[str, ...], value: Any) -> Any:
+    """A size in pixels, as it is on paper."""
+    above, key = path[-2:] if len(path) > 1 else ("", *path)
+    if key == "size" and above.endswith("font"):
+        return PAPER_TEXT
+    thin = key == "width" or above == "marker"
+    return np.multiply(value, PAPER_LINES if thin else PAPER_SCALE)
 
 
 def _in_pixels(path: tuple[str, ...]) -> bool:

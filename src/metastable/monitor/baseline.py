@@ -34,10 +34,10 @@ from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.detectors.base import Detector
 from metastable.monitor.exposure import called
 from metastable.monitor.length_adjustment import shaped
-from metastable.monitor.notebook import table
 from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, Setting, Spoilt, wholes, within
 from metastable.monitor.split import TOKENS, Split, digest, enough
 from metastable.monitor.spoiling import spoilt
+from metastable.notebook import curve, table
 from metastable.run import storage as store
 
 if TYPE_CHECKING:
@@ -111,7 +111,13 @@ class Baseline:
             rows[f"setting {name}"] = (
                 f"{', '.join(map(called, scorer.setting.terms))}; smallest p-value {scorer.least:.2g}"
             )
-        return table(f"Baseline of {self.encoder_name}", rows)
+        histogram = lengths.get("histogram")
+        drawn = (
+            curve(histogram["edges"][:-1], histogram["counts"], "clean texts by number of tokens", low=0.0, ends=False)
+            if histogram
+            else ""
+        )
+        return table(f"Baseline of {self.encoder_name}", rows, drawn)
 
     @classmethod
     def fit(

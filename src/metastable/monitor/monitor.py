@@ -34,11 +34,11 @@ from metastable.monitor.baseline import Baseline
 from metastable.monitor.dependence import Dependence
 from metastable.monitor.episodes import Episodes, Evidence, Place
 from metastable.monitor.examiner import Examiner, one_line
-from metastable.monitor.notebook import table
 from metastable.monitor.record import NO_TOKEN, NOT_FINITE, WRITTEN, Record, kind, records
 from metastable.monitor.scoring import Assessment
 from metastable.monitor.sinks import Sink
 from metastable.monitor.slices import Slices
+from metastable.notebook import curve, table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -169,7 +169,9 @@ class Monitor:
         rows |= (
             {"failures": ", ".join(f"{kind}: {n}" for kind, n in counts.failures.items())} if counts.failures else {}
         )
-        return table(f"Monitor of {self.baseline.encoder_name}", rows)
+        evidence = [record.log_e for record in self.records if record.log_e is not None]
+        drawn = curve(range(len(evidence)), evidence, "log E of the kept texts", self.alarm.threshold)
+        return table(f"Monitor of {self.baseline.encoder_name}", rows, drawn if evidence else "")
 
     def to_frame(self) -> pd.DataFrame:
         """The kept records, newest last, as a table: one row a text, with the fields of `Record` and `strange`."""

@@ -15,9 +15,9 @@ import torch
 from metastable.encoder.hooks import Passage
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.exposure import EXPOSURE, called
-from metastable.monitor.notebook import table
 from metastable.monitor.scoring import Assessment
 from metastable.monitor.spoiling import KINDS
+from metastable.notebook import gauge, table
 
 # Most words in a record.
 SHOWN = 3
@@ -150,7 +150,8 @@ class Record:
             "cut": "not known" if self.cut is None else "yes" if self.cut else "no",
         }
         name = "a text" if self.line is None else f"text {self.line}"
-        return table(f"{name}: {'strange' if self.strange else 'not strange'} at {self.alpha:g}", rows)
+        title = f"{name}: {'strange' if self.strange else 'not strange'} at {self.alpha:g}"
+        return table(title, rows, gauge(self.p_value, self.alpha))
 
     def to_dict(self, words: bool = True) -> dict[str, Any]:
         """The record for JSON. Without `words`, no word of the text is in it."""

@@ -15,7 +15,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from metastable import transport
+from metastable import notebook, transport
 from metastable.block import Block
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, choice
@@ -28,6 +28,10 @@ from metastable.theory.block import BlockTheory
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+
+QUICK = 2_000_000
+"""Tokens times frames of a run whose distance a notebook computes without being asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,15 +223,46 @@ class BaseRun:
             raise BadInput(f"{storage.run_path(path)} holds a {kind.__name__}; read it with ms.{kind.__name__}.load")
         return kind(**found)
 
-    def figure(self, kind: str = "distance") -> go.Figure:
+    def _repr_html_(self) -> str:
+        """The run in a notebook: distance and phases if they are known or quickly computed, and the last tokens."""
+        rows: dict[str, object] = {"model": self.block.name, "tokens": len(self.cloud), "d": self.cloud.dim}
+        rows |= {"β": f"{self.beta:g}", "times": f"{len(self.times)} from 0 to {self.horizon:g}"}
+        rows |= {name: self.configuration[name] for name in ("method", "engine") if name in self.configuration}
+        end = self.final.points
+        keep = torch.linspace(0, len(end) - 1, min(notebook.MOST, len(end))).round().long().to(end.device)
+        pictures = notebook.tokens(end[keep].detach().cpu().double().numpy(), f"tokens at t = {self.horizon:g}")
+        if self.theory().no_limit:
+            rows["limit"] = self.theory().no_limit
+        elif "distance" in self._kept or self._quickly:
+            found = self.distance()
+            rows["W₂ to the limit law"] = (
+                f"{notebook.number(float(found[0]))} at first, {notebook.number(float(found[-1]))} at last"
+            )
+            rows["phases"] = "; ".join(self.phases().sentences)
+            pictures += notebook.curve(found["time"], found, "W₂ to the limit law", low=0.0)
+        return notebook.table(type(self).__name__, rows, pictures)
+
+    @property
+    def _quickly(self) -> bool:
+        """Whether the distance takes below about a second: W₂ to two atoms is one sort for each time."""
+        basis = self.theory().basis
+        two_atoms = basis is not None and basis.shape[1] == 1
+        return len(self.cloud) * len(self.times) <= (QUICK if two_atoms else QUICK // 100)
+
+    def figure(self, kind: str = "distance", style: str = "screen", width: str | float = "single") -> go.Figure:
         """A Plotly figure: "distance" with what explains it, "sphere", "spectrum", "observables" or "angles".
 
         Not every run has all of them: "angles" need d = 2, and "spectrum" a single head.
+
+        style : "screen", or "paper" for print (see `figures.paper`); `figures.export` writes it to a file
+        width : of a figure for a paper: "single", "double", or a number of inches
         """
         from metastable import figures
 
         known = [name for name in figures.OF_A_RUN if name not in self.without_figures]
-        return figures.OF_A_RUN[choice(kind, "figure", known)](self)
+        choice(style, "style", ("screen", "paper"))
+        drawn = figures.OF_A_RUN[choice(kind, "figure", known)](self)
+        return drawn if style == "screen" else figures.paper(drawn, width)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

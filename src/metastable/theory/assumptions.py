@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from metastable import notebook
+
 if TYPE_CHECKING:
     from metastable.theory import Theory
 
@@ -47,6 +49,14 @@ class Verdict:
             if check.name == name:
                 return check
         raise KeyError(f"no check named {name!r}; there are {[c.name for c in self.checks]}")
+
+    def _repr_html_(self) -> str:
+        """The verdict in a notebook."""
+        rows = {c.name: f"{c.status} ({notebook.number(c.number)}). {c.sentence}" for c in self.checks}
+        states = {c.name: c.status for c in self.checks}
+        held = sum(status == "holds" for status in states.values())
+        label = f"{held} of {len(states)} assumptions hold"
+        return notebook.table(f"assumptions: {self.status}", rows, notebook.lights(states, label))
 
     def __str__(self) -> str:
         return "\n".join([f"assumptions: {self.status}", *(f"  {check}" for check in self.checks)])

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metastable import notebook
 from metastable.arrays import Array, matrix, real
 from metastable.errors import BadInput
 from metastable.head import Head
@@ -44,6 +45,31 @@ class Theory:
 
     def __repr__(self) -> str:
         return f"Theory({self.attention!r}, terminal {self.terminal!r}, assumptions: {self.verdict.status})"
+
+    def _rows(self) -> dict[str, object]:
+        """The prediction in a few lines, for a notebook."""
+        a, t = self.attention, self.terminal
+        leading = f"{a.leading:.4g}" + (f" ± {a.frequency:.4g}i" if a.rotates else "")
+        found: dict[str, object] = {"λ₁ of M = V Bᵀ": leading, "gap": notebook.number(self.gap), "dim E": self.dim}
+        found["limit"] = self.no_limit or (
+            "two points ±e" if self.dim == 1 else f"the unit sphere of E, dim {self.dim}"
+        )
+        found["rate"] = notebook.number(self.rate)
+        found["λ₁ of V"] = f"{t.leading:.4g}" + (f" ± {t.frequency:.4g}i" if t.rotates else "")
+        return found
+
+    def _thumbnail(self) -> str:
+        """The eigenvalues of M as inline SVG; the dominant ones are large."""
+        values = self.attention.eigenvalues.numpy()
+        leads = values.real >= self.attention.leading - self.attention.tolerance
+        order = np.argsort(~leads, kind="stable")
+        return notebook.plane(values[order], int(leads.sum()), "eigenvalues of M in the complex plane")
+
+    def _repr_html_(self) -> str:
+        """The theory in a notebook."""
+        rows = self._rows() | {"assumptions": self.verdict.status}
+        rows |= {"not met": ", ".join(self.verdict.unmet)} if self.verdict.unmet else {}
+        return notebook.table("Theory", rows, self._thumbnail())
 
     @property
     def eigenvalues(self) -> Tensor:
