@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint kernels bench docs gallery clean
+.PHONY: help setup demo test test-all lint kernels bench docs gallery notebooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -76,6 +76,9 @@ docs: .venv/documenting ## build the documentation site (build/docs/index.html),
 
 gallery: setup ## draw the pictures of the gallery again (docs/images/gallery)
 	$(BIN)/python examples/gallery/_draw.py
+
+notebooks: setup ## run the notebooks again (examples/notebooks)
+	$(BIN)/python examples/notebooks/execute.py
 
 clean: ## remove what the other commands made
 	rm -rf .venv demo .pytest_cache .mypy_cache .ruff_cache .hypothesis build
