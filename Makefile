@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint kernels bench docs gallery package clean
+.PHONY: help setup demo test test-all lint kernels bench docs gallery package notebooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -85,6 +85,9 @@ package: setup ## build the wheel and the source archive (build/dist) and check 
 	rm -rf build/dist
 	$(BIN)/python -m build --outdir build/dist .
 	$(BIN)/python -m tests.package build/dist
+
+notebooks: setup ## run the notebooks again (examples/notebooks)
+	$(BIN)/python examples/notebooks/execute.py
 
 clean: ## remove what the other commands made
 	rm -rf .venv demo .pytest_cache .mypy_cache .ruff_cache .hypothesis build
