@@ -49,7 +49,7 @@ def test_each_phase_has_its_sentence_from_the_time_at_which_it_begins(run):
     ]
     words = moments(run, DistanceCurves(phases=phases))
     assert "the two points +e and −e" in words[1][1]
-    assert "±v, the dominant direction of V" in words[2][1]
+    assert "V pulls them towards ±v" in words[2][1]
 
 
 def test_curves_without_all_phases(run):

@@ -117,6 +117,7 @@ def test_examples_and_the_tour(tab):
             assert tab.text("tour-title").startswith("2 of")
             tab.page.locator("#tour-next").focus()
             tab.page.keyboard.press("Enter")
+            tab.done()
             assert tab.page.locator("#tour").bounding_box()["y"] < 300
             assert_fits(tab)
             resized(tab, 390, 844)

@@ -81,5 +81,5 @@ def _later(run: Run) -> str:
         return ""
     if terminal.rotates:
         return f", and {terminal.name} turns them around"
-    space = "±v, the dominant direction" if terminal.dim == 1 else "the dominant space"
-    return f"; {terminal.name} pulls them towards {space} of {terminal.name}"
+    space = "±v, its dominant direction" if terminal.dim == 1 else "its dominant space"
+    return f"; {terminal.name} pulls them towards {space}"
