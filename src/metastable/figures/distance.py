@@ -347,6 +347,8 @@ def distances(runs: Sequence[Run], curves: Sequence[DistanceCurves], names: Sequ
             look.curve(figure, [0, horizon], [floor] * 2, name, colour, width=1.5, dash="dot")
     _explain_marks(figure)
     _axes(figure, horizon, low)
+    # The legend leaves little height for the title of the axis.
+    figure.update_yaxes(title_text="W₂")
     return figure
 
 
