@@ -94,15 +94,15 @@ def interrupt(tmp_path, monkeypatch, overwrite=False):
 def test_interrupted_after_any_frame_it_resumes_without_repeating_work(tmp_path, monkeypatch, frames_done):
     cloud, asked = ms.graded(60, HEAD), options(tmp_path, t_eval=5)
     reference = ms.simulate(HEAD, cloud, **{**asked, "checkpoint": None})
-    original = simulation._Solver._save_state
+    original = simulation._Solver._save_frame
 
     def stop_after(self, state):
         original(self, state)
-        if state.saved >= frames_done:
+        if state.saved == frames_done:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(simulation._Solver, "_save_state", stop_after)
+        patch.setattr(simulation._Solver, "_save_frame", stop_after)
         with pytest.raises(KeyboardInterrupt):
             ms.simulate(HEAD, cloud, **asked)
     calls = 0

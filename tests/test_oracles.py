@@ -167,7 +167,7 @@ def test_oracle_9_stepping_converges_to_the_exact_zero_temperature_flow():
         x, t, h = cloud.points, 0.0, 0.01
         while t < 2.0:
             step = min(h, 2.0 - t)
-            new, _, error, _ = dopri5(field, t, x, field(x, t), step)
+            new, _, error = dopri5(field, t, x, field(x, t), step)
             h = next_step(step, error, tol)
             if error <= tol:
                 x, t = new, t + step

@@ -50,7 +50,7 @@ class Driver:
             while step > SMALLEST and self._folded(x + step * k1) > folded:
                 step /= 2
             while True:
-                new, _, error, _ = dopri5(self.velocity, self.t, x, k1, step)
+                new, _, error = dopri5(self.velocity, self.t, x, k1, step)
                 taken, step = step, next_step(step, error, self.tol)
                 if error <= self.tol and (taken <= SMALLEST or self._folded(new) <= folded):
                     break

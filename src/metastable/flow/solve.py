@@ -13,24 +13,20 @@ from typing import NamedTuple
 from torch import Tensor
 
 from metastable.errors import SimulationStopped
-from metastable.flow.steppers import Field, Step, between, dopri5, next_step
+from metastable.flow.steppers import Field, dopri5, next_step
 
 SMALLEST = 1e-12
 """Steps are not made shorter than this share of the horizon (of 1, for a horizon below 1)."""
 
 
 class Trial(NamedTuple):
-    """The end of a step of length h: time, position, velocity there, and the estimated error of the step.
-
-    step : the step of Dormand and Prince itself; None for other methods
-    """
+    """The end of a step of length h: time, position, velocity there, and the estimated error of the step."""
 
     t: float
     x: Tensor
     k: Tensor
     h: float
     error: float
-    step: Step | None = None
 
 
 @dataclass
@@ -48,13 +44,8 @@ class Motion:
     def attempt(self, f: Field, target: float, horizon: float, tol: float, counts: Tensor | None = None) -> Trial:
         """An adaptive step that ends at `target` at the latest. Nothing changes until it is judged."""
         h = self.next_length(target, horizon, tol)
-        step = dopri5(f, self.t, self.x, self.k, h, counts, self.sphere)
-        return Trial(target if h == target - self.t else self.t + h, step.x, step.k, h, step.error, step)
-
-    def inside(self, trial: Trial, t: float) -> Tensor:
-        """The points at time t during a step of `attempt` that has not been taken yet."""
-        assert trial.step is not None, "other steps end at saved times"
-        return between(self.x, self.k, trial.step, trial.h, (t - self.t) / trial.h, self.sphere)
+        x, k, error = dopri5(f, self.t, self.x, self.k, h, counts, self.sphere)
+        return Trial(target if h == target - self.t else self.t + h, x, k, h, error)
 
     def next_length(self, target: float, horizon: float, tol: float) -> float:
         """The length of the next adaptive step, which ends at `target` at the latest."""

@@ -8,7 +8,6 @@ the streams of tokens under a normalisation that lets them grow.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,17 +28,6 @@ A = (
 C = (1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0)
 # Fifth-order minus fourth-order weights.
 E = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
-# Weights of the stages in the last term of the interpolation inside a step (Hairer, Nørsett, Wanner: Solving Ordinary
-# Differential Equations I, section II.6).
-D = (
-    -12715105075 / 11282082432,
-    0.0,
-    87487479700 / 32700410799,
-    -10690763975 / 1880347072,
-    701980252875 / 199316789632,
-    -1453857185 / 822651844,
-    69997945 / 29380423,
-)
 
 # The next step is this fraction of the one that would just meet the tolerance ...
 SAFETY = 0.9
@@ -103,28 +91,14 @@ FIXED = {"euler": euler, "heun": heun, "rk4": rk4}
 """The methods of fixed step, by name."""
 
 
-class Step(NamedTuple):
-    """One step of `dopri5` from x with velocity k₁.
-
-    x : the points at its end
-    k : f there, which is the first stage of the next step
-    error : the estimated error, as the RMS length over tokens
-    bend : h Σ D_i k_i, which `between` needs
-    """
-
-    x: Tensor
-    k: Tensor
-    error: float
-    bend: Tensor
-
-
 def dopri5(
     f: Field, t: float, x: Tensor, k1: Tensor, h: float, counts: Tensor | None = None, sphere: bool = True
-) -> Step:
+) -> tuple[Tensor, Tensor, float]:
     """One step of the Dormand–Prince pair 5(4) from x at time t with k₁ = f(x, t).
 
-    The error of free points is relative to their length where that is above 1. With `counts` (n,) a row stands for that
-    many tokens in the mean.
+    Returns the new x, f there (the first stage of the next step), and the estimated error (RMS length over tokens, for
+    free points relative to their length where that is above 1). With `counts` (n,) a row stands for that many tokens in
+    the mean.
     """
     place = _place(sphere)
     stages = [k1]
@@ -137,20 +111,7 @@ def dopri5(
     if not sphere:
         squares = squares / x.double().square().sum(dim=1).clamp_min(1.0)
     mean = squares.mean() if counts is None else (counts * squares).sum() / counts.sum()
-    return Step(new, stages[-1], float(mean.sqrt()), _combine(torch.zeros_like(x), stages, D, h))
-
-
-def between(x: Tensor, k1: Tensor, step: Step, h: float, share: float, sphere: bool = True) -> Tensor:
-    """The points after the share θ of a step of length h from x with velocity k₁, to fourth order.
-
-    y(θ) = x + θ(r₂ + (1 − θ)(r₃ + θ(r₄ + (1 − θ)r₅))) with r₂ = y₁ − x, r₃ = h k₁ − r₂, r₄ = r₂ − h k₇ − r₃ and
-    r₅ = h Σ D_i k_i, where y₁ is the end of the step and k₇ = f(y₁).
-    """
-    r2 = step.x - x
-    r3 = h * k1 - r2
-    r4 = r2 - h * step.k - r3
-    inner = r3 + share * (r4 + (1 - share) * step.bend)
-    return _place(sphere)(x + share * (r2 + (1 - share) * inner))
+    return new, stages[-1], float(mean.sqrt())
 
 
 def next_step(h: float, error: float, tol: float) -> float:

@@ -23,7 +23,7 @@ from metastable.cloud import Cloud
 from metastable.errors import BadInput, SimulationStopped, choice
 from metastable.flow.fields import TokenField, engines_to_come, zero_temperature
 from metastable.flow.merging import Merging
-from metastable.flow.solve import Motion, Trial
+from metastable.flow.solve import Motion
 from metastable.flow.steppers import FIXED, first_step, noisy_heun
 from metastable.head import Head
 from metastable.problem import resolved_beta
@@ -94,9 +94,7 @@ def simulate(
         1e-6, and 1e-4 for more than 100 000 tokens: two samples of that size differ by much more
     step : longest step of the fixed-step methods, 0.01 by default; for "layers" the length of a layer, 1 by default
     t_eval : how many equally spaced times to save, or the times themselves; 0 and `until` are always saved.
-        By default 101, fewer when the frames would exceed 256 MiB. dopri5 does not end its steps there: the frames are
-        interpolated to fourth order, so that the path does not depend on them. For "layers" the times are those of
-        layers
+        By default 101, fewer when the frames would exceed 256 MiB. For "layers" the times are those of layers
     engine : "auto", "dense", "flash", "direct" or "tree" (certified to `tol`, d ≤ 3), see `attend`. "auto" is decided
         once, at the start. Engines that were not compiled then are recorded as `without` in the configuration
     merge : δ. Tokens closer than this become one weighted token, so that long runs of clusters cost little; the frames
@@ -354,7 +352,10 @@ class _Solver:
         with watcher:
             for t, frame in zip(self.times, self.frames, strict=False):
                 watcher.frame(t, self._directions(frame))
-            self._advance(state, watcher)
+            while state.saved < len(self.times):
+                self._advance(state, self.times[state.saved], watcher)
+                self._save_frame(state)
+                watcher.frame(state.t, self._directions(self.frames[-1]))
         stats = {"steps": state.steps, "rejected": state.rejected, "evaluations": self.evaluations}
         if self.merging:
             stats |= {"merges": len(self.merging.jumps), "live": len(state.x)}
@@ -379,39 +380,36 @@ class _Solver:
         h = first_step(k, self.tol) if self.method == "dopri5" else self.step
         state = _State(t=0.0, x=x, k=k, h=h, sphere=self.sphere)
         self._note_error(state)
-        self._save_frame(state, x)
-        if self.kept:
-            self._save_state(state)
+        self._save_frame(state)
         return state
 
-    def _advance(self, state: _State, watcher: Watcher) -> None:
-        """Take steps until all frames are saved."""
+    def _advance(self, state: _State, target: float, watcher: Watcher) -> None:
+        """Take steps until t = target exactly."""
         last = time.perf_counter()
-        while state.saved < len(self.times):
+        while state.t < target:
             # A resumed run starts without the tree of earlier evaluations; so does every step.
             self.moving.forget()
-            shown = state.saved
-            self._step(state)
-            if self.kept and (state.saved > shown or time.perf_counter() - last > CHECKPOINT_SECONDS):
+            self._step(state, target)
+            watcher.at(state.t)
+            if self.kept and state.t < target and time.perf_counter() - last > CHECKPOINT_SECONDS:
                 self._save_state(state)
                 last = time.perf_counter()
-            watcher.at(state.t)
-            for t, frame in zip(self.times[shown:], self.frames[shown:], strict=False):
-                watcher.frame(t, self._directions(frame))
 
-    def _step(self, state: _State) -> None:
-        """Take a step, or only shorten it. Adaptive steps may pass saved times; the others end there."""
+    def _step(self, state: _State, target: float) -> None:
         if self.method == "dopri5":
-            trial = self._attempt(state)
-            if not trial.error <= self.tol:
-                state.judge(trial, self.tol)
+            counts = None if self.merging is None else self.merging.counts
+            try:
+                trial = state.attempt(self.field, target, self.times[-1], self.tol, counts)
+            except SimulationStopped as stopped:
+                if self.block.kernel != "unnormalised":
+                    raise
+                raise SimulationStopped(f"{str(stopped).split(';')[0]}; {self._remedy()}") from None
+            self._check_finite(trial.k, trial.t)
+            if not state.judge(trial, self.tol):
                 return
-            while self.times[state.saved] < trial.t:
-                self._save_frame(state, state.inside(trial, self.times[state.saved]))
-            state.judge(trial, self.tol)
         else:
             advance = functools.partial(self._advance_by, state)
-            start, target = self.times[state.saved - 1], self.times[state.saved]
+            start = self.times[state.saved - 1]
             # Layers are whole: their number must not depend on the rounding of times.
             layers = round(target / self.step) - round(start / self.step) if self.method == "layers" else None
             trial = state.equal_step(advance, start, target, self.step, layers)
@@ -420,22 +418,6 @@ class _Solver:
         if self.merging:
             self._merge(state, self.merging)
         self._note_error(state)
-        if state.t == self.times[state.saved]:
-            self._save_frame(state, state.x)
-
-    def _attempt(self, state: _State) -> Trial:
-        target, counts = self.times[-1], None
-        if self.merging:
-            # The error of merging is known at the end of a step.
-            target, counts = self.times[state.saved], self.merging.counts
-        try:
-            trial = state.attempt(self.field, target, self.times[-1], self.tol, counts)
-        except SimulationStopped as stopped:
-            if self.block.kernel != "unnormalised":
-                raise
-            raise SimulationStopped(f"{str(stopped).split(';')[0]}; {self._remedy()}") from None
-        self._check_finite(trial.k, trial.t)
-        return trial
 
     def _advance_by(self, state: _State, h: float, end: float) -> tuple[Tensor, Tensor]:
         """Points and velocities after a step of fixed length."""
@@ -487,17 +469,19 @@ class _Solver:
             return "tokens without normalisation grow like exp(tV); use an earlier end or a smaller V"
         return "check the head's matrices or use float64"
 
-    def _save_frame(self, state: _State, shown: Tensor) -> None:
-        """Save the positions of the live tokens at the next of the saved times."""
+    def _save_frame(self, state: _State) -> None:
+        shown = state.x
         if self.merging:
-            state.merged.append((len(shown), self.merging.error, self.merging.largest))
-            shown = shown[self.merging.owner]
+            shown = state.x[self.merging.owner]
+            state.merged.append((len(state.x), self.merging.error, self.merging.largest))
         self.frames.append(shown)
         if self.kept:
             frame = shown.cpu().numpy()
             self.kept.save_frame(state.saved, frame)
             self.checksums.append(zlib.crc32(frame.tobytes()))
         state.saved += 1
+        if self.kept:
+            self._save_state(state)
 
     def _save_state(self, state: _State) -> None:
         assert self.kept is not None
