@@ -36,7 +36,7 @@ def attend(cloud: Cloud, queries: Array, engine: str = "auto", tol: float = TREE
     """m(u) = Σ_j w_j e^{⟨u,y_j⟩} y_j / Σ_j w_j e^{⟨u,y_j⟩} for each row u of `queries`, (n, d): (n, d).
 
     For a field, u = β Bᵀx. "dense", "flash" and "direct" give the same numbers up to rounding, in a time ∝ N·n and in
-    memory O((N + n)·d) plus one block. "direct" is the quickest of them on the CPU in low dimension. "tree" is for low
+    memory O((N + n)·d) plus one block. "direct" is the quickest of them on the CPU up to d = 16. "tree" is for low
     dimension: certified |m − exact| ≤ `tol` for every query, in about O(N + n), float64 on the CPU. "direct" and "tree"
     are compiled at their first use, for a few and for about twenty seconds.
 

@@ -27,7 +27,7 @@ EXPONENTIAL = ("softmax", "unnormalised")
 FEW_PAIRS = 40_000
 """Up to this many (query, token) pairs `dense` takes less than a tenth of a millisecond, and nothing is compiled."""
 
-DIRECT_UP_TO = 4
+DIRECT_UP_TO = 16
 """The largest dimension for which `direct` was measured to be quicker than `flash`: see benchmarks/direct.py."""
 
 TREE_FROM = {2: (2_000, 1e-9), 3: (9_000, 1e-9), 4: (75_000, 1e-3)}
