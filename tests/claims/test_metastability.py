@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from metastable import Head, claims
 from metastable.claims import metastability
 from metastable.claims.heads import circle_head
 from metastable.claims.metastability import FOLLOWED, Stay, mean_field, numbers
+from metastable.flow.meanfield.flow import Turning
 from tests.claims import failed
 
 TOKENS = (50, 100, 200, 400, 800, 1600)
@@ -43,8 +45,14 @@ def test_holds() -> None:
 
 
 def test_fails_at_half_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Head.values
-    monkeypatch.setattr(Head, "values", lambda self, m: 0.5 * plain(self, m))
+    plain = Turning.__call__
+
+    def half(self: Turning, angles: np.ndarray) -> np.ndarray:
+        found = 0.5 * plain(self, angles)
+        self.rates = 0.5 * self.rates
+        return found
+
+    monkeypatch.setattr(Turning, "__call__", half)
     assert "slope of κt" in failed(small(depths=(18.0, 19.0, 20.0)))
 
 

@@ -200,6 +200,7 @@ def test_residuals_are_measured_where_the_stream_is_not_normalised():
         assert (rows["rate"] * rho[layer]).to_numpy() == pytest.approx(raw["rate"].to_numpy(), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_comparison_of_an_encoder_with_itself_and_with_one_planted_change(minilm):
     assert ms.compare(minilm, minilm).sentences()[0].startswith("no head moved beyond rounding")
     changed = transformers.AutoModel.from_pretrained(models.minilm())

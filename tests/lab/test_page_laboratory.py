@@ -167,6 +167,7 @@ def test_a_new_dimension_keeps_what_eigenvalues_there_are(tab):
     assert State.from_query(tab.query()).d == 5
 
 
+@pytest.mark.slow
 def test_pasted_matrices(tab):
     tab.page.select_option("#field-source", "matrices")
     tab.put("matrices", "")

@@ -214,6 +214,7 @@ def test_matrices_that_are_too_long_for_a_link_can_be_taken_home(tab):
     assert "B = [" in waited.value.path().read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_matrices_begin_with_what_the_fields_say(tab):
     tab.show("n=40&until=1&angle=30").done()
     before = tab.curve()
@@ -223,6 +224,7 @@ def test_matrices_begin_with_what_the_fields_say(tab):
     np.testing.assert_allclose(tab.curve(), before, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_laws_that_the_head_cannot_have_cannot_be_chosen(tab):
     refused = "() => [...document.getElementById('field-law').options].filter(o => o.disabled).map(o => o.value)"
     assert set(tab.evaluate(refused)) == {"tokens", "equally_spaced"}

@@ -455,6 +455,7 @@ def test_cut_off_or_altered_tensors_are_refused(saved):
     refused(saved, "damaged .*baseline.safetensors")
 
 
+@pytest.mark.slow
 def test_missing_misshapen_and_infinite_arrays_are_refused(fitted, saved):
     """Even with a checksum that fits: arrays of every kind, one at a time."""
     good = (saved / FILES[1]).read_bytes()
