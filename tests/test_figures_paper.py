@@ -151,6 +151,7 @@ def test_export_writes_real_files(way, tmp_path):
     assert figure.to_json() == before
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_the_program_of_the_papers_figures_makes_pdf_pages(browser, tmp_path):
     program = [sys.executable, str(ROOT / "examples/paper/make.py"), "two-tokens", "--out", str(tmp_path)]

@@ -158,6 +158,7 @@ def test_other_devices_are_left_to_flash(monkeypatch):
     assert asked[0][-1] is True
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for x86 instructions")
 @pytest.mark.parametrize("d", [3, 16])
 def test_the_loops_are_vector_instructions_without_calls(dtype, d, monkeypatch):

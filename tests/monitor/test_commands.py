@@ -369,7 +369,8 @@ def free_port():
         return found.getsockname()[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_slow_stream_is_answered_at_once_and_stopped_with_its_summary(number, watching, stream, tmp_path):
     port, out = free_port(), tmp_path / "out"
     child = started(*watching, "--out", out, "--prometheus", port)

@@ -267,7 +267,8 @@ app(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("after", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0, 1])
 def test_kill_9_while_it_is_written_leaves_the_old_baseline_whole(after, command):
     arguments, folder = command
     before = contents(folder)

@@ -454,6 +454,15 @@ def test_headers_of_a_later_request_are_given_up_and_an_idle_connection_is_not(h
         assert b" 408 " in connection.sock.recv(1000).split(b"\r\n")[0]
 
 
+def test_a_body_that_nobody_reads_does_not_hold_the_connection(held):
+    found = held(Limits(seconds=0.5))
+    with socket.create_connection(("127.0.0.1", found.client.port), timeout=60) as slow:
+        slow.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
+        assert b" 200 " in slow.recv(100_000).split(b"\r\n")[0]
+        slow.sendall(b"x")
+        assert slow.recv(100_000) == b""
+
+
 def test_headers_in_pieces_that_arrive_in_time_are_answered(held):
     found = held(Limits(seconds=30))
     with socket.create_connection(("127.0.0.1", found.client.port), timeout=60) as slow:

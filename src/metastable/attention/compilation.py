@@ -155,8 +155,14 @@ class _Beside:
             self._tried.add(task)
             self._todo.append(task)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="metastable compiles", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name="metastable compiles", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    # No thread can be started, so nothing is compiled beside.
+                    self._todo.clear()
+                else:
+                    self._thread = thread
 
     def _work(self) -> None:
         while True:
@@ -165,13 +171,15 @@ class _Beside:
                     self._thread = None
                     return
                 task = self._todo[0]
-            _run(task)
-            with self._lock:
-                self._todo.remove(task)
+            try:
+                _run(task)
+            finally:
+                with self._lock:
+                    self._todo.remove(task)
 
     def wait(self, task: Task) -> None:
         """Wait while a process compiles for this task."""
-        while self.at_work(task) and self._thread is not None and self._thread.is_alive():
+        while self.at_work(task) and (thread := self._thread) is not None and thread.is_alive():
             time.sleep(0.05)
 
 
@@ -185,12 +193,13 @@ def _run(task: Task) -> None:
         return
     root = Path(__file__).resolve().parents[2]
     program = (
-        f"import sys; sys.path.insert(0, {str(root)!r}); "
+        f"import sys; sys.path.append({str(root)!r}); "
         f"from metastable.attention.compilation import compile_into_cache; compile_into_cache(*{task!r})"
     )
     silent: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     with suppress(OSError):
         # The local name lives as long as this thread, also when the interpreter exits: no warning about a process that
         # still runs.
-        child = subprocess.Popen([sys.executable, "-c", program], start_new_session=True, **silent)
+        # -P: modules of the working directory are not imported.
+        child = subprocess.Popen([sys.executable, "-P", "-c", program], start_new_session=True, **silent)
         child.wait()

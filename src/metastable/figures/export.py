@@ -25,8 +25,8 @@ SCALE = 3
 """Pixels of a PNG, and of a sphere inside an SVG or PDF, for each pixel of the figure: 288 for an inch."""
 WIDTH, HEIGHT = 720.0, 450.0
 """The size of figures that have none, in pixels."""
-ARGUMENTS = ("--no-sandbox", "--enable-unsafe-swiftshader")
-"""No sandbox, because the administrator of a machine gets none; spheres are drawn without a graphics card."""
+ARGUMENTS = ("--enable-unsafe-swiftshader",)
+"""Spheres are drawn without a graphics card."""
 TO_IMAGE = "how => Plotly.toImage(document.querySelector('.js-plotly-plot'), how)"
 INSTALL = "install one of them: pip install kaleido, or pip install playwright; both need a Chromium or Chrome"
 
@@ -82,7 +82,10 @@ def _by_playwright(figure: go.Figure, kind: str) -> bytes:
     width, height = figure.layout.width, figure.layout.height
     found = os.environ.get("METASTABLE_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=list(ARGUMENTS))
+        # Chromium does not start with a sandbox for the administrator of a machine.
+        administrator = hasattr(os, "geteuid") and os.geteuid() == 0
+        arguments = [*ARGUMENTS, *(["--no-sandbox"] if administrator else [])]
+        browser = playwright.chromium.launch(executable_path=found, args=arguments)
         try:
             page = browser.new_page()
             page.set_content(figure.to_html(include_plotlyjs=True))

@@ -64,19 +64,32 @@ class Connection(H11Protocol):
         super().data_received(data)
         self._limit_headers()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._limit_headers()
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._clear()
 
     def _limit_headers(self) -> None:
-        """Run the clock while a request has not begun with a body, unless uvicorn's own clock for idle ones runs."""
-        if self.conn.their_state is not h11.IDLE or self.timeout_keep_alive_task is not None:
+        """Run the clock while headers are awaited, or the rest of a body whose request is answered already.
+
+        uvicorn has clocks for what lies between: the application's for a body that it reads, its own for an idle
+        connection.
+        """
+        unread = self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
+        idle = self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None
+        if not (idle or unread):
             self._clear()
         elif self._deadline is None:
             self._deadline = self.loop.call_later(self._limits.seconds, self._expire)
 
     def _expire(self) -> None:
-        self._refuse(408, f"the headers did not arrive within {self._limits.seconds:g} s")
+        if self.conn.our_state is h11.IDLE:
+            self._refuse(408, f"the headers did not arrive within {self._limits.seconds:g} s")
+        else:
+            self.transport.close()
 
     def _clear(self) -> None:
         if self._deadline is not None:

@@ -250,7 +250,7 @@ def compile_kernels() -> None:
     if cache_folder() is not None:
         with suppress(OSError):
             silent: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-            child = subprocess.Popen([sys.executable, "-c", program], **silent)
+            child = subprocess.Popen([sys.executable, "-P", "-c", program], **silent)
     try:
         plane, line, whole = np.zeros((1, 1)), np.zeros(1), np.zeros(1, dtype=np.int64)
         tokens = Tokens(plane, line, plane, 0, Packs(0.1, whole, plane, whole), plane, line, line)
