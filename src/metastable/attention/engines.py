@@ -25,18 +25,21 @@ EXPONENTIAL = ("softmax", "unnormalised")
 """The kernels that are sums of exponentials. Every engine computes them; the others have the engine "dense" only."""
 
 FEW_PAIRS = 40_000
-"""Up to this many (query, token) pairs `dense` takes less than a tenth of a millisecond, and nothing is compiled."""
+"""Up to this many (query, token) pairs `dense` is used, and nothing is compiled."""
 
 DIRECT_UP_TO = 16
 """The largest dimension for which `direct` was measured to be quicker than `flash`: see benchmarks/direct.py."""
 
 TREE_FROM = {2: (2_000, 1e-9), 3: (9_000, 1e-9), 4: (75_000, 1e-3)}
-"""By dimension, the N·n/(N + n) from which `tree` costs less than `direct`, and down to which tolerance: see
-benchmarks/crossover.py."""
+"""By dimension, the N·n/(N + n) from which `tree` is used instead of `direct`, and down to which tolerance.
+
+For d = 2 and 3 it costs less there on the clouds that are worst for it (trials with two repeats; benchmarks/crossover.py
+compares the two and is still to be recorded). The number for d = 4 is a guess.
+"""
 
 CAUSAL_TREE_FROM = {2: (16_000, 1e-9), 3: (20_000, 1e-9)}
-"""By dimension, the N from which `tree` costs less than `direct` under a causal mask, and down to which tolerance: see
-benchmarks/causal.py. Other dimensions are not measured."""
+"""By dimension, the N from which `tree` is used instead of `direct` under a causal mask, and down to which tolerance:
+guesses from the thresholds against `flash`. benchmarks/causal.py compares the two and is still to be recorded."""
 
 
 def choose(
@@ -82,7 +85,7 @@ def quickest(log_weights: Tensor, d: int, queries: int, tol: float, causal: bool
     on_cpu = log_weights.device.type == "cpu"
     size, finest = (CAUSAL_TREE_FROM if causal else TREE_FROM).get(d, (math.inf, math.inf))
     if on_cpu and finest <= real(tol, "tol", "it is a tolerance") < 1:
-        # In float32 `direct` takes about a third of the time. The tree is always in float64.
+        # In float32 `direct` is assumed to take a third of the time. The tree is always in float64.
         single = 3 if log_weights.dtype == torch.float32 else 1
         if (n > single * size) if causal else (n * queries > single * size * (n + queries)):
             return "tree"
