@@ -33,8 +33,8 @@ DIRECT_UP_TO = 16
 TREE_FROM = {2: (2_000, 1e-9), 3: (9_000, 1e-9), 4: (75_000, 1e-3)}
 """By dimension, the N·n/(N + n) from which `tree` is used instead of `direct`, and down to which tolerance.
 
-For d = 2 and 3 it costs less there on the clouds that are worst for it (trials with two repeats; benchmarks/crossover.py
-compares the two and is still to be recorded). The number for d = 4 is a guess.
+For d = 2 and 3 it costs less there on the clouds that are worst for it, in trials with two repeats. The number for
+d = 4 is a guess. benchmarks/crossover.py compares the two engines and is still to be recorded.
 """
 
 CAUSAL_TREE_FROM = {2: (16_000, 1e-9), 3: (20_000, 1e-9)}
