@@ -29,10 +29,13 @@ ARGUMENTS = [
     "--enable-unsafe-swiftshader",
 ]
 
-TOGETHER = ("tests/scale/", "tests/lab/test_page_")
+WITH_SERVERS = ("tests/scale/", "tests/lab/test_page_")
 """Tests of these paths share a cluster or a browser with an open page, which take some ten seconds to start."""
 
-FIRST = (*TOGETHER, "tests/monitor/test_baseline.py", "tests/test_host.py")
+TOGETHER = (*WITH_SERVERS, "tests/encoder/compress/", "tests/encoder/length/")
+"""Tests of these paths share what is costly to make."""
+
+FIRST = (*WITH_SERVERS, "tests/monitor/test_baseline.py", "tests/test_host.py")
 """The longest, and the one that makes the baseline for which other workers would have to wait."""
 
 

@@ -69,7 +69,10 @@ def tiny(case: str, seed: int = 0, head: str = "Model", **changes: Any) -> Any:
 
     Each call returns a new copy, so tests may change it.
     """
-    return copy.deepcopy(_built(case, seed, head, tuple(changes.items())))
+    built = _built(case, seed, head, tuple(changes.items()))
+    # deepcopy would take most of its time for the weights.
+    own = {id(weight): nn.Parameter(weight.detach().clone(), weight.requires_grad) for weight in built.parameters()}
+    return copy.deepcopy(built, own)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Texts of the small tokenizer, and small encoders that read them."""
+"""Texts of the small tokenizer, small encoders that read them, and a study of all options of one of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+import metastable as ms
 from metastable.encoder.load import load
 from metastable.encoder.texts import batches
 from tests.conftest import WORDS
@@ -33,3 +34,24 @@ def dealt(tokenizer, many_texts):
     """Batches of the first texts and of the others."""
     parts = many_texts[:60], many_texts[60:]
     return [list(batches(tokenizer, part, 32, 16)) for part in parts]
+
+
+@pytest.fixture(scope="session")
+def folder(tokenizer, tmp_path_factory):
+    made = tmp_path_factory.mktemp("model")
+    tiny("bert").save_pretrained(made)
+    tokenizer.save_pretrained(made)
+    return made
+
+
+@pytest.fixture(scope="session")
+def texts(many_texts, tmp_path_factory):
+    file = tmp_path_factory.mktemp("texts") / "texts.txt"
+    file.write_text("\n".join(many_texts), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="session")
+def whole(folder, texts):
+    """All options of a small encoder."""
+    return ms.compress(folder, texts, length=24)

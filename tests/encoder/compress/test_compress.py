@@ -31,27 +31,6 @@ def invoke(*arguments):
     return CliRunner().invoke(app, list(map(str, ("compress", *arguments))))
 
 
-@pytest.fixture(scope="module")
-def folder(tokenizer, tmp_path_factory):
-    made = tmp_path_factory.mktemp("model")
-    tiny("bert").save_pretrained(made)
-    tokenizer.save_pretrained(made)
-    return made
-
-
-@pytest.fixture(scope="module")
-def texts(many_texts, tmp_path_factory):
-    file = tmp_path_factory.mktemp("texts") / "texts.txt"
-    file.write_text("\n".join(many_texts), encoding="utf-8")
-    return file
-
-
-@pytest.fixture(scope="module")
-def whole(folder, texts):
-    """All options of a small encoder."""
-    return ms.compress(folder, texts, length=24)
-
-
 def test_every_option_is_measured(whole):
     assert tuple(whole.options.columns) == COLUMNS
     assert len(whole.options) == len(whole.removals) == len(study.plan(3))

@@ -22,17 +22,16 @@ from tests.encoder.test_report import Reader
 
 
 @pytest.fixture(scope="module")
-def study(tokenizer, many_texts):
+def study(whole):
     """All options of a small encoder, with wide numbers of a plausible size; row 3 is the chosen one."""
-    found = ms.compress(tiny("bert"), many_texts, tokenizer=tokenizer, length=24)
     random = np.random.default_rng(0)
-    options, n = found.options.copy(), len(found.options)
+    options, n = whole.options.copy(), len(whole.options)
     cosine = 0.9 + 0.09 * random.random(n)
     middles = {"cosine": cosine, "cosine_p10": cosine - 0.05, "nn_overlap": cosine - 0.2, "spearman": cosine - 0.1}
     for name, middle in {**middles, "speed": 1 + 3 * random.random(n)}.items():
         options[name], options[f"{name}_low"], options[f"{name}_high"] = middle, 0.98 * middle, 1.005 * middle
     options["megabytes"] = 1234.5
-    return replace(found, options=options, chosen=3, full_megabytes=2345.6)
+    return replace(whole, options=options, chosen=3, full_megabytes=2345.6)
 
 
 @pytest.fixture(scope="module")

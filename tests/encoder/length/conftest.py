@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+import metastable as ms
 from metastable.encoder.length.documents import read_documents
 from metastable.encoder.length.rung import LengthMeter
 from metastable.encoder.load import load
@@ -42,3 +43,14 @@ def meter(tokenizer):
         return LengthMeter(load(model, tokenizer=tokenizer), pooling, batch_size)
 
     return made
+
+
+@pytest.fixture(scope="session")
+def queries(long_texts):
+    return [" ".join(text.split()[:6]) for text in long_texts]
+
+
+@pytest.fixture(scope="session")
+def found(tokenizer, long_texts, queries):
+    """A result with queries and with every table."""
+    return ms.length(encoder("bert"), long_texts, queries, tokenizer=tokenizer)

@@ -29,13 +29,6 @@ def texts(many, words):
 
 
 @pytest.fixture(scope="module")
-def found(tokenizer, long_texts):
-    """A result with queries and with every table."""
-    queries = [" ".join(text.split()[:6]) for text in long_texts]
-    return ms.length(encoder("bert"), long_texts, queries, tokenizer=tokenizer)
-
-
-@pytest.fixture(scope="module")
 def glued(tokenizer, found):
     """Texts shorter than n₀, glued together, beside a reference with other lengths; markup in every name."""
     model = tiny("albert", max_position_embeddings=256)

@@ -22,16 +22,6 @@ from tests.encoder.length.conftest import encoder
 from tests.encoder.models import tiny
 
 
-@pytest.fixture(scope="module")
-def queries(long_texts):
-    return [" ".join(text.split()[:6]) for text in long_texts]
-
-
-@pytest.fixture(scope="module")
-def found(tokenizer, long_texts, queries):
-    return ms.length(encoder("bert"), long_texts, queries, tokenizer=tokenizer)
-
-
 def test_tables_have_their_columns_and_rows(found):
     assert (found.start, found.top, found.last, found.limit) == (32, 128, 128, 128)
     for name, columns in TABLES.items():

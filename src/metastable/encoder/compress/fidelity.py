@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom, rankdata
+from scipy.stats import binom
 
+from metastable.encoder.exit import scores
 from metastable.encoder.length.intervals import mean_interval, named
 
 Floats = NDArray[np.float64]
@@ -77,21 +78,15 @@ def overlaps(ours: Floats, theirs: Floats) -> Floats:
 
 
 def spearman(ours: Floats, theirs: Floats) -> tuple[float, float, float]:
-    """The rank correlation over pairs of texts, with its interval."""
-    upper = np.triu_indices(len(ours), 1)
-    value = _rank_correlation(ours[upper], theirs[upper])
-    random = np.random.default_rng(0)
-    found = []
-    for _ in range(RESAMPLES):
-        chosen = np.sort(random.integers(len(ours), size=len(ours)))
-        rows, columns = chosen[upper[0]], chosen[upper[1]]
-        apart = rows != columns
-        found.append(_rank_correlation(ours[rows, columns][apart], theirs[rows, columns][apart]))
-    low, high = np.quantile(found, [0.025, 0.975])
-    return value, float(low), float(high)
+    """The rank correlation over pairs of texts, with its interval.
 
-
-def _rank_correlation(a: Floats, b: Floats) -> float:
-    x, y = rankdata(a), rankdata(b)
-    x, y = x - x.mean(), y - y.mean()
-    return float((x * y).sum() / max(np.sqrt((x * x).sum() * (y * y).sum()), 1e-300))
+    A resample that holds text i cᵢ times holds the pair of the texts i and j cᵢcⱼ times.
+    """
+    rows, columns = np.triu_indices(len(ours), 1)
+    a, b = ours[rows, columns], theirs[rows, columns]
+    drawn = np.random.default_rng(0).integers(len(ours), size=(RESAMPLES, len(ours)))
+    counts = np.array([np.bincount(chosen, minlength=len(ours)) for chosen in drawn], dtype=np.float64)
+    parts = np.array_split(counts, max(1, RESAMPLES * len(rows) // scores.CHUNK))
+    found = [scores.spearman(a, b, part[:, rows] * part[:, columns]) for part in parts]
+    low, high = np.quantile(np.concatenate(found), [0.025, 0.975])
+    return scores.value(scores.spearman, a, b), float(low), float(high)
