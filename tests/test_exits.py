@@ -124,7 +124,7 @@ def test_output_that_is_not_utf8_is_replaced(encoding):
     assert b"gap" in shown.stdout
 
 
-@pytest.mark.parametrize("command", ["claims --list", "audit --columns x"])
+@pytest.mark.parametrize("command", ["audit --columns x", pytest.param("claims --list", marks=pytest.mark.slow)])
 def test_a_reader_that_goes_away_ends_the_command_quietly(command):
     given = f"{sys.executable} -m metastable {command} | true; exit ${{PIPESTATUS[0]}}"
     ended = subprocess.run(["bash", "-c", given], capture_output=True, text=True, check=False)

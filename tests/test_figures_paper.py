@@ -27,8 +27,6 @@ def test_a_figure_for_a_paper_has_the_width_of_a_column_and_texts_of_8_points(na
     assert name in CASES
     single = case(name).figure(kind, style="paper")
     assert single.layout.width == pytest.approx(3.3 * 96)
-    assert case(name).figure(kind, style="paper", width="double").layout.width == pytest.approx(6.8 * 96)
-    assert case(name).figure(kind, style="paper", width=5).layout.width == pytest.approx(5 * 96)
     sizes = dict(fonts({"layout": single.layout.to_plotly_json(), "data": [t.to_plotly_json() for t in single.data]}))
     assert {round(size, 6) for path, size in sizes.items() if "hoverlabel" not in path} == {round(8 * POINTS, 6)}
     assert single.layout.title.text is None
@@ -85,6 +83,11 @@ def test_the_simulation_of_colour_blindness_is_right():
     apart = {kind: np.linalg.norm(seen("#A52A2A", kind) - seen("#5E5E20", kind)) for kind in ("normal", "deutan")}
     assert apart["normal"] > 40
     assert apart["deutan"] < 15
+
+
+@pytest.mark.parametrize(("width", "inches"), [("double", 6.8), (5, 5)])
+def test_other_widths(width, inches):
+    assert case("circle").figure("distance", style="paper", width=width).layout.width == pytest.approx(inches * 96)
 
 
 @pytest.mark.parametrize("kind", ["normal", "protan", "deutan"])

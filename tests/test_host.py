@@ -234,7 +234,13 @@ def test_the_host_is_as_it_was(name, calls, model, tokenizer):
     assert not differences(before, state(model, tokenizer))
 
 
-@pytest.mark.parametrize("name", WITH_FILES_OR_THREADS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("audit", "length", "Baseline.fit") else name
+        for name in WITH_FILES_OR_THREADS
+    ],
+)
 def test_inside_an_asyncio_loop(name, calls, model, tokenizer):
     call = calls[name]
 

@@ -52,6 +52,7 @@ def test_fails_when_noise_is_stronger(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "order parameter" in failed(small())
 
 
+@pytest.mark.slow
 def test_fails_when_noise_is_weaker(monkeypatch: pytest.MonkeyPatch) -> None:
     with_noise(monkeypatch, 0.5)
     names = failed(small())
@@ -59,6 +60,7 @@ def test_fails_when_noise_is_weaker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "N·E|r|²" in names
 
 
+@pytest.mark.slow
 def test_fails_when_attention_is_half_as_strong(monkeypatch: pytest.MonkeyPatch) -> None:
     eye = torch.eye(2, dtype=torch.float64)
     monkeypatch.setattr(noise, "identity", lambda d: Head.from_interaction(eye, 0.5 * eye))

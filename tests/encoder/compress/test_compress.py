@@ -213,7 +213,10 @@ def test_a_stopped_study_goes_on(folder, texts, tmp_path, monkeypatch):
         assert len(ms.compress(folder, texts, length=24, resume=tmp_path).options) == len(found.options)
 
 
-@pytest.mark.parametrize("change", ["texts", "pooling", "configuration", "seed"])
+@pytest.mark.parametrize(
+    "change",
+    ["texts", "configuration", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pooling", "seed"))],
+)
 def test_a_journal_of_another_study_is_not_used(change, folder, texts, many_texts, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "plan", lambda *_: [Recipe(neurons=0.25)])
     ms.compress(folder, texts, length=24, resume=tmp_path / "out")
