@@ -174,7 +174,8 @@ def test_a_text_whose_numbers_are_not_finite_is_rejected_alone(model, baseline, 
     assert [r.status for r in found] == ["scored", "scored", "rejected", "scored", "scored", "scored"]
     assert NOT_FINITE in found[2].reason
     expected = [r.score for i, r in enumerate(before.records) if i != 2]
-    assert [r.score for r in found if r.score is not None] == expected
+    # Sums over five texts and over six are rounded differently.
+    assert [r.score for r in found if r.score is not None] == pytest.approx(expected, abs=1e-12)
     assert monitor.failures == {}
     assert monitor.alarm.count == 5
 
