@@ -101,9 +101,14 @@ def test_threads_change_no_bit(dtype, monkeypatch):
     points, log_weights = tokens(900, 3, seed=0, dtype=dtype)
     one = direct(points, log_weights, 20 * points)
     monkeypatch.setattr(ENGINE, "SERIAL", 10_000)
-    for count in ("1", "3"):
-        monkeypatch.setenv("METASTABLE_THREADS", count)
-        assert torch.equal(direct(points, log_weights, 20 * points), one)
+    monkeypatch.setenv("METASTABLE_THREADS", "3")
+    before = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            assert torch.equal(direct(points, log_weights, 20 * points), one)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_tokens_of_weight_zero_are_left_out(dtype):

@@ -11,20 +11,27 @@ from _thread import LockType, allocate_lock, start_new_thread
 from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 
+import torch
+
 
 def threads() -> int:
-    """How many threads these engines use: METASTABLE_THREADS, or the cores that this process may run on."""
+    """How many threads these engines use: as many as torch may use, at most one per core, at most METASTABLE_THREADS.
+
+    torch's number is the one of the calling thread: a host that calls `torch.set_num_threads(1)` gets one thread.
+    """
     given = os.environ.get("METASTABLE_THREADS", "")
     if given.isdecimal():
-        return max(1, int(given))
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+        most = int(given)
+    else:
+        most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return max(1, min(most, torch.get_num_threads()))
 
 
 def run_all(work: Callable[..., object], arguments: Iterable[tuple]) -> list:
     """`work(*a)` for each a, on the calling thread and on threads that end with the call.
 
-    Every thread takes the next task when it has finished one, which balances tasks of different length. An exception
-    is raised when all threads have ended.
+    Every thread takes the next task when it has finished one, which balances tasks of different length. After an
+    exception, also Ctrl-C, no thread takes another task, and the exception is raised when all threads have ended.
     """
     tasks: SimpleQueue = SimpleQueue()
     for task in enumerate(arguments):
@@ -42,13 +49,26 @@ def run_all(work: Callable[..., object], arguments: Iterable[tuple]) -> list:
         except BaseException as error:
             errors.append(error)
 
-    ends = [_start(take) for _ in range(min(threads(), len(found)) - 1)]
-    take()
-    for end in ends:
-        end.acquire()
+    ends: list[LockType] = []
+    try:
+        for _ in range(min(threads(), len(found)) - 1):
+            ends.append(_start(take))
+        take()
+        _wait(ends)
+    except BaseException as error:
+        # Ctrl-C outside of a task of this thread, or no thread can be started.
+        errors.append(error)
+        _wait(ends)
     if errors:
         raise errors[0]
     return found
+
+
+def _wait(ends: list[LockType]) -> None:
+    """Wait for threads of `_start`. It may be called again after an interruption."""
+    for end in ends:
+        with end:
+            pass
 
 
 def _start(work: Callable[[], None]) -> LockType:

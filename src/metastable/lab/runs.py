@@ -245,11 +245,10 @@ class _Part(AbstractContextManager):
         problem = self.problem = problem_of(self.state, self.runs.encoders, frames)
         engine = _engine(problem)
         self._report(COMPILING if engine == "tree" and not compiled() else "starting")
-        large = len(problem.cloud) >= MANY_TOKENS
-        if large or engine == "tree":
+        alone = len(problem.cloud) >= MANY_TOKENS or engine == "tree"
+        if alone:
             self.turns = self.runs.many_threads
-        # These engines have threads of their own.
-        set_own_threads(self.runs.cores if large and engine not in ("direct", "tree") else 1, self.runs.host_threads)
+        set_own_threads(self.runs.cores if alone else 1, self.runs.host_threads)
         with self.turns.turn(self.wanted):
             run = simulate(problem.block, problem.cloud, **problem.arguments, progress=self)
         with self.runs.changed:
