@@ -157,3 +157,23 @@ def test_bad_clouds_are_refused_in_one_line(make, message):
     with pytest.raises(ms.BadInput, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [lambda a: a[::-1][::-1], lambda a: a.astype(">f8"), np.asfortranarray])
+def test_the_order_of_bytes_and_of_memory_does_not_matter(change):
+    points = ms.uniform(20, d=3, seed=0).points.numpy()
+    assert torch.equal(ms.Cloud(change(points)).points, ms.Cloud(points).points)
+    assert torch.equal(ms.Cloud(points[::-1]).points, ms.Cloud(points).points.flip(0))
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("kind", ["sparse", "meta", "quantized"])
+def test_tensors_that_hold_no_plain_numbers_are_refused_in_one_line(kind):
+    points = torch.eye(3)
+    odd = {
+        "sparse": lambda: points.to_sparse(),
+        "meta": lambda: points.to("meta"),
+        "quantized": lambda: torch.quantize_per_tensor(points, 0.1, 0, torch.qint8),
+    }[kind]()
+    with pytest.raises(ms.BadInput, match=f"points is a {kind} tensor"):
+        ms.Cloud(odd)

@@ -223,6 +223,18 @@ def test_reading_after_a_kill_restores_the_folder(tmp_path, left, found, after):
     assert {path.name for path in tmp_path.iterdir()} == after
 
 
+def test_a_reader_that_may_not_restore_the_folder_gets_one_line(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / ".x.old").mkdir()
+    monkeypatch.setattr(files, "KILLED", 0.0)
+    monkeypatch.setattr("os.rename", refuse)
+    with pytest.raises(BadInput, match=r"killed.*\.x\.old") as caught:
+        files.read_folder(tmp_path / "x", whole)
+    assert str(tmp_path / "x") in str(caught.value)
+
+
 def test_a_folder_that_is_damaged_or_not_there_is_an_error(tmp_path):
     (tmp_path / "x").mkdir()
     for name in ("x", "y"):

@@ -31,6 +31,9 @@ def tensor(a: Array, name: str, finite: bool = True) -> Tensor:
         t = (a if isinstance(a, Tensor) else torch.from_numpy(_plain(a))).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadInput(f"{name} is not an array of numbers: {str(error).splitlines()[0]}") from error
+    if t.layout != torch.strided or t.is_quantized or t.is_meta:
+        kind = "a quantized" if t.is_quantized else "a meta" if t.is_meta else "a sparse"
+        raise BadInput(f"{name} is {kind} tensor; give an ordinary tensor or a numpy array")
     if t.is_complex():
         raise BadInput(f"{name} is complex; heads and tokens are real")
     t = t if t.is_floating_point() and t.dtype in (torch.float32, torch.float64) else t.to(torch.float64)
@@ -59,7 +62,7 @@ def moved(t: Tensor, dtype: torch.dtype | None, device: Any) -> Tensor:
 def matrix(a: Array, name: str) -> Tensor:
     t = tensor(a, name)
     if t.ndim != 2 or 0 in t.shape:
-        raise BadInput(f"{name} has shape {tuple(t.shape)}, expected a matrix with two dimensions")
+        raise BadInput(f"{name} has shape {tuple(t.shape)}, expected two dimensions, none of them empty")
     return t
 
 

@@ -168,7 +168,9 @@ def read_folder(target: Path, read: Callable[[Path], Result]) -> Result:
         end = time.monotonic() + KILLED
         while not target.exists() and old.exists():
             if time.monotonic() > end:
-                recover(target.resolve())
+                remedy = f"rename {old}, its last complete content, to {target.name}"
+                with writing(target, f"a process was killed while it replaced this folder; {remedy}"):
+                    recover(target.resolve())
                 break
             time.sleep(0.005)
         before = _identity(target)

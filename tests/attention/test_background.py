@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import metastable as ms
+from metastable import files
 from metastable.attention import choose, compilation
 from metastable.flow.fields import EVALUATIONS
 from metastable.run import simulation
@@ -116,17 +117,74 @@ class TestRuns:
 def test_points_of_a_sweep_wait_for_their_engines(compiled, monkeypatch):
     """Otherwise a point would depend on what was compiled when it was computed."""
     waited = []
-    monkeypatch.setattr(points, "compile_and_wait", lambda *task: waited.append(task))
+
+    def compile_and_wait(*task):
+        waited.append(task)
+        compiled[0].add(task[0])
+
+    monkeypatch.setattr(points, "compile_and_wait", compile_and_wait)
     spectra = {"interaction": [1.5, 1.0, 0.6], "value": [1.2, 0.9, 0.5], "seed": 0}
     for n in (100, 400):
         points._compile_engines(ms.Problem(spectra, {"law": "uniform", "n": n, "d": 3}, beta=20.0, until=1.0))
     assert waited == [("direct", 3, torch.float64)]
 
 
+def test_a_point_of_a_sweep_does_not_take_another_engine_where_its_own_cannot_be_compiled(compiled, monkeypatch):
+    monkeypatch.setattr(points, "compile_and_wait", lambda *task: None)
+    spectra = {"interaction": [1.5, 1.0, 0.6], "value": [1.2, 0.9, 0.5], "seed": 0}
+    problem = ms.Problem(spectra, {"law": "uniform", "n": 400, "d": 3}, beta=20.0, until=1.0)
+    with pytest.raises(ms.BadInput, match="direct could not be compiled"):
+        points._compile_engines(problem)
+    points._compile_engines(problem.replace(engine="flash"))
+
+
+class TestOneCompilesAtATime:
+    TASK = ("direct", 3, "float64")
+
+    def test_a_process_that_finds_the_lock_taken_ends_before_it_imports_torch(self, tmp_path):
+        program = compilation.PROGRAM.format(root="", folder=str(tmp_path), taken=compilation.TAKEN, task=self.TASK)
+        with files.locked(tmp_path):
+            done = subprocess.run([sys.executable, "-X", "importtime", "-c", program], capture_output=True, text=True)
+        assert done.returncode == compilation.TAKEN
+        assert "metastable.files" in done.stderr
+        assert "torch" not in done.stderr
+
+    @pytest.mark.parametrize("others", [0, 1, 3])
+    def test_the_others_wait_and_do_not_compile_what_is_there(self, others, monkeypatch):
+        """So many looks find the lock taken; then the other process has compiled this engine."""
+        looks = []
+        monkeypatch.setattr(compilation, "AGAIN", 0.0)
+        monkeypatch.setattr(compilation, "_compiled", lambda task: len(looks) >= others)
+
+        class Child:
+            def __init__(self, command, **_):
+                looks.append(command)
+
+            def wait(self):
+                return compilation.TAKEN if others else 0
+
+        monkeypatch.setattr("subprocess.Popen", Child)
+        compilation._run(self.TASK)
+        assert len(looks) == max(1, others)
+
+    def test_it_gives_up_when_the_other_one_never_ends(self, monkeypatch):
+        monkeypatch.setattr(compilation, "AGAIN", 0.01)
+        monkeypatch.setattr(compilation, "PATIENCE", 0.1)
+        monkeypatch.setattr(compilation, "_compiled", lambda task: False)
+        monkeypatch.setattr("subprocess.Popen", lambda *_, **__: Taken())
+        compilation._run(self.TASK)
+
+
+class Taken:
+    def wait(self):
+        return compilation.TAKEN
+
+
 FRESH = """
 import os, subprocess, sys, threading, time
 import torch
 import metastable as ms
+from metastable import files
 from metastable.attention import choose, compilation
 cloud = ms.uniform(1500, d=4, seed=0)
 u = 10 * cloud.points

@@ -57,6 +57,18 @@ def test_the_program_makes_the_same_runs_to_the_last_bit(state, tmp_path, monkey
         assert torch.equal(found.times, wanted.times)
 
 
+def test_the_program_names_the_engines_of_the_runs(tmp_path):
+    """Another engine would give other last digits: "auto" stands for the one that is compiled."""
+    state = State(n=400, until=0.2, compare="beta", other="inf")
+    run = problem_of(state).replace(engine="flash")
+    runs = [ms.simulate(run.block, run.cloud, **run.arguments), simulated(state.runs()[1])]
+    text = script(state, runs)
+    assert text.count("engine='flash'") + text.count('engine="flash"') == 1
+    assert text.count("engine=") == 1
+    trained = State(trained=f"{models.minilm()}:2:3", law="tokens", n=30, beta=50.0, until=2.0)
+    assert "engine='flash'" in script(trained, runs[:1])
+
+
 def test_two_runs_share_a_head_and_equal_runs_are_still_two():
     text = script(State(matrices=PASTED, law="graded", compare="beta", other="inf"))
     assert text.count("cloud = ") == text.count("head = ") == 1

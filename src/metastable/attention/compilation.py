@@ -5,6 +5,8 @@ for by name is compiled at its first use, while the caller waits. "auto" does no
 ready, and a process of low priority compiles the better one into the cache, where later calls find it. numba holds the
 interpreter lock for long stretches, so a thread of this process would slow down the caller.
 
+One process compiles for a cache at a time; the others wait for it.
+
 The process may outlive its parent by some seconds: a short program would otherwise never get its kernels. If it fails
 or is killed, "auto" goes on without the engine.
 """
@@ -16,14 +18,11 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-
-from metastable import files
-from metastable.errors import BadInput
 
 TREE_WORTH = 2e10
 """(query, token) pairs in all calls that are expected, from which "auto" waits for the tree: other engines would take
@@ -31,6 +30,12 @@ longer than its compilation, twenty seconds."""
 
 PATIENCE = 120.0
 """Seconds that a process waits for another one that compiles for the same cache."""
+
+AGAIN = 2.0
+"""Seconds after which it looks again whether the other one has ended."""
+
+TAKEN = 75
+"""Exit code of a process that found another one compiling for the same cache."""
 
 Task = tuple[str, int, str]
 """What can be compiled: an engine, the dimension and the dtype. One compilation of the tree serves all of them."""
@@ -63,9 +68,11 @@ def _task(engine: str, d: int, dtype: torch.dtype) -> Task:
 
 def _ready(task: Task) -> bool:
     """Whether the kernels can be used without compiling. Kernels on disk are complete when their process has ended."""
+    return not (_BESIDE.at_work(task) or _never_compiled(task[0])) and _compiled(task)
+
+
+def _compiled(task: Task) -> bool:
     engine, d, dtype = task
-    if _BESIDE.at_work(task) or _never_compiled(engine):
-        return False
     # numba raises a RuntimeError where it finds no folder for its cache.
     with suppress(ImportError, RuntimeError):
         if engine == "tree":
@@ -80,11 +87,18 @@ def _ready(task: Task) -> bool:
 
 def _never_compiled(engine: str) -> bool:
     """Whether numba's cache holds no kernel of this engine at all, found out without half a second to import numba."""
-    given, folder = os.environ.get("NUMBA_CACHE_DIR"), Path(__file__).parent / engine
-    if "numba" in sys.modules or not (given or os.access(folder, os.W_OK)):
-        # Where the package cannot be written, only numba knows where its cache is.
+    folder = None if "numba" in sys.modules else _known_cache(engine)
+    if folder is None:
         return False
-    return not any(Path(given).glob(f"{engine}_*/*.nbi") if given else folder.glob("__pycache__/*.nbi"))
+    return not any(folder.glob(f"{engine}_*/*.nbi" if os.environ.get("NUMBA_CACHE_DIR") else "*.nbi"))
+
+
+def _known_cache(engine: str) -> Path | None:
+    """The folder of numba's cache, None where only numba knows: where the package cannot be written."""
+    if given := os.environ.get("NUMBA_CACHE_DIR"):
+        return Path(given)
+    folder = Path(__file__).parent / engine
+    return folder / "__pycache__" if os.access(folder, os.W_OK) else None
 
 
 def on_disk(kernel: Any) -> bool:
@@ -109,24 +123,17 @@ def wait_for_tree() -> None:
 
 
 def compile_into_cache(engine: str, d: int, dtype: str) -> None:
-    """What the process does: compile, unless another one does so for the same cache or has done so meanwhile."""
+    """What the process does: compile, unless another one has done so meanwhile."""
     from metastable.attention import direct, tree
 
     if hasattr(os, "nice"):
         os.nice(10)
-    ends = time.monotonic() + PATIENCE
-    with ExitStack() as held:
-        while (folder := tree.cache_folder()) is not None and time.monotonic() < ends:
-            with suppress(BadInput):
-                held.enter_context(files.locked(folder / "compilation"))
-                break
-            time.sleep(0.5)
-        if _ready((engine, d, dtype)):
-            return
-        if engine == "tree":
-            tree.compile_kernels()
-        else:
-            direct.compile_kernel(d, getattr(torch, dtype))
+    if _compiled((engine, d, dtype)):
+        return
+    if engine == "tree":
+        tree.compile_kernels()
+    else:
+        direct.compile_kernel(d, getattr(torch, dtype))
 
 
 class _Beside:
@@ -186,20 +193,51 @@ class _Beside:
 _BESIDE = _Beside()
 
 
+PROGRAM = """
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+sys.path.append({root!r})
+from metastable import files
+from metastable.errors import BadInput
+with ExitStack() as held:
+    try:
+        held.enter_context(files.locked(Path({folder!r})))
+    except BadInput:
+        sys.exit({taken})
+    from metastable.attention.compilation import compile_into_cache
+    compile_into_cache(*{task!r})
+"""
+"""The process takes the lock of the cache before it imports torch. A process that finds the lock taken costs little."""
+
+
 def _run(task: Task) -> None:
-    """Compile in a process of its own that uses neither the streams of the host nor the signals of its terminal."""
+    """Compile in a process of its own that uses neither the streams of the host nor the signals of its terminal.
+
+    While another process compiles for the same cache, wait for it. It may compile something else, so try again.
+    """
     if not sys.executable or getattr(sys, "frozen", False):
         # There is no interpreter to start; `sys.executable` is perhaps the host program.
         return
+    folder = _known_cache(task[0])
+    if folder is None:
+        from metastable.attention.tree import cache_folder
+
+        folder = cache_folder()
+    if folder is None:
+        return
     root = Path(__file__).resolve().parents[2]
-    program = (
-        f"import sys; sys.path.append({str(root)!r}); "
-        f"from metastable.attention.compilation import compile_into_cache; compile_into_cache(*{task!r})"
-    )
+    program = PROGRAM.format(root=str(root), folder=str(folder / "compilation"), taken=TAKEN, task=task)
     silent: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    with suppress(OSError):
-        # The local name lives as long as this thread, also when the interpreter exits: no warning about a process that
-        # still runs.
-        # -P: modules of the working directory are not imported.
-        child = subprocess.Popen([sys.executable, "-P", "-c", program], start_new_session=True, **silent)
-        child.wait()
+    ends = time.monotonic() + PATIENCE
+    with suppress(OSError, RuntimeError):
+        while time.monotonic() < ends:
+            # The local name lives as long as this thread, also when the interpreter exits: no warning about a process
+            # that still runs.
+            # -P: modules of the working directory are not imported.
+            child = subprocess.Popen([sys.executable, "-P", "-c", program], start_new_session=True, **silent)
+            if child.wait() != TAKEN:
+                return
+            time.sleep(AGAIN)
+            if _compiled(task):
+                return

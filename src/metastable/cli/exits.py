@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import time
@@ -68,6 +69,10 @@ def _ending(error: Exception) -> tuple[int, str]:
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in message):
         return EXIT_BAD_INPUT, "not enough memory; use fewer tokens (a smaller n) or a smaller --batch-size"
     if isinstance(error, OSError):
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            # Every other failed write names its path.
+            silence_stdout()
+            return EXIT_BAD_INPUT, f"standard output cannot be written: {error.strerror}; free some space"
         return EXIT_BAD_INPUT, f"{error.filename}: {error.strerror}" if error.filename else message
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{'/'.join(Path(last.filename).parts[-2:])}:{last.lineno} in {last.name}"

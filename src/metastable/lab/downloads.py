@@ -12,6 +12,7 @@ import numpy as np
 import xarray as xr
 
 from metastable import __version__, problem
+from metastable.attention import ENGINES
 from metastable.errors import BadInput
 from metastable.lab.callbacks import Backend, names
 from metastable.lab.state import State, check, common_frames, problem_of
@@ -23,9 +24,9 @@ from metastable.run.run import Run
 def download(kind: str, state: State, tab: str, backend: Backend) -> tuple[str, str, bytes]:
     """(name, MIME type, content) of a file: "script", "data" or "report". Two runs have one report."""
     stem = _stem(state)
-    if kind == "script":
-        return f"{stem}.py", "text/x-python", script(state).encode()
     runs, distances = backend.runs.results(tab, state.key)
+    if kind == "script":
+        return f"{stem}.py", "text/x-python", script(state, runs).encode()
     if not distances:
         raise BadInput("this run is no longer in memory; reload the page to run it again")
     if kind == "data":
@@ -66,23 +67,36 @@ def data(runs: Sequence[Run], distances: Sequence[xr.DataArray | None]) -> bytes
     return written.getvalue()
 
 
-def script(state: State) -> str:
+def script(state: State, runs: Sequence[Run] = ()) -> str:
     """A Python program that repeats the runs of a state, on the same machine with as many threads to the last bit.
 
     It writes run.zarr and run.html, and for a comparison also other.zarr and other.html.
+
+    runs : the runs that the page has computed. The program names their engines, because "auto" stands for another one
+        where other engines are compiled
     """
     check(state)
     states = state.runs()
     frames = common_frames(states)
+    engines = [_engine(runs[i]) if i < len(runs) else {} for i in range(len(states))]
     about = f"Made by the lab of metastable {__version__}. The same page: ?{state.to_query()}"
     if not state.trained:
-        return problem.script([problem_of(one, frames=frames) for one in states], about)
+        problems = [problem_of(one, frames=frames) for one in states]
+        named = [one.replace(**engine) for one, engine in zip(problems, engines, strict=True)]
+        return problem.script(named, about)
     texts = "TEXTS" if state.law == "tokens" else "None"
     lines = [f'"""{about}"""', "", "from metastable.encoder.trained_head import follow"]
     lines += ["from metastable.lab.encoders import TEXTS"] if state.law == "tokens" else []
-    for name, one in zip(("run", "other"), states, strict=False):
+    for name, one, engine in zip(("run", "other"), states, engines, strict=False):
+        named = "".join(f", {key}={value!r}" for key, value in engine.items())
         start = f"{state.trained!r}, {texts}, law={one.law!r}, n={one.n}, seed={one.seed}"
         beta = one.beta if math.isfinite(one.beta) else 'float("inf")'
-        lines += ["", f"{name} = follow({start}, beta={beta}, until={one.until}, t_eval={frames})"]
+        lines += ["", f"{name} = follow({start}, beta={beta}, until={one.until}, t_eval={frames}{named})"]
         lines += [f"print({name})", f'{name}.save("{name}.zarr")', f'{name}.report("{name}.html")']
     return "\n".join([*lines, ""])
+
+
+def _engine(run: Run) -> dict[str, str]:
+    """The argument of `simulate` that names the engine of a run; {} for hardmax and for a run that is not finished."""
+    engine = run.configuration.get("engine")
+    return {"engine": engine} if engine in (*ENGINES, "tree") and math.isfinite(run.beta) else {}

@@ -88,12 +88,21 @@ def _solved(plan: Plan, problem: Problem) -> BaseRun:
 
 
 def _compile_engines(problem: Problem) -> None:
-    """Wait for the engines of "auto": a point must not depend on what was compiled when it was computed."""
+    """Wait for the engines of "auto": a point must not depend on what was compiled when it was computed.
+
+    An engine that cannot be compiled is a BadInput, because another engine gives other last digits.
+    """
     cloud = problem.cloud
     beta = resolved_beta(problem.beta, problem.gamma, len(cloud))
     engine, tol = problem.options.get("engine") or "auto", problem.options.get("tol") or TREE_TOLERANCE
     for name in engines_to_come(problem.block, cloud.log_weights, beta, engine, tol):
         compile_and_wait(name, cloud.dim, cloud.dtype)
+    if left := engines_to_come(problem.block, cloud.log_weights, beta, engine, tol):
+        names = " and ".join(sorted(left))
+        raise BadInput(
+            f"{names} could not be compiled on this worker; set NUMBA_CACHE_DIR to a folder that it can write, or "
+            "choose another engine, such as engine = 'flash'"
+        )
 
 
 def _over_time(plan: Plan, values: Sequence[float] | np.ndarray) -> np.ndarray:
