@@ -134,7 +134,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(command):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
 def test_a_full_disk_behind_standard_output_is_named():
-    asked = "simulate --beta 5 --until 0.1 --n 9 --json".split()
+    asked = ["simulate", "--beta", "5", "--until", "0.1", "--n", "9", "--json"]
     with open("/dev/full", "wb") as full:
         done = subprocess.run([sys.executable, "-m", "metastable", *asked], stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 2

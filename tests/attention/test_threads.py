@@ -103,9 +103,13 @@ def test_after_an_interruption_no_thread_is_at_work(monkeypatch):
             time.sleep(0.2)
             done.append(number)
 
-    with pytest.raises(KeyboardInterrupt):
+    def run():
         try:
             run_all(work, [(n,) for n in range(3)])
         finally:
-            finished = len(done)
-    assert finished == 2
+            finished.append(len(done))
+
+    finished: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert finished == [2]

@@ -82,8 +82,8 @@ def script(state: State, runs: Sequence[Run] = ()) -> str:
     about = f"Made by the lab of metastable {__version__}. The same page: ?{state.to_query()}"
     if not state.trained:
         problems = [problem_of(one, frames=frames) for one in states]
-        named = [one.replace(**engine) for one, engine in zip(problems, engines, strict=True)]
-        return problem.script(named, about)
+        problems = [one.replace(**engine) for one, engine in zip(problems, engines, strict=True)]
+        return problem.script(problems, about)
     texts = "TEXTS" if state.law == "tokens" else "None"
     lines = [f'"""{about}"""', "", "from metastable.encoder.trained_head import follow"]
     lines += ["from metastable.lab.encoders import TEXTS"] if state.law == "tokens" else []
