@@ -30,17 +30,32 @@ PICTURES = DOCS / "images" / "gallery"
 NAMES: dict[str, tuple[str, ...]] = {
     "heads": ("Head", "Block", "Perceptron"),
     "clouds": ("Cloud", "uniform", "graded", "equally_spaced", "fibonacci", "von_mises_fisher", "mixture"),
-    "theory": ("Theory", "BlockTheory", "Verdict", "Spectrum", "Forecast"),
-    "runs": ("simulate", "Run", "Phases", "mean_field", "MeanFieldRun", "MeanFieldPhases", "Problem", "sweep"),
+    "theory": (
+        *("Theory", "BlockTheory", "Verdict", "AssumptionCheck", "Spectrum", "Forecast", "FixedPoints", "Basins"),
+    ),
+    "runs": (
+        "simulate",
+        "Run",
+        "Phases",
+        "mean_field",
+        "MeanFieldRun",
+        "MeanFieldPhases",
+        "Frames",
+        "Problem",
+        "sweep",
+    ),
     "flows": (
         *("attend", "attend_with_bound", "BoundedMean", "velocity", "value_flow", "zero_temperature_flow"),
         *("wasserstein", "Distance", "NoiseFloor"),
     ),
     "encoders": (
         *("audit", "Audit", "compare", "Comparison", "length", "Length", "compress", "Compression", "load_compressed"),
-        *("merge_tokens", "exit_layer", "Exit", "callback", "History"),
+        *("AuditCheck", "AuditVerdict", "Advice", "Recipe"),
+        *("merge_tokens", "TokenMerging", "exit_layer", "Exit", "callback", "History"),
     ),
-    "monitor": ("Baseline", "Monitor", "Record"),
+    "monitor": (
+        *("Baseline", "Monitor", "Record", "MonitorCounts", "Alarm", "Review", "Detector", "Scorer", "Examiner"),
+    ),
     "errors": ("BadInput", "SimulationStopped"),
 }
 """The public names, in the order of the reference."""

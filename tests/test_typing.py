@@ -1,7 +1,9 @@
 """Type checkers and editors see the signatures of every public name, although names are imported lazily."""
 
 import ast
+import inspect
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +54,26 @@ def test_every_name_in_the_stub_can_be_imported_and_says_where_it_lives():
     assert sorted(names) == sorted(metastable.__all__)
     for name in names:
         assert getattr(metastable, name).__module__.startswith("metastable.")
+
+
+def test_what_public_names_return_can_be_imported():
+    """The classes of this package in the return types of public functions, methods and properties."""
+    public = {getattr(metastable, name) for name in metastable.__all__}
+    hidden = set()
+    for found in public:
+        members = [member for _, member in inspect.getmembers_static(found)] if inspect.isclass(found) else [found]
+        for member in members:
+            function = getattr(member, "__func__", getattr(member, "fget", getattr(member, "func", member)))
+            if not inspect.isfunction(function) or function.__name__.startswith("_"):
+                continue
+            assert "return" in function.__annotations__, function
+            module = ast.parse(Path(inspect.getsourcefile(function)).read_text(encoding="utf-8"))
+            own = {
+                alias.asname or alias.name
+                for node in ast.walk(module)
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("metastable")
+                for alias in node.names
+            } | {node.name for node in module.body if isinstance(node, ast.ClassDef)}
+            named = set(re.findall(r"\b[A-Z]\w+", str(function.__annotations__["return"])))
+            hidden |= {(name, function.__qualname__) for name in named & own if name not in metastable.__all__}
+    assert not hidden

@@ -15,7 +15,7 @@ from metastable.claims.heads import clocked
 from metastable.cloud import Cloud
 from metastable.flow.exact import zero_temperature_flow
 from metastable.head import Head
-from metastable.theory.assumptions import Check
+from metastable.theory.assumptions import AssumptionCheck
 from tests.claims import failed
 
 SMALL = {"tokens": 200, "particles": 300, "turns": 2, "gaps": (0.1, 0.01, 5e-4), "betas": (1e3, 1e4, 1e5)}
@@ -78,9 +78,9 @@ def test_fails_when_a_verdict_does_not_warn(monkeypatch: pytest.MonkeyPatch, nam
 
     honest = getattr(verdict, name)
 
-    def silent(theory) -> Check:
+    def silent(theory) -> AssumptionCheck:
         found = honest(theory)
-        return Check(found.name, "holds", found.number, found.sentence)
+        return AssumptionCheck(found.name, "holds", found.number, found.sentence)
 
     monkeypatch.setattr(verdict, name, silent)
     assert "verdict" in failed_in(part)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from metastable import claims
 from metastable.claims import report as page
 from metastable.claims import running, two_tokens
-from metastable.claims.experiment import Check, Finding, Panel, Picture
+from metastable.claims.experiment import ClaimCheck, Finding, Panel, Picture
 from metastable.cli.app import app
 from metastable.files import locked
 from metastable.head import Head
@@ -48,7 +48,7 @@ def test_the_page_has_verdict_numbers_and_command(tmp_path):
     assert "e<sup>βt</sup> &lt;script&gt;alert(1)" in html
     assert "a &lt; b" in html
     assert "at most 2" in html
-    assert page.wanted(Check("x", 1.0, 0.9999, math.inf, "PASS")) == "at least 0.9999"
+    assert page.wanted(ClaimCheck("x", 1.0, 0.9999, math.inf, "PASS")) == "at least 0.9999"
     assert "16 more rows in tables/two-tokens-many-rows.csv" in html
     assert "<code>metastable claims two-tokens</code>" in html
     assert 'id="figure-two-tokens-0"' in html

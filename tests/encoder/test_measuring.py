@@ -17,7 +17,7 @@ from transformers import AutoModel
 from metastable.encoder import measure as measuring_heads
 from metastable.encoder.anatomy import Norm
 from metastable.encoder.fold import fold
-from metastable.encoder.hooks import Tokens
+from metastable.encoder.hooks import DepthTokens
 from metastable.encoder.load import load
 from metastable.encoder.measure import HEADS, Measurements, Meter, Prediction, measure
 from metastable.encoder.statistics import CLOUD
@@ -300,7 +300,7 @@ def test_features_that_the_last_gain_erases_are_no_part_of_a_token():
     norm = Norm.of(last)
     assert int((~norm.seen).sum()) == 3
     h = torch.randn(2, 5, 384, generator=torch.Generator().manual_seed(0))
-    tokens = Tokens.of(h, norm, torch.ones(2, 5, dtype=torch.bool))
+    tokens = DepthTokens.of(h, norm, torch.ones(2, 5, dtype=torch.bool))
     assert (tokens.unit[..., ~norm.seen] == 0).all()
     torch.testing.assert_close(tokens.unit.norm(dim=-1), torch.ones(2, 5))
     torch.testing.assert_close(tokens.hidden, last(h))

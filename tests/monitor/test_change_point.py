@@ -7,7 +7,7 @@ import pytest
 
 from metastable.errors import BadInput
 from metastable.monitor.alarm import payoffs, steps
-from metastable.monitor.change_point import LAWS, Place, change_point
+from metastable.monitor.change_point import LAWS, PlaceEstimate, change_point
 
 TEXTS = 1000
 
@@ -54,7 +54,7 @@ def slow(p, level):
             held += weights[i]
             if held >= level * weights.sum():
                 break
-        return Place(order[0] + 1, min(within), max(within))
+        return PlaceEstimate(order[0] + 1, min(within), max(within))
 
     return place(begins), place(ends)
 

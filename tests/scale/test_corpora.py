@@ -18,7 +18,7 @@ from metastable.encoder.measure import measure
 from metastable.errors import BadInput
 from metastable.files import Journal, locked
 from metastable.scale import corpora
-from metastable.scale.corpora import Sums, packed
+from metastable.scale.corpora import WindowSums, packed
 from metastable.scale.tasks import Tasks
 from tests.scale.conftest import finished, kill_a_worker, until_grown, when_grown
 from tests.scale.corpus import save_small, sentences, write
@@ -239,7 +239,7 @@ def test_workers_must_have_the_same_transformers(encoder, spread, monkeypatch):
 def test_packed_sums_come_back_exactly(encoder):
     texts = sentences(30)
     found = measure(encoder, texts)
-    kept = Sums(corpora.Meter(encoder).empty(), None)
+    kept = WindowSums(corpora.Meter(encoder).empty(), None)
     kept.add(0, packed(found))
     assert kept.measured.to_dict() == found.to_dict()
     kept.add(1, packed(found))

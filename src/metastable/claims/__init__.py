@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from metastable.claims.experiment import FAIL, INCONCLUSIVE, PASS, Check, Claim, Finding
+from metastable.claims.experiment import FAIL, INCONCLUSIVE, PASS, Claim, ClaimCheck, Finding
 from metastable.errors import BadInput, suggestion
 from metastable.head import Head
 
@@ -29,7 +29,7 @@ GROUPS = {
 """The names of the claims, by the part of the report that shows them. Each claim is in the file of its name."""
 NAMES = tuple(name for names in GROUPS.values() for name in names)
 
-__all__ = ["FAIL", "GROUPS", "INCONCLUSIVE", "NAMES", "PASS", "Check", "Claim", "Finding", "check", "find"]
+__all__ = ["FAIL", "GROUPS", "INCONCLUSIVE", "NAMES", "PASS", "Claim", "ClaimCheck", "Finding", "check", "find"]
 
 
 def find(name: str) -> Claim:

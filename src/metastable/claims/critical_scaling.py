@@ -120,7 +120,7 @@ def log_odds(a: float) -> float:
     return math.log(a / (1 - a))
 
 
-class Step(NamedTuple):
+class AttentionStep(NamedTuple):
     """One attention step.
 
     n : the number of tokens
@@ -141,7 +141,7 @@ class Step(NamedTuple):
         return self.error <= RESOLVED
 
 
-def measured(cloud: Cloud, rho: float, queries: int) -> list[Step]:
+def measured(cloud: Cloud, rho: float, queries: int) -> list[AttentionStep]:
     """A step for each γ of SHARES, with some of the tokens as queries."""
     n, d = len(cloud), cloud.dim
     x = cloud.points[sample_indices(n, queries, seed=0)]
@@ -151,13 +151,13 @@ def measured(cloud: Cloud, rho: float, queries: int) -> list[Step]:
     return [_step(n, d, kappa, rho, x.double(), m) for kappa, m in zip(kappas, parts, strict=True)]
 
 
-def _step(n: int, d: int, kappa: float, rho: float, x: torch.Tensor, m: torch.Tensor) -> Step:
+def _step(n: int, d: int, kappa: float, rho: float, x: torch.Tensor, m: torch.Tensor) -> AttentionStep:
     away = rho + (1 - rho) * others(kappa, d)[1]
     weights = ((m * x).sum(dim=1) / x.square().sum(dim=1) - away) / (1 - away)
     weight, error = float(weights.mean()), math.inf
     if 0 < weight < 1:
         error = (float(weights.std()) / math.sqrt(len(x)) + ROUNDING * n) / (weight * (1 - weight))
-    return Step(n, kappa, weight, error, mean_cosine(m))
+    return AttentionStep(n, kappa, weight, error, mean_cosine(m))
 
 
 def mean_cosine(vectors: torch.Tensor) -> float:
@@ -258,7 +258,7 @@ def check(
     return found
 
 
-def _check_weights(found: Finding, share: float, rho: float, d: int, curve: Sequence[Step]) -> float | None:
+def _check_weights(found: Finding, share: float, rho: float, d: int, curve: Sequence[AttentionStep]) -> float | None:
     """Check the log-odds of a against N at one γ; returns their slope in log N, None if it is undecided."""
     name = f"γ = {share:g} γ_c, ρ = {rho:g}"
     for step in curve:
@@ -292,7 +292,7 @@ def _check_critical(found: Finding, rho: float, slopes: dict[float, float | None
     return critical
 
 
-def _check_outputs(found: Finding, share: float, rho: float, d: int, step: Step) -> None:
+def _check_outputs(found: Finding, share: float, rho: float, d: int, step: AttentionStep) -> None:
     """Check the mean cosine of outputs."""
     name = f"cosine of outputs, N = {step.n}, γ = {share:g} γ_c, ρ = {rho:g}"
     exact = exact_cosine(step.n, d, step.kappa, rho)

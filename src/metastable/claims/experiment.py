@@ -95,7 +95,7 @@ def told(items: Sequence[Item], tell: Tell, start: float = 0.0, end: float = 1.0
 
 
 @dataclass(frozen=True)
-class Check:
+class ClaimCheck:
     """One number against its prediction.
 
     Attributes
@@ -171,7 +171,7 @@ class Finding:
 
     horizon: str
     sentence: str = ""
-    checks: list[Check] = field(default_factory=list)
+    checks: list[ClaimCheck] = field(default_factory=list)
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     pictures: list[Picture] = field(default_factory=list)
     seconds: float = field(default=0.0, compare=False)
@@ -181,7 +181,7 @@ class Finding:
     ) -> None:
         """Add a check: PASS if low ≤ measured ≤ high. NaN is a FAIL."""
         outcome = PASS if low <= measured <= high else FAIL
-        self.checks.append(Check(name, float(measured), float(low), float(high), outcome, note))
+        self.checks.append(ClaimCheck(name, float(measured), float(low), float(high), outcome, note))
 
     def near(self, name: str, measured: float, tolerance: float, target: float = 1.0) -> None:
         """Add a check: PASS if the relative error of `measured` is at most `tolerance`."""
@@ -199,11 +199,11 @@ class Finding:
         outcome = PASS if low <= value <= high and not vague else INCONCLUSIVE if touches else FAIL
         error = f"interval {lower:.4g} to {upper:.4g}"
         note = f"{error}; {note}" if note else error
-        self.checks.append(Check(name, value, float(low), float(high), outcome, note))
+        self.checks.append(ClaimCheck(name, value, float(low), float(high), outcome, note))
 
     def slope(
         self, name: str, x: ArrayLike, y: ArrayLike, low: float, high: float, too_few: str = "", least: int = 3
-    ) -> Line | None:
+    ) -> FittedLine | None:
         """Add a check of the slope of the line through the points; undecided, and None, for fewer than `least`."""
         if len(np.asarray(x)) < least:
             self.undecided(name, too_few)
@@ -214,7 +214,7 @@ class Finding:
 
     def undecided(self, name: str, note: str, measured: float | None = None) -> None:
         """Add a check that could not be made, with the reason."""
-        self.checks.append(Check(name, measured, -math.inf, math.inf, INCONCLUSIVE, note))
+        self.checks.append(ClaimCheck(name, measured, -math.inf, math.inf, INCONCLUSIVE, note))
 
     def row(self, table: str, values: dict[str, Any]) -> None:
         """Add a row to a table."""
@@ -264,7 +264,7 @@ class Finding:
     def from_json(record: dict[str, Any]) -> Finding:
         """The inverse of `to_json`; infinities may be the strings "inf", "-inf" and "nan"."""
         read = _numbers(record)
-        found = Finding(read["horizon"], read["sentence"], [Check(**check) for check in read["checks"]])
+        found = Finding(read["horizon"], read["sentence"], [ClaimCheck(**check) for check in read["checks"]])
         found.seconds = read["seconds"]
         for table in read["tables"]:
             found.tables[table["name"]] = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
@@ -289,7 +289,7 @@ def not_tried(what: str, reason: str) -> Finding:
     return found
 
 
-class Line(NamedTuple):
+class FittedLine(NamedTuple):
     """y ≈ slope·x + offset, with the confidence interval of the slope and the root mean square of the residuals."""
 
     slope: float
@@ -306,7 +306,7 @@ class Line(NamedTuple):
         return self.slope * np.asarray(x, dtype=float) + self.offset
 
 
-def line(x: ArrayLike, y: ArrayLike, confidence: float = 0.95) -> Line:
+def line(x: ArrayLike, y: ArrayLike, confidence: float = 0.95) -> FittedLine:
     """Fit by least squares; the interval is Student's t of the slope, so curvature in the points widens it.
 
     >>> found = line([0, 1, 2, 3], [1, 3, 5, 7])
@@ -320,7 +320,7 @@ def line(x: ArrayLike, y: ArrayLike, confidence: float = 0.95) -> Line:
     reach = float(stats.t.ppf(0.5 + confidence / 2, len(a) - 2) * fit.stderr)
     residuals = b - (fit.slope * a + fit.intercept)
     slope = float(fit.slope)
-    return Line(slope, slope - reach, slope + reach, float(fit.intercept), float(np.sqrt(np.mean(residuals**2))))
+    return FittedLine(slope, slope - reach, slope + reach, float(fit.intercept), float(np.sqrt(np.mean(residuals**2))))
 
 
 def first_below(times: np.ndarray, values: np.ndarray, level: float) -> float:

@@ -24,7 +24,18 @@ import numpy as np
 import pandas as pd
 from scipy.interpolate import CubicSpline
 
-from metastable.claims.experiment import Finding, Interval, Line, Panel, Tell, claim, first_below, line, size, told
+from metastable.claims.experiment import (
+    Finding,
+    FittedLine,
+    Interval,
+    Panel,
+    Tell,
+    claim,
+    first_below,
+    line,
+    size,
+    told,
+)
 from metastable.claims.heads import Curve, circle_head, cold_curve, warm_curve, without_curves
 from metastable.errors import BadInput
 from metastable.head import Head
@@ -113,11 +124,11 @@ def laws(betas: np.ndarray, times: np.ndarray) -> dict[str, tuple[np.ndarray, fl
     return {name: (model, float(np.sqrt(np.mean((model - times) ** 2)))) for name, model in fitted.items()}
 
 
-def _scaled(found: Line, factor: float) -> Interval:
+def _scaled(found: FittedLine, factor: float) -> Interval:
     return found.slope * factor, found.low * factor, found.high * factor
 
 
-def judge(found: Finding, fitted: pd.DataFrame, cold: float, rate: float, name: str) -> tuple[Line, Line]:
+def judge(found: Finding, fitted: pd.DataFrame, cold: float, rate: float, name: str) -> tuple[FittedLine, FittedLine]:
     """Add the checks of one head; returns the lines through the times and through the log of the least distances."""
     betas, near, least, fixed = columns(fitted)
     left = {law: rms for law, (_, rms) in laws(betas, near).items()}
@@ -192,7 +203,7 @@ def check(
     return found
 
 
-def _picture(found: Finding, name: str, every: pd.DataFrame, fitted: pd.DataFrame, power: Line) -> None:
+def _picture(found: Finding, name: str, every: pd.DataFrame, fitted: pd.DataFrame, power: FittedLine) -> None:
     picture = found.picture(
         f"Time and height of least distance, {name}",
         "Above: the time of least distance with the best fits by log β, by a power of β and by β itself, and the time "

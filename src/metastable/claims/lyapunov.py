@@ -57,7 +57,7 @@ NEAR_TIE = 0.25
 """Largest relative difference of rates c and mκ/p that nearly tie: they would need a longer window."""
 
 
-class Case(NamedTuple):
+class ClockedCase(NamedTuple):
     """The eigenvalues, clocks, shear and seed of a `clocked` head."""
 
     values: tuple[float, ...]
@@ -74,16 +74,16 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case((1.0, 0.3), (0.7, 1.4), 0.6, 1),
-    Case((1.0, 0.4), (1.0, 1.0), 0.0, 2),
-    Case((1.0, 0.4, -0.5), (1.2, 0.8, 0.8), 0.6, 3),
-    Case((1.0, 1.0, 0.4), (1.0, 1.0, 1.0), 0.0, 4),
-    Case((1.0, 1.0, 0.4, -0.2), (1.0, 0.7, 0.6, 0.6), 0.6, 5),
-    Case((1.0, 1.0, 1.0, 0.4, -0.2), (1.0, 1.0, 1.0, 0.8, 0.8), 0.6, 6),
+    ClockedCase((1.0, 0.3), (0.7, 1.4), 0.6, 1),
+    ClockedCase((1.0, 0.4), (1.0, 1.0), 0.0, 2),
+    ClockedCase((1.0, 0.4, -0.5), (1.2, 0.8, 0.8), 0.6, 3),
+    ClockedCase((1.0, 1.0, 0.4), (1.0, 1.0, 1.0), 0.0, 4),
+    ClockedCase((1.0, 1.0, 0.4, -0.2), (1.0, 0.7, 0.6, 0.6), 0.6, 5),
+    ClockedCase((1.0, 1.0, 1.0, 0.4, -0.2), (1.0, 1.0, 1.0, 0.8, 0.8), 0.6, 6),
 )
 
 
-class Forecast(NamedTuple):
+class RateForecast(NamedTuple):
     """r and q of W_p ~ t^q e^{−rt}, or the reason why they cannot be tested."""
 
     rate: float
@@ -91,20 +91,20 @@ class Forecast(NamedTuple):
     reason: str | None = None
 
 
-def forecast(theory: Theory, p: int) -> Forecast:
+def forecast(theory: Theory, p: int) -> RateForecast:
     """The rate that the package predicts, with the power of t derived above."""
     rate, token, tail = theory.law_rate(p), theory.rate, theory.escape_rate * theory.dim / p
     if _later(theory, p) < min(token, tail):
-        return Forecast(rate, 0.0, "a later eigenvector decides, and the graded cloud does not resolve its tail")
+        return RateForecast(rate, 0.0, "a later eigenvector decides, and the graded cloud does not resolve its tail")
     if math.isclose(token, tail, rel_tol=1e-6):
-        return Forecast(rate, 1 / p)
+        return RateForecast(rate, 1 / p)
     if abs(token - tail) < NEAR_TIE * min(token, tail):
         near = f"c = {token:.3g} and mκ/p = {tail:.3g} nearly tie"
-        return Forecast(rate, 0.0, f"{near}: the leading term would show only at much later times")
+        return RateForecast(rate, 0.0, f"{near}: the leading term would show only at much later times")
     if token < tail:
-        return Forecast(rate, -_codimension(theory, theory.basis.double().numpy()) / (2 * p))
+        return RateForecast(rate, -_codimension(theory, theory.basis.double().numpy()) / (2 * p))
     _, basis, pair = theory.attention.lower_groups[0]
-    return Forecast(rate, 0.0 if pair else -_codimension(theory, basis) / (2 * p))
+    return RateForecast(rate, 0.0 if pair else -_codimension(theory, basis) / (2 * p))
 
 
 def _later(theory: Theory, p: int) -> float:
@@ -165,7 +165,7 @@ def token_times(theory: Theory) -> np.ndarray:
     return begin + apart * np.arange(3)
 
 
-class Sample(NamedTuple):
+class CloudSample(NamedTuple):
     """The measurement of one cloud.
 
     curves : for each p the times (T,) and the (upper, lower) distances (T, 2)
@@ -177,7 +177,7 @@ class Sample(NamedTuple):
     drift: float
 
 
-def sample(head: Head, windows: dict[int, np.ndarray], tokens: int, seed: int) -> Sample:
+def sample(head: Head, windows: dict[int, np.ndarray], tokens: int, seed: int) -> CloudSample:
     """Follow one graded cloud."""
     # The number of tokens depends on the seed, because nothing else is random in two dimensions.
     theory, cloud = head.theory(), graded(tokens + 101 * seed, head, SMALLEST, seed)
@@ -193,7 +193,7 @@ def sample(head: Head, windows: dict[int, np.ndarray], tokens: int, seed: int) -
     own = theory.gap / theory.clock(ends.points).double().numpy()
     seen = -np.diff(np.log(np.maximum(away, 1e-300)), axis=0) / (alone[1] - alone[0]) / own
     early, late = (_median(rates, cloud.weights.numpy()) for rates in seen)
-    return Sample(curves, late, abs(late - early))
+    return CloudSample(curves, late, abs(late - early))
 
 
 def _median(values: np.ndarray, weights: np.ndarray) -> float:
@@ -201,7 +201,7 @@ def _median(values: np.ndarray, weights: np.ndarray) -> float:
     return float(values[order[np.searchsorted(np.cumsum(weights[order]), 0.5)]])
 
 
-def interval(samples: list[Sample], p: int, power: float) -> Interval:
+def interval(samples: list[CloudSample], p: int, power: float) -> Interval:
     """The mean rate over the clouds; the interval has Student's t, the drift of the later half, and both bounds."""
     rates, late, least = [], [], []
     for one in samples:
@@ -219,7 +219,7 @@ def interval(samples: list[Sample], p: int, power: float) -> Interval:
 def check(
     head: Head | None,
     tell: Tell,
-    cases: tuple[Case, ...] = CASES,
+    cases: tuple[ClockedCase, ...] = CASES,
     tokens: int = size(2000, full=60_000),
     seeds: int = size(3, full=8),
     points: int = size(11, full=21),
@@ -280,7 +280,7 @@ def check(
     return found
 
 
-def _judge(found: Finding, name: str, samples: list[Sample], forecasts: dict[int, Forecast]) -> None:
+def _judge(found: Finding, name: str, samples: list[CloudSample], forecasts: dict[int, RateForecast]) -> None:
     """Add the checks and rows of one head."""
 
     def row(quantity: str, rate: float, power: float, plain: float, seen: Interval) -> None:

@@ -52,7 +52,7 @@ CONFIDENCE = 0.95
 """Of the intervals of the measured means, by Student's t of the blocks."""
 
 
-class Case(NamedTuple):
+class NoiseCase(NamedTuple):
     """One strength of the noise: σ over σ_c, in dimension d at inverse temperature β."""
 
     d: int
@@ -95,7 +95,7 @@ def fluctuation(share: float | np.ndarray) -> np.ndarray:
     return np.asarray(1 / (1 - np.asarray(share, dtype=float) ** -2))
 
 
-def followed(case: Case, n: int, span: float, seed: int) -> np.ndarray:
+def followed(case: NoiseCase, n: int, span: float, seed: int) -> np.ndarray:
     """|r| at times of the stationary state. Tokens start at one point below σ_c and uniformly above it.
 
     span : length of the stationary state in units of 1/|rate(1)|
@@ -150,7 +150,7 @@ def check(
         Panel("σ/σ_c", "order parameter |r|"),
         Panel("σ/σ_c", "N·E|r|²"),
     )
-    cases = [Case(d, beta, share) for d, beta in laws for share in (*below, *above)]
+    cases = [NoiseCase(d, beta, share) for d, beta in laws for share in (*below, *above)]
     worst = {True: 0.0, False: 0.0}
     for case in told(cases, tell):
         ordered, weight = case.share < 1, case.own_weight(tokens)
@@ -174,7 +174,7 @@ def check(
     for d, beta in laws:
         name = f"d = {d}, β = {beta:g}"
         grid = np.array([0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95])
-        orders = [Case(d, beta, share).order() for share in grid]
+        orders = [NoiseCase(d, beta, share).order() for share in grid]
         picture.add(f"law, {name}", [*grid, 1.0, max(above)], [*orders, 0.0, 0.0], "dotted")
         for panel, table in enumerate(found.tables.values()):
             rows = [row for row in table if (row["d"], row["beta"]) == (d, beta)]

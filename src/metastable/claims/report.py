@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from metastable.claims import GROUPS, running
-from metastable.claims.experiment import FAIL, INCONCLUSIVE, PASS, Check, Finding, Picture, Series
+from metastable.claims.experiment import FAIL, INCONCLUSIVE, PASS, ClaimCheck, Finding, Picture, Series
 from metastable.figures import look
 from metastable.report.page import figure_block, render_page, target_of, write_page
 from metastable.run import storage
@@ -85,12 +85,12 @@ def _verdict(outcome: str) -> dict[str, str]:
     return {"outcome": outcome, "status": CLASSES[outcome], "mark": MARKS[outcome]}
 
 
-def _check(check: Check) -> dict[str, Any]:
+def _check(check: ClaimCheck) -> dict[str, Any]:
     shown = {"name": check.name, "note": check.note, "measured": _digits(check.measured), "wanted": wanted(check)}
     return shown | _verdict(check.outcome)
 
 
-def wanted(check: Check) -> str:
+def wanted(check: ClaimCheck) -> str:
     """The allowed range, in words."""
     low, high = _digits(check.low), _digits(check.high)
     if math.isinf(check.low):

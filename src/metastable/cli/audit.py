@@ -14,7 +14,7 @@ from metastable.errors import BadInput, choice
 
 if TYPE_CHECKING:
     from metastable.encoder.audit import Audit
-    from metastable.encoder.checks import Check
+    from metastable.encoder.checks import AuditCheck
 
 IN_JSON = ("schema", "name", "family", "fingerprint", "shape", "made", "checks", "verdict")
 """The parts of an audit that --json prints; audit.json has all of them."""
@@ -140,7 +140,7 @@ def _lines(audit: Audit) -> list[str]:
     return lines if audit.loop is None else [*lines, audit.loop.sentence()]
 
 
-def _line(check: Check) -> str:
+def _line(check: AuditCheck) -> str:
     """A check; what it means and what to do only if it is not ok."""
     words = "" if check.status == "ok" else f". {check.sentence}"
     return f"  {MARKS[check.status]} {check.name}: {check.shown} ({check.rule}){words}"

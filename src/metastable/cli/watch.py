@@ -229,7 +229,7 @@ def _through(
                             folder.keep(new)
                         folder.write(rows)
                     screen.show(rows)
-    except Stopped as stopped:
+    except StopSignal as stopped:
         code = 128 + stopped.signal
     except BrokenPipeError:
         code = EXIT_BROKEN_PIPE
@@ -504,7 +504,7 @@ def _power(log: float) -> str:
     return f"{value:.0f}" if 100 <= value < 1e5 else f"{value:.2g}"
 
 
-class Stopped(KeyboardInterrupt):
+class StopSignal(KeyboardInterrupt):
     """A signal asked the process to end."""
 
     def __init__(self, number: int) -> None:
@@ -520,7 +520,7 @@ def _signals() -> Iterator[Callable[[], AbstractContextManager[None]]]:
     def handle(number: int, frame: Any) -> None:
         nonlocal waiting
         if not shielded:
-            raise Stopped(number)
+            raise StopSignal(number)
         waiting = number
 
     @contextmanager
@@ -532,7 +532,7 @@ def _signals() -> Iterator[Callable[[], AbstractContextManager[None]]]:
         finally:
             shielded = False
             if waiting:
-                raise Stopped(waiting)
+                raise StopSignal(waiting)
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -17,7 +17,7 @@ import pandas as pd
 from metastable import files, notebook
 from metastable.arrays import whole
 from metastable.encoder.anatomy import GAP, Anatomy, Norm
-from metastable.encoder.checks import Check, checks
+from metastable.encoder.checks import AuditCheck, checks
 from metastable.encoder.expression import parse
 from metastable.encoder.ladder import Ladder, ladder
 from metastable.encoder.ledger import Ledger, ledger
@@ -117,7 +117,7 @@ class Audit:
             drawn = notebook.curve(self.layers["depth"], self.layers["hidden_cosine"], label, low=0.0)
         return notebook.table(f"Audit of {self.name}", rows, drawn)
 
-    def checks(self) -> list[Check]:
+    def checks(self) -> list[AuditCheck]:
         """A few numbers that matter to whoever ships the encoder, with what is usual and what to do."""
         return checks(self)
 

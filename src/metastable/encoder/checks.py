@@ -37,7 +37,7 @@ BY_CHANCE = 0.05
 
 
 @dataclass(frozen=True)
-class Check:
+class AuditCheck:
     """One check.
 
     key : its name in usual.json and in `Audit.checks`; name : its name for people
@@ -57,7 +57,7 @@ class Check:
     sentence: str
 
 
-def summary(found: list[Check]) -> str:
+def summary(found: list[AuditCheck]) -> str:
     """How many checks are ok, and the names of the others."""
     good = sum(check.status == "ok" for check in found)
     words = f"All {good} checks are ok" if good == len(found) else f"{good} of {len(found)} checks are ok"
@@ -67,7 +67,7 @@ def summary(found: list[Check]) -> str:
     return f"{words}."
 
 
-def checks(audit: Audit) -> list[Check]:
+def checks(audit: Audit) -> list[AuditCheck]:
     """All checks that the audit has numbers for."""
     found = [] if audit.measured is None else list(_on_text(audit, audit.measured))
     return [*found, *_of_weights(audit)]
@@ -93,12 +93,14 @@ def _made(
     sentence: str,
     shown: Callable[[float], str] = _percent,
     value: str | None = None,
-) -> Check:
+) -> AuditCheck:
     ends = usual()["ranges"].get(key)
     words = "" if ends is None else f"usual: {shown(ends[0])} to {shown(ends[1])}"
     if ends is not None and shown(ends[0]) == shown(ends[1]):
         words = f"usual: {shown(ends[0])}"
-    return Check(key, name, float(number), shown(number) if value is None else value, status, words, rule, sentence)
+    return AuditCheck(
+        key, name, float(number), shown(number) if value is None else value, status, words, rule, sentence
+    )
 
 
 def _two_digits(number: float) -> str:
@@ -117,7 +119,7 @@ def _judged(
     return "act" if number >= act else "look" if number >= look else "ok", rule
 
 
-def _on_text(audit: Audit, measured: Measurements) -> Iterator[Check]:
+def _on_text(audit: Audit, measured: Measurements) -> Iterator[AuditCheck]:
     depths = {name: tally.mean() for name, tally in measured.depths.items()}
     yield _collapse(measured, depths)
     yield _bottleneck(audit, measured, depths)
@@ -161,7 +163,7 @@ def _places(audit: Audit) -> pd.Series:
     return audit.heads["head"] if audit.tied else pd.Series(audit.heads.index)
 
 
-def _collapse(measured: Measurements, depths: dict[str, np.ndarray]) -> Check:
+def _collapse(measured: Measurements, depths: dict[str, np.ndarray]) -> AuditCheck:
     cosine = depths["hidden_cosine"]
     at = int(cosine.argmax())
     owned = course.owned(measured, "hidden")[at]
@@ -175,7 +177,7 @@ def _collapse(measured: Measurements, depths: dict[str, np.ndarray]) -> Check:
     return _made("collapse", "collapse", cosine[at], status, rule, words, _two_digits)
 
 
-def _alike(cosine: float) -> Check:
+def _alike(cosine: float) -> AuditCheck:
     status, rule = _judged(cosine, course.COLLAPSED, 0.98, _two_digits)
     words = "The mean cosine between two texts, each the mean of its last hidden states; 1 means that all are equal."
     if status != "ok":
@@ -187,7 +189,7 @@ def _alike(cosine: float) -> Check:
     return _made("alike", "texts alike", cosine, status, rule, words, _two_digits)
 
 
-def _bottleneck(audit: Audit, measured: Measurements, depths: dict[str, np.ndarray]) -> Check:
+def _bottleneck(audit: Audit, measured: Measurements, depths: dict[str, np.ndarray]) -> AuditCheck:
     tokens = (measured.counts.tokens - measured.counts.special) / max(1, measured.counts.texts)
     most = min(tokens, audit.shape["width"])
     rank = depths["effective_rank"]
@@ -201,7 +203,7 @@ def _bottleneck(audit: Audit, measured: Measurements, depths: dict[str, np.ndarr
     return _made("bottleneck", "directions in use", share, status, rule, words)
 
 
-def _outliers(measured: Measurements, depths: dict[str, np.ndarray]) -> Check:
+def _outliers(measured: Measurements, depths: dict[str, np.ndarray]) -> AuditCheck:
     share = depths["hidden_largest_share"]
     at = int(share.argmax())
     owned = course.owned(measured, "hidden")
@@ -217,7 +219,7 @@ def _outliers(measured: Measurements, depths: dict[str, np.ndarray]) -> Check:
     return _made("outlier", "outlier features", share[at], status, rule, words)
 
 
-def _of_weights(audit: Audit) -> Iterator[Check]:
+def _of_weights(audit: Audit) -> Iterator[AuditCheck]:
     own = audit.heads[audit.heads["layer"] == 0] if audit.tied else audit.heads
     norms = own["value_norm"].to_numpy(dtype=float)
     longest = float(np.nanmax(norms))

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from metastable.encoder.anatomy import Anatomy, AttentionLayer
 from metastable.encoder.exact_sums import Floats
-from metastable.encoder.hooks import Tokens
+from metastable.encoder.hooks import DepthTokens
 from metastable.encoder.pooling import pooled
 from metastable.encoder.statistics import cloud, mean_cosine
 
@@ -76,7 +76,7 @@ def depth_statistics(hidden: Tensor, unit: Tensor, chosen: Tensor) -> dict[str, 
 
 
 def over_depth(
-    anatomy: Anatomy, middle: Tokens, mask: Tensor, chosen: Tensor, seen: Sequence[dict[str, Floats]]
+    anatomy: Anatomy, middle: DepthTokens, mask: Tensor, chosen: Tensor, seen: Sequence[dict[str, Floats]]
 ) -> list[Expected]:
     """The forecasts of `DEPTH_STATISTICS` at all depths after the middle one.
 
@@ -94,7 +94,7 @@ def over_depth(
     return found
 
 
-def attention_alone(anatomy: Anatomy, tokens: Tokens, mask: Tensor, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+def attention_alone(anatomy: Anatomy, tokens: DepthTokens, mask: Tensor, start: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Hidden states and unit tokens, (texts, n, d), after each layer from `start` on if layers were attention alone."""
     z, hidden = tokens.z, tokens.hidden
     for layer, site in zip(anatomy.layers[start:], anatomy.sites[start + 1 :], strict=True):

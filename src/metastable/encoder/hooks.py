@@ -33,7 +33,7 @@ from metastable.encoder.texts import Batch
 
 
 @dataclass(frozen=True)
-class Tokens:
+class DepthTokens:
     """The tokens of a batch at one depth as the audit needs them, in float32; padding is 0.
 
     z : (texts, n, d), the standardised stream; x itself where no normalisation precedes the layer
@@ -50,7 +50,7 @@ class Tokens:
     hidden: Tensor
 
     @classmethod
-    def of(cls, h: Tensor, norm: Norm | None, mask: Tensor, pre_norm: bool = False) -> Tokens:
+    def of(cls, h: Tensor, norm: Norm | None, mask: Tensor, pre_norm: bool = False) -> DepthTokens:
         # Some models write NaN into padding. `where` also makes the copy that the model cannot overwrite.
         h = torch.where(mask.unsqueeze(-1), h.detach().float(), 0.0)
         if norm is None:
@@ -227,10 +227,10 @@ class Depth:
         return torch.where(self.passage.mask.unsqueeze(-1), self.lens.of_view(self.v), 0.0)
 
     @cached_property
-    def tokens(self) -> Tokens:
+    def tokens(self) -> DepthTokens:
         """The same tokens as the audit needs them, which costs more. They may be kept."""
         source = self.x if self.before is None else self.before
-        return Tokens.of(source, self.norm, self.passage.mask, self.pre_norm)
+        return DepthTokens.of(source, self.norm, self.passage.mask, self.pre_norm)
 
 
 class Watch(Protocol):
@@ -315,7 +315,7 @@ class Reader:
         self._handles.clear()
 
     def _begin(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        state, stack = _State(_frames()), self._stack()
+        state, stack = _PassState(_frames()), self._stack()
         # torch does not call the end hook after a KeyboardInterrupt. A nested pass begins deeper than its outer pass.
         while stack and stack[-1].frames >= state.frames:
             stack.pop()
@@ -349,7 +349,7 @@ class Reader:
         by_call : the depth by the number of the call
         """
         stack = self._stack()
-        state = stack[-1] if stack else _State()
+        state = stack[-1] if stack else _PassState()
         if state.watch is None or state.passage is None:
             return
         index = by_call.get(state.calls[module])
@@ -386,7 +386,7 @@ class Reader:
     def _pass_linear(self, by_call: dict[int, int], module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         """Take the queries or keys of the depth that waits for them, and visit it when both are there."""
         stack = self._stack()
-        state = stack[-1] if stack else _State()
+        state = stack[-1] if stack else _PassState()
         depth, waiting = by_call.get(state.calls[module]), state.waiting
         state.calls[module] += 1
         if waiting is None or waiting.index != depth:
@@ -401,7 +401,7 @@ class Reader:
             state.waiting = replace(waiting, projected=(query, key))
         self._visit_waiting(state)
 
-    def _visit_waiting(self, state: _State) -> None:
+    def _visit_waiting(self, state: _PassState) -> None:
         """Visit the depth that waits for queries and keys, if there is one, with what is there of them."""
         depth, watch = state.waiting, state.watch
         if depth is None or watch is None:
@@ -415,7 +415,7 @@ class Reader:
 
     def _end(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         stack = self._stack()
-        state = stack.pop() if stack else _State()
+        state = stack.pop() if stack else _PassState()
         # Without an output the model itself failed, which is not reported here.
         if state.watch is None or output is None:
             return
@@ -424,10 +424,10 @@ class Reader:
             raise Unreadable(f"the pass reached {state.seen} of {len(self.depths)} depths")
         state.watch.close()
 
-    def _stack(self) -> list[_State]:
+    def _stack(self) -> list[_PassState]:
         if not hasattr(self._local, "stack"):
             self._local.stack = []
-        stack: list[_State] = self._local.stack
+        stack: list[_PassState] = self._local.stack
         return stack
 
     def _guarded(self, hook: Callable[..., None]) -> Callable[..., None]:
@@ -497,7 +497,7 @@ class _Visiting:
 
 
 @dataclass
-class _State:
+class _PassState:
     """The state of one forward pass.
 
     frames : the depth of Python's stack at its beginning

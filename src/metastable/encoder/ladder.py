@@ -35,7 +35,7 @@ from torch import Tensor
 
 from metastable.encoder.anatomy import AttentionLayer
 from metastable.encoder.fold import fold_heads
-from metastable.encoder.hooks import Depth, Tokens, caught, read
+from metastable.encoder.hooks import Depth, DepthTokens, caught, read
 from metastable.encoder.length.intervals import mean_interval, named
 from metastable.encoder.load import Encoder
 from metastable.encoder.texts import Batch, batches
@@ -149,7 +149,7 @@ def measured(encoder: Encoder, batch: Batch) -> list[dict[str, np.ndarray]]:
     head_of_next and head_cosine, (texts, ONE_HEAD, heads)
     """
     anatomy = encoder.anatomy
-    before: list[Tokens] = []
+    before: list[DepthTokens] = []
     found: list[dict[str, np.ndarray]] = []
 
     def visit(depth: Depth) -> None:
@@ -170,7 +170,9 @@ def measured(encoder: Encoder, batch: Batch) -> list[dict[str, np.ndarray]]:
     return found
 
 
-def _statistics(layer: AttentionLayer, tokens: Tokens, depth: Depth, inside: Sequence[Tensor]) -> dict[str, np.ndarray]:
+def _statistics(
+    layer: AttentionLayer, tokens: DepthTokens, depth: Depth, inside: Sequence[Tensor]
+) -> dict[str, np.ndarray]:
     """See `measured`, for one layer.
 
     tokens, depth : before the layer and after it

@@ -26,7 +26,7 @@ from torch import Tensor
 from metastable.arrays import set_own_threads
 from metastable.encoder.anatomy import Anatomy, AttentionLayer
 from metastable.encoder.exact_sums import ExactCosine, ExactSums, Floats
-from metastable.encoder.hooks import Attended, Depth, Tokens, caught, read
+from metastable.encoder.hooks import Attended, Depth, DepthTokens, caught, read
 from metastable.encoder.statistics import (
     CLOUD,
     averaged,
@@ -248,7 +248,7 @@ class Meter:
         layers: list[dict[str, Tensor]] = []
         heads: list[dict[str, Tensor]] = []
         largest: Largest = {name: [] for name in CLOUDS}
-        before: list[Tokens] = []
+        before: list[DepthTokens] = []
         embedded: list[Tensor] = []
 
         def visit(depth: Depth) -> None:
@@ -450,7 +450,7 @@ class HeadLens:
         return np.where(self.prediction.dims > 0, self.prediction.dims / room, np.nan)
 
     def measure(
-        self, tokens: Tokens, attended: Attended, after: Tokens, mask: Tensor, special: Tensor, chosen: Tensor
+        self, tokens: DepthTokens, attended: Attended, after: DepthTokens, mask: Tensor, special: Tensor, chosen: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Statistics of the layer (texts,) and of its heads (texts, heads), averaged over the chosen tokens i.
 
@@ -501,7 +501,7 @@ class HeadLens:
         return {"update_length": whole, "residual": residual}, found
 
     def _distances(
-        self, side: Tensor, along: Tensor, after: Tokens, residual: Tensor, chosen: Tensor
+        self, side: Tensor, along: Tensor, after: DepthTokens, residual: Tensor, chosen: Tensor
     ) -> dict[str, Tensor]:
         """The distances to the predicted law, (texts, heads).
 
@@ -590,13 +590,13 @@ class HeadLens:
         scores = torch.where(seen, scores, 0.0)
         return scores + hidden, hidden, scores.sum(dim=-1) / keys, keys
 
-    def _residual(self, tokens: Tokens) -> Tensor:
+    def _residual(self, tokens: DepthTokens) -> Tensor:
         """|C r| for each token, (texts, n)."""
         if self.layer.pre_norm or self.layer.norm is None:
             return tokens.stream
         return torch.linalg.vector_norm(tokens.hidden - tokens.hidden.mean(dim=-1, keepdim=True), dim=-1)
 
-    def _own_update(self, mean: Tensor, along: Tensor, tokens: Tokens, stream: Tensor) -> Tensor:
+    def _own_update(self, mean: Tensor, along: Tensor, tokens: DepthTokens, stream: Tensor) -> Tensor:
         """|P_z C W_o m|/|C r| for each head's m = Σ_j a_ij v_j, (texts, heads, n), without vectors of length d.
 
         |C W_o m|² = mᵀ(W_oᵀ C W_o)m and ⟨C W_o m, z⟩ = ⟨m, W_oᵀ C z⟩.
@@ -609,7 +609,7 @@ class HeadLens:
         radial = products.transpose(1, 2) / tokens.length.unsqueeze(1)
         return (square - radial.square()).clamp_min(0).sqrt() / stream.unsqueeze(1)
 
-    def _whole_update(self, update: Tensor, tokens: Tokens, stream: Tensor) -> Tensor:
+    def _whole_update(self, update: Tensor, tokens: DepthTokens, stream: Tensor) -> Tensor:
         update = update - update.mean(dim=-1, keepdim=True)
         radial = torch.linalg.vecdot(update, tokens.unit).unsqueeze(-1)
         return torch.linalg.vector_norm(torch.addcmul(update, radial, tokens.unit, value=-1), dim=-1) / stream

@@ -229,7 +229,7 @@ def _eye(run: Run, axes: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class _Group:
+class _TokenGroup:
     """Tokens that are drawn alike: which of the shown tokens, and in what colour."""
 
     name: str
@@ -239,33 +239,33 @@ class _Group:
     scale: float = 1.0
 
 
-def _groups(run: Run, keep: Tensor) -> list[_Group]:
+def _groups(run: Run, keep: Tensor) -> list[_TokenGroup]:
     everyone = np.arange(len(keep))
     if run.theory().no_limit:
         x = _numpy(run.cloud.points[keep])
-        return [_Group("starting azimuth", everyone, _degrees(x), angles=True)]
+        return [_TokenGroup("starting azimuth", everyone, _degrees(x), angles=True)]
     basis = run.theory().basis
     if basis is None:
         return _by_limit_point(_numpy(run.limit.points[keep]))
     along = _numpy(run.limit.points[keep].double() @ basis.to(run.limit.points).double())
     if run.theory().dim >= 2:
-        return [_Group("angle of the limit in E", everyone, _degrees(along), angles=True)]
+        return [_TokenGroup("angle of the limit in E", everyone, _degrees(along), angles=True)]
     plus, minus = (np.flatnonzero(mask) for mask in (along[:, 0] > 0, along[:, 0] <= 0))
-    sides = [_Group("sent to +e", plus, look.BLUE, scale=RIM), _Group("sent to −e", minus, look.VERMILLION)]
+    sides = [_TokenGroup("sent to +e", plus, look.BLUE, scale=RIM), _TokenGroup("sent to −e", minus, look.VERMILLION)]
     return [group for group in sides if len(group.rows)]
 
 
-def _by_limit_point(places: Array) -> list[_Group]:
+def _by_limit_point(places: Array) -> list[_TokenGroup]:
     """One group for each of the most frequent limit points, and one for the others."""
     _, owner, counts = np.unique(places, axis=0, return_inverse=True, return_counts=True)
     order = np.argsort(-counts)
     shown = order[: len(POINTS)]
     groups = [
-        _Group(f"sent to point {place + 1}", np.flatnonzero(owner == number), colour)
+        _TokenGroup(f"sent to point {place + 1}", np.flatnonzero(owner == number), colour)
         for place, (number, colour) in enumerate(zip(shown, POINTS, strict=False))
     ]
     others = np.flatnonzero(np.isin(owner, order[len(POINTS) :]))
-    return groups + ([_Group("sent to other points", others, look.GREY)] if len(others) else [])
+    return groups + ([_TokenGroup("sent to other points", others, look.GREY)] if len(others) else [])
 
 
 def _degrees(x: Array) -> Array:
@@ -281,7 +281,7 @@ def _marker_sizes(run: Run, keep: Tensor) -> Array | float:
     return np.asarray((0.8 * plain + 1.4 * plain * np.sqrt(w / w.max())).round(1))
 
 
-def _animate(figure: go.Figure, positions: Array, groups: list[_Group], sizes: Array | float) -> None:
+def _animate(figure: go.Figure, positions: Array, groups: list[_TokenGroup], sizes: Array | float) -> None:
     """Add the tokens at the first time, and a frame for each time that moves only them."""
     still = len(figure.data)
     for group in groups:

@@ -24,7 +24,7 @@ CIRCLE = State(d=2, interaction=(1.5, 0.5), value=(1.2, 0.6), angle=65.0, law="g
 """A head on the circle whose plateau grows with β: from t = 3.6 to 5.9 at β = 20, and from 5.3 to 9.8 at β = 100."""
 
 
-class Step(NamedTuple):
+class TourStep(NamedTuple):
     """A step of the tour: what it sets, and what to look at."""
 
     title: str
@@ -33,31 +33,31 @@ class Step(NamedTuple):
 
 
 TOUR = (
-    Step(
+    TourStep(
         "Tokens concentrate",
         "Tokens start everywhere on the circle. Watch them gather at the two points +e and −e: the blue curve, their "
         "distance to these two points, falls.",
         replace(CIRCLE, beta=20.0),
     ),
-    Step(
+    TourStep(
         "Raise β and watch the plateau grow",
         "β is now 100 instead of 20. Attention is sharper: the curve falls lower, and it stays low for longer before "
         "tokens leave.",
         CIRCLE,
     ),
-    Step(
+    TourStep(
         "Two temperatures side by side",
         "The first circle is β = 100, the second is β = 20. One time moves both. Compare the two bars at the top of "
         "the curves: the green part is the plateau.",
         replace(CIRCLE, compare="beta", other="20"),
     ),
-    Step(
+    TourStep(
         "Tokens leave the plateau",
         "This head acts on a sphere; drag it to rotate it. Its clusters do not stay: V pulls them from ±e towards ±v, "
         "the green line, and the curve rises again. This is the terminal phase.",
         State(until=20.0),
     ),
-    Step(
+    TourStep(
         "A head without a limit",
         "This head turns tokens around. There is no point at which they could gather, so there is no plateau, and the "
         "curves on the right show how close together the tokens are.",

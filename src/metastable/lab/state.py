@@ -58,22 +58,22 @@ MOST_NUMBERS = FRAMES_BYTES // (8 * FEWEST_FRAMES)
 """The largest N·d."""
 
 
-class Field(NamedTuple):
+class FieldReader(NamedTuple):
     """How to read the text of a field: `read` raises ValueError if the text is wrong, and `hint` says what to enter."""
 
     read: Callable[[str], Any]
     hint: str = ""
 
 
-def _number(kind: Callable[[str], Any], low: float, high: float, limits: str = "") -> Field:
+def _number(kind: Callable[[str], Any], low: float, high: float, limits: str = "") -> FieldReader:
     limits = limits or f"from {low} to {high}".replace("-", "\u2212")
     hint = f"enter {'a whole number' if kind is int else 'a number'} {limits}"
-    return Field(lambda text: _within(kind(text), low, high), hint)
+    return FieldReader(lambda text: _within(kind(text), low, high), hint)
 
 
-def _choice(names: Iterable[str]) -> Field:
+def _choice(names: Iterable[str]) -> FieldReader:
     known = {name: name for name in names}
-    return Field(known.__getitem__, f"choose one of {', '.join(known).strip(', ').replace('_', ' ')}")
+    return FieldReader(known.__getitem__, f"choose one of {', '.join(known).strip(', ').replace('_', ' ')}")
 
 
 def _within(value: Any, low: float, high: float) -> Any:
@@ -102,7 +102,7 @@ def _pair(text: str) -> tuple[int, int] | None:
     return layer, head
 
 
-EIGENVALUES = Field(_eigenvalues, "enter numbers from −100 to 100, as 1.5, 1.0, 0.6")
+EIGENVALUES = FieldReader(_eigenvalues, "enter numbers from −100 to 100, as 1.5, 1.0, 0.6")
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ class State:
     interaction: Annotated[tuple[float, ...], EIGENVALUES] = (1.5, 1.0, 0.6)
     value: Annotated[tuple[float, ...], EIGENVALUES] = (1.2, 0.9, 0.5)
     angle: Annotated[float, _number(_real, -360, 360)] = 35.0
-    matrices: Annotated[str, Field(str, "paste B, an empty line, and V")] = ""
-    trained: Annotated[str, Field(str, "enter MODEL:layer:head")] = ""
+    matrices: Annotated[str, FieldReader(str, "paste B, an empty line, and V")] = ""
+    trained: Annotated[str, FieldReader(str, "enter MODEL:layer:head")] = ""
     heads: Annotated[int, _number(int, 1, MOST_HEADS)] = 1
     kernel: Annotated[str, _choice(KERNELS)] = "softmax"
     causal: Annotated[str, _choice(MASKS)] = "no"
@@ -139,14 +139,14 @@ class State:
     law: Annotated[str, _choice(LAWS)] = "uniform"
     n: Annotated[int, _number(int, 1, MOST_TOKENS)] = 1000
     seed: Annotated[int, _number(int, 0, LARGEST_SEED)] = 0
-    beta: Annotated[float, Field(_beta, "enter a number from 0 to 1000000, or inf")] = 100.0
+    beta: Annotated[float, FieldReader(_beta, "enter a number from 0 to 1000000, or inf")] = 100.0
     until: Annotated[float, _number(_real, math.ulp(0.0), 1000, "above 0, at most 1000")] = 15.0
     compare: Annotated[str, _choice(COMPARISONS)] = ""
-    other: Annotated[str, Field(str)] = ""
+    other: Annotated[str, FieldReader(str)] = ""
     view: Annotated[str, _choice(("laboratory", "audit"))] = "laboratory"
-    model: Annotated[str, Field(str)] = ""
-    column: Annotated[str, Field(str)] = ""
-    head: Annotated[tuple[int, int] | None, Field(_pair, "enter a layer and a head, as 3,7")] = None
+    model: Annotated[str, FieldReader(str)] = ""
+    column: Annotated[str, FieldReader(str)] = ""
+    head: Annotated[tuple[int, int] | None, FieldReader(_pair, "enter a layer and a head, as 3,7")] = None
     time: Annotated[float, _number(_real, 0, 1000)] = 0.0
     theme: Annotated[str, _choice(("light", "dark"))] = "light"
     unread: tuple[tuple[str, str], ...] = ()
@@ -236,7 +236,7 @@ class State:
         return " ".join(run.to_query() for run in self.runs())
 
 
-FIELDS: dict[str, Field] = {
+FIELDS: dict[str, FieldReader] = {
     name: kind.__metadata__[0]
     for name, kind in get_type_hints(State, include_extras=True).items()
     if get_origin(kind) is Annotated

@@ -42,7 +42,7 @@ LEVEL = 0.95
 
 
 @dataclass(frozen=True)
-class Place:
+class PlaceEstimate:
     """The number of a text, from 1, and the smallest and the largest number that are plausible."""
 
     text: int
@@ -54,8 +54,8 @@ class Place:
 class ChangePoint:
     """begin : the first shifted text. end : the last one; None if the change may last to the end of the stream."""
 
-    begin: Place
-    end: Place | None
+    begin: PlaceEstimate
+    end: PlaceEstimate | None
 
 
 def change_point(p: Any, texts: int, alpha: float = 0.01, level: float = LEVEL) -> ChangePoint | None:
@@ -101,10 +101,10 @@ def _places(log_h: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return begin, np.logaddexp.accumulate(-c[:-1]) + ending - math.log(n)
 
 
-def _interval(log_weights: np.ndarray, level: float) -> Place:
+def _interval(log_weights: np.ndarray, level: float) -> PlaceEstimate:
     """The most probable of the texts 1 … n, and the range of the smallest set of texts with this probability."""
     weights = np.exp(log_weights - log_weights.max())
     order = np.argsort(-weights, kind="stable")
     count = int(np.searchsorted(np.cumsum(weights[order]), level * weights.sum())) + 1
     within = order[:count] + 1
-    return Place(int(order[0]) + 1, int(within.min()), int(within.max()))
+    return PlaceEstimate(int(order[0]) + 1, int(within.min()), int(within.max()))

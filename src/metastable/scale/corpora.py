@@ -288,7 +288,7 @@ class TallyOnWorkers:
     ) -> Measurements:
         task = MeasureTask(Source.of(meter.encoder, self.allow_pickle), batch_size, meter.special)
         with _saved(self.kept, self._identity(task)) as journal:
-            sums = Sums(meter.empty(), journal)
+            sums = WindowSums(meter.empty(), journal)
             if sums.done:
                 before = f"{sums.measured.counts.texts} texts were measured before and are saved"
                 print(f"metastable: {before}: computing the others", file=sys.stderr)
@@ -352,7 +352,7 @@ def packed(measured: Measurements) -> bytes:
     return zlib.compress(json.dumps({name: found[name] for name in SUMS}).encode(), level=1)
 
 
-class Sums:
+class WindowSums:
     """The merged sums of finished windows, and which windows these are.
 
     Sums merge exactly, so FOLD records of the journal become one, and the journal stays small.

@@ -16,7 +16,7 @@ SINGULAR = 1e-12
 
 
 @dataclass(frozen=True)
-class Check:
+class AssumptionCheck:
     """One assumption: its status, the number behind it, and a sentence for people."""
 
     name: str
@@ -32,7 +32,7 @@ class Check:
 class Verdict:
     """All checks of one head. `status` is the worst of them."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[AssumptionCheck, ...]
 
     @property
     def status(self) -> str:
@@ -44,7 +44,7 @@ class Verdict:
         """The names of the checks that do not hold, with their status."""
         return [f"{check.name} ({check.status})" for check in self.checks if check.status != "holds"]
 
-    def __getitem__(self, name: str) -> Check:
+    def __getitem__(self, name: str) -> AssumptionCheck:
         for check in self.checks:
             if check.name == name:
                 return check
@@ -70,97 +70,111 @@ def judge(theory: Theory) -> Verdict:
     return Verdict(tuple(check(theory) for check in checks))
 
 
-def _interaction(th: Theory) -> Check:
+def _interaction(th: Theory) -> AssumptionCheck:
     d, k, s = th.head.dim, th.head.rank, th.interaction_values
     name = "B invertible"
     undefined = "the field is undefined where Bᵀx = 0, a null set"
     if float(s[0]) == 0:
-        return Check(name, "fails", 0.0, "B = 0: every token sees all others alike, at every temperature.")
+        return AssumptionCheck(name, "fails", 0.0, "B = 0: every token sees all others alike, at every temperature.")
     ratio = float(s[-1] / s[0])
     if k < d:
         rank = int((s > SINGULAR * s[0]).sum())
         allowed = "" if rank == k else f" (its factors would allow {k})"
-        return Check(name, "fails", 0.0, f"B has rank {rank}{allowed} in dimension {d}: {undefined}.")
+        return AssumptionCheck(name, "fails", 0.0, f"B has rank {rank}{allowed} in dimension {d}: {undefined}.")
     if ratio <= SINGULAR:
-        return Check(name, "fails", ratio, f"B is singular: {undefined}.")
+        return AssumptionCheck(name, "fails", ratio, f"B is singular: {undefined}.")
     if ratio < 1e-6:
-        return Check(name, "doubtful", ratio, "B is close to singular: the field is very steep near its kernel.")
-    return Check(name, "holds", ratio, "B is invertible; the number is σ_min/σ_max.")
+        return AssumptionCheck(
+            name, "doubtful", ratio, "B is close to singular: the field is very steep near its kernel."
+        )
+    return AssumptionCheck(name, "holds", ratio, "B is invertible; the number is σ_min/σ_max.")
 
 
-def _real(th: Theory) -> Check:
+def _real(th: Theory) -> AssumptionCheck:
     a = th.attention
     if a.rotates:
         pair = f"{a.leading:.4g} ± {a.frequency:.4g}i"
-        return Check("λ₁ real", "fails", a.frequency, f"Complex dominant pair {pair}: tokens rotate, no limit point.")
-    return Check("λ₁ real", "holds", a.leading, f"λ₁ = {a.leading:.4g} is real.")
+        return AssumptionCheck(
+            "λ₁ real", "fails", a.frequency, f"Complex dominant pair {pair}: tokens rotate, no limit point."
+        )
+    return AssumptionCheck("λ₁ real", "holds", a.leading, f"λ₁ = {a.leading:.4g} is real.")
 
 
-def _semisimple(th: Theory) -> Check:
+def _semisimple(th: Theory) -> AssumptionCheck:
     a, name = th.attention, "λ₁ semisimple"
     if a.rotates:
-        return Check(name, "doubtful", math.nan, "Not examined: the dominant pair is complex.")
+        return AssumptionCheck(name, "doubtful", math.nan, "Not examined: the dominant pair is complex.")
     if not a.semisimple:
         status = "fails" if a.defect > 1e-3 else "doubtful"
         block = f"λ₁ has multiplicity {a.multiplicity} and a Jordan block"
-        return Check(name, status, a.defect, f"{block}: convergence is algebraic in time, not exponential.")
+        return AssumptionCheck(name, status, a.defect, f"{block}: convergence is algebraic in time, not exponential.")
     words = "simple" if a.multiplicity == 1 else f"semisimple of multiplicity {a.multiplicity}"
-    return Check(name, "holds", a.defect, f"λ₁ is {words}; dim E = {a.dim}.")
+    return AssumptionCheck(name, "holds", a.defect, f"λ₁ is {words}; dim E = {a.dim}.")
 
 
-def _gap(th: Theory) -> Check:
+def _gap(th: Theory) -> AssumptionCheck:
     a, name = th.attention, "gap > 0"
     if math.isinf(a.gap):
         what = "M = 0" if a.norm == 0 else "every eigenvalue is dominant"
-        return Check(name, "fails", 0.0, f"No gap: {what}, so attention selects no directions at zero temperature.")
+        return AssumptionCheck(
+            name, "fails", 0.0, f"No gap: {what}, so attention selects no directions at zero temperature."
+        )
     ratio = a.gap / float(a.eigenvalues.abs().max())
     numbers = f"g = {a.gap:.4g}, g/max|λ| = {ratio:.3g}"
     if ratio > 1e-3:
-        return Check(name, "holds", a.gap, f"λ₁ is separated: {numbers}.")
-    return Check(name, "doubtful", a.gap, f"λ₁ is barely separated and concentration takes very long: {numbers}.")
+        return AssumptionCheck(name, "holds", a.gap, f"λ₁ is separated: {numbers}.")
+    return AssumptionCheck(
+        name, "doubtful", a.gap, f"λ₁ is barely separated and concentration takes very long: {numbers}."
+    )
 
 
-def _positive(th: Theory) -> Check:
+def _positive(th: Theory) -> AssumptionCheck:
     a, name = th.attention, "Re λ₁ > 0 if B is singular"
     if not th.singular:
-        return Check(name, "holds", a.leading, "Not needed: B is invertible.")
+        return AssumptionCheck(name, "holds", a.leading, "Not needed: B is invertible.")
     if a.leading > a.tolerance:
-        return Check(name, "holds", a.leading, "Tokens leave the kernel of B for the dominant eigenspace.")
+        return AssumptionCheck(name, "holds", a.leading, "Tokens leave the kernel of B for the dominant eigenspace.")
     nowhere = "attention does not concentrate tokens anywhere of its own"
-    return Check(name, "fails", a.leading, f"The dominant eigenspace is the kernel of M: {nowhere}.")
+    return AssumptionCheck(name, "fails", a.leading, f"The dominant eigenspace is the kernel of M: {nowhere}.")
 
 
-def _normal(th: Theory) -> Check:
+def _normal(th: Theory) -> AssumptionCheck:
     norm = th.attention.projector_norm
     status = "holds" if norm < 10 else "doubtful" if norm < 1e6 else "fails"
-    return Check(
+    return AssumptionCheck(
         "M near normal", status, norm, "The number is ‖Π‖: 1 for an orthogonal projector, large for an oblique one."
     )
 
 
-def _eigenbasis(th: Theory) -> Check:
+def _eigenbasis(th: Theory) -> AssumptionCheck:
     cond = th.attention.eigenbasis_condition
     status = "holds" if cond < 1e3 else "doubtful" if cond < 1e8 else "fails"
-    return Check("eigenbasis conditioned", status, cond, "The number is the condition number of M's eigenvectors.")
+    return AssumptionCheck(
+        "eigenbasis conditioned", status, cond, "The number is the condition number of M's eigenvectors."
+    )
 
 
-def _terminal(th: Theory) -> Check:
+def _terminal(th: Theory) -> AssumptionCheck:
     t, name = th.terminal, "terminal phase of V"
     if t.rotates:
         pair = f"{t.leading:.4g} ± {t.frequency:.4g}i"
-        return Check(name, "fails", t.frequency, f"V has a complex dominant pair {pair}: late clusters circle.")
+        return AssumptionCheck(
+            name, "fails", t.frequency, f"V has a complex dominant pair {pair}: late clusters circle."
+        )
     if t.leading < -t.tolerance:
-        return Check(name, "fails", t.leading, "V's largest eigenvalue is negative: late clusters come apart.")
+        return AssumptionCheck(
+            name, "fails", t.leading, "V's largest eigenvalue is negative: late clusters come apart."
+        )
     if t.leading <= t.tolerance:
-        return Check(
+        return AssumptionCheck(
             name, "doubtful", t.leading, "V's largest eigenvalue is 0: late clusters neither narrow nor spread."
         )
     where = f"move to V's dominant eigenspace (dim {t.dim})"
-    return Check(name, "holds", t.leading, f"Late clusters narrow at rate {t.leading:.4g} and {where}.")
+    return AssumptionCheck(name, "holds", t.leading, f"Late clusters narrow at rate {t.leading:.4g} and {where}.")
 
 
-def _linear(th: Theory) -> Check:
+def _linear(th: Theory) -> AssumptionCheck:
     assert th.head.offset is not None
     ratio = float(th.head.offset.norm()) / max(float(th.interaction_values[0]), 1e-300)
     status = "holds" if ratio < 1e-6 else "doubtful" if ratio < 0.1 else "fails"
-    return Check("scores linear", status, ratio, "The number is |a|/‖B‖: the theory has no score offset a.")
+    return AssumptionCheck("scores linear", status, ratio, "The number is |a|/‖B‖: the theory has no score offset a.")

@@ -28,7 +28,7 @@ from metastable.arrays import Array, matrix
 from metastable.block import NORMS, SPHERES
 from metastable.errors import BadInput
 from metastable.head import Head
-from metastable.theory.assumptions import Check, Verdict
+from metastable.theory.assumptions import AssumptionCheck, Verdict
 from metastable.theory.fixed_points import Basins, FixedPoints, fixed_points
 from metastable.theory.noise import KERNELS as NOISY
 from metastable.theory.several_heads import SeveralHeads
@@ -259,20 +259,24 @@ class BlockTheory:
         block = self.block
         neurons = 0 if block.perceptron is None else block.perceptron.width
         checks = [
-            Check("softmax attention", _status(block.kernel == "softmax"), math.nan, f"The kernel is {block.kernel}."),
-            Check("attention to all tokens", _status(not block.causal), math.nan, _about_mask(block)),
-            Check(
+            AssumptionCheck(
+                "softmax attention", _status(block.kernel == "softmax"), math.nan, f"The kernel is {block.kernel}."
+            ),
+            AssumptionCheck("attention to all tokens", _status(not block.causal), math.nan, _about_mask(block)),
+            AssumptionCheck(
                 "motion without noise", _status(not block.noise), block.noise, "The number is the strength of noise."
             ),
-            Check("tokens on the sphere", _status(block.norm in SPHERES), math.nan, _about_norm(block)),
-            Check(
+            AssumptionCheck("tokens on the sphere", _status(block.norm in SPHERES), math.nan, _about_norm(block)),
+            AssumptionCheck(
                 "a single head", _status(len(block.heads) == 1), len(block.heads), "The number is that of the heads."
             ),
-            Check("attention alone", _status(neurons == 0), neurons, "The number is that of the perceptron's neurons."),
+            AssumptionCheck(
+                "attention alone", _status(neurons == 0), neurons, "The number is that of the perceptron's neurons."
+            ),
         ]
         if block.residuals is not None:
             words = "A trained layer has gains and offsets; the theory has none."
-            checks.append(Check("no gains and offsets", "fails", math.nan, words))
+            checks.append(AssumptionCheck("no gains and offsets", "fails", math.nan, words))
         if self.one_head is not None:
             checks += self.one_head.verdict.checks
         return Verdict(tuple(checks))

@@ -6,7 +6,7 @@ import torch
 
 from metastable.encoder.compress import build, surgery
 from metastable.encoder.compress.build import Builder
-from metastable.encoder.compress.healing import Layers, Sums, Targets, heal
+from metastable.encoder.compress.healing import Layers, LeastSquares, Targets, heal
 from metastable.encoder.compress.importance import usage
 from metastable.encoder.compress.recipe import Recipe
 from metastable.encoder.compress.surgery import Removal
@@ -15,7 +15,7 @@ from metastable.encoder.compress.surgery import Removal
 def test_sums_are_those_of_ridge_regression():
     draw = np.random.default_rng(0)
     a, e = draw.normal(size=(50, 7)) + 1, draw.normal(size=(50, 3)) - 2
-    sums = Sums()
+    sums = LeastSquares()
     for part in (slice(0, 20), slice(20, 50)):
         sums.add(torch.tensor(a[part], dtype=torch.float32), torch.tensor(e[part], dtype=torch.float32))
     centred = a - a.mean(axis=0)
@@ -94,7 +94,7 @@ def test_shared_layers_are_not_healed(small, dealt):
 def test_a_map_without_a_bias_is_refitted_without_means():
     draw = np.random.default_rng(0)
     a, e = draw.normal(size=(50, 7)) + 1, draw.normal(size=(50, 3)) - 2
-    sums = Sums()
+    sums = LeastSquares()
     sums.add(torch.tensor(a, dtype=torch.float32), torch.tensor(e, dtype=torch.float32))
     penalty = 0.3 * (a**2).sum(axis=0).mean()
     expected = np.linalg.solve(a.T @ a + penalty * np.eye(7), a.T @ e).T

@@ -7,7 +7,7 @@ import pytest
 
 from metastable.encoder.length.causes import agreement, attention_parts, embedding_parts, leave_one_out
 from metastable.encoder.length.intervals import jackknife, mean_interval
-from metastable.encoder.length.rung import Place
+from metastable.encoder.length.rung import PlaceInDocument
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def pieces(meter, documents):
         own, some = meter(case), documents.first(5)
         parts = [some.piece(number, 32) for number in range(4)]
         early = [own.measure(part, [128]) for part in parts]
-        placed = [own.measure(part, [128], Place(30 * number, 1)) for number, part in enumerate(parts)]
+        placed = [own.measure(part, [128], PlaceInDocument(30 * number, 1)) for number, part in enumerate(parts)]
         return early, None if own.positions is None else placed, own.measure(some.prefixes(128))
 
     return made

@@ -3,7 +3,7 @@
 import pytest
 
 from metastable.encoder.length.documents import Documents
-from metastable.encoder.length.ladder import FEWEST, Ladder
+from metastable.encoder.length.ladder import FEWEST, LengthLadder
 from metastable.errors import BadInput
 
 
@@ -39,13 +39,13 @@ def test_batches_have_one_length_and_mark_special_tokens():
 
 
 def test_the_ladder_of_long_documents_glues_nothing():
-    ladder = Ladder.of(made(*[140] * 9, 40), start=128, longest=512)
+    ladder = LengthLadder.of(made(*[140] * 9, 40), start=128, longest=512)
     assert ladder.rungs == (32, 64, 128)
     assert (ladder.start, ladder.top, len(ladder.cohort), len(ladder.glued)) == (32, 128, 9, 0)
 
 
 def test_short_documents_are_glued_for_the_upper_rungs():
-    ladder = Ladder.of(made(*[62] * 40), start=128, longest=512)
+    ladder = LengthLadder.of(made(*[62] * 40), start=128, longest=512)
     assert (ladder.start, ladder.top, ladder.last) == (64, 64, 256)
     assert len(ladder.glued) >= FEWEST
     assert {len(ids) for ids in ladder.documents("glued", 128).ids} == {126}
@@ -56,9 +56,9 @@ def test_short_documents_are_glued_for_the_upper_rungs():
 
 @pytest.mark.parametrize(("start", "expected"), [(33, 32), (64, 64), (100, 64), (1000, 128)])
 def test_forecasts_start_on_a_rung(start, expected):
-    assert Ladder.of(made(*[600] * 8), start, longest=512).start == expected
+    assert LengthLadder.of(made(*[600] * 8), start, longest=512).start == expected
 
 
 def test_too_few_long_texts():
     with pytest.raises(BadInput, match="7 of 9"):
-        Ladder.of(made(*[50] * 7, 5, 5), 128, 512)
+        LengthLadder.of(made(*[50] * 7, 5, 5), 128, 512)

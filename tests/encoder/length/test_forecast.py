@@ -16,8 +16,8 @@ from metastable.encoder.length.forecast import (
     GROWTH,
     OWN,
     UNKNOWN,
-    Forecast,
     Forecaster,
+    LengthForecast,
     line,
     score,
     widening,
@@ -73,7 +73,7 @@ def test_several_lengths_at_once(meter, documents):
 
 
 def made_up(value, rule, deviation, statistic="entropy"):
-    return Forecast(64, 256, 4, {statistic: {FORECAST: value, "no change": rule}}, {statistic: deviation})
+    return LengthForecast(64, 256, 4, {statistic: {FORECAST: value, "no change": rule}}, {statistic: deviation})
 
 
 def test_errors_and_skill():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from metastable.encoder.length.dilution import MEASURED, WINDOW
-from metastable.encoder.length.rung import QUERIES, Place
+from metastable.encoder.length.rung import QUERIES, PlaceInDocument
 from tests.encoder.length.conftest import encoder
 
 
@@ -81,7 +81,7 @@ def test_effective_ranks_and_cosines_against_numpy(meter, documents):
 
 @pytest.mark.parametrize(("case", "first"), [("bert", 0), ("roberta", 2)])
 def test_a_place_is_that_of_position_ids(case, first, meter, documents):
-    some, place = documents.first(3).prefixes(32), Place(gap=60, at=10)
+    some, place = documents.first(3).prefixes(32), PlaceInDocument(gap=60, at=10)
     found = meter(case).measure(some, place=place).pooled
     positions = [first + i + (60 if i >= 10 else 0) for i in range(32)]
     with torch.no_grad():
@@ -93,7 +93,7 @@ def test_a_place_is_that_of_position_ids(case, first, meter, documents):
 def test_nothing_moves_without_a_table_of_positions(meter, documents):
     own, some = meter("modernbert"), documents.first(2).prefixes(32)
     assert own.positions is None
-    np.testing.assert_array_equal(own.measure(some, place=Place(60, 10)).pooled, own.measure(some).pooled)
+    np.testing.assert_array_equal(own.measure(some, place=PlaceInDocument(60, 10)).pooled, own.measure(some).pooled)
 
 
 def test_a_rung_does_not_depend_on_the_batches(meter, documents):

@@ -33,7 +33,7 @@ PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 
 
 @dataclass
-class Sums:
+class LeastSquares:
     """The sums of a least-squares problem over tokens, in float64. a : inputs (tokens, k), e : targets (tokens, d)"""
 
     count: int = 0
@@ -202,7 +202,7 @@ def _refit(targets: Sequence[Tensor], ours: Layers, fitted: int, which: str) -> 
     block = ours.encoder.anatomy.blocks[ours.place]
     linear = block.output if which == "attention" else block.outer
     alive = linear.weight.abs().sum(dim=0) > 0
-    sums, held = Sums(), Sums()
+    sums, held = LeastSquares(), LeastSquares()
     for number in range(len(ours.hidden)):
         own: Part = getattr(ours.passed(number), which)
         total = targets[number] if ours.encoder.anatomy.pre_norm else _rescaled(targets[number], own.total)

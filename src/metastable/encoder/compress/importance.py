@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from metastable.encoder.compress.healing import Layers, Sums
+from metastable.encoder.compress.healing import Layers, LeastSquares
 from metastable.encoder.load import Encoder
 from metastable.encoder.texts import Batch
 
@@ -53,7 +53,7 @@ def usage(encoder: Encoder, batches: Sequence[Batch]) -> Usage:
     found = Usage([], [], [], [], [])
     layers = Layers(encoder, batches)
     while layers.place < len(encoder.anatomy.blocks):
-        heads, neurons, cosines, after = Sums(), Sums(), [], []
+        heads, neurons, cosines, after = LeastSquares(), LeastSquares(), [], []
         for number, mask in enumerate(layers.masks):
             passed = layers.passed(number)
             nothing = passed.attention.y.new_zeros(len(passed.attention.y), 1)

@@ -50,7 +50,7 @@ SPECIAL = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_
 """Settings of a model that name special tokens."""
 
 
-def merge_tokens(model: Any, after: int, share: float | None = None, distance: float | None = None) -> Merging:
+def merge_tokens(model: Any, after: int, share: float | None = None, distance: float | None = None) -> TokenMerging:
     """Merge tokens in every forward pass of a live model, as a context manager.
 
     >>> with ms.merge_tokens(model, after=3, share=0.25) as merging:       # doctest: +SKIP
@@ -75,7 +75,7 @@ def merge_tokens(model: Any, after: int, share: float | None = None, distance: f
     share : the share of each text's ordinary tokens that disappear, 0 ≤ share < 1, rounded down to whole tokens
     distance : the cosine distance below which clusters are merged, from 0 to 2; the number of tokens varies by text
     """
-    return Merging(model, after, share, distance)
+    return TokenMerging(model, after, share, distance)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Merged:
     tokens_kept: int = 0
 
 
-class Merging:
+class TokenMerging:
     """The context manager of `merge_tokens`, which explains its arguments.
 
     merged : the counts so far; they stay after the end
@@ -129,7 +129,7 @@ class Merging:
             f"{counts.tokens_in} tokens in, {counts.tokens_kept} kept)"
         )
 
-    def __enter__(self) -> Merging:
+    def __enter__(self) -> TokenMerging:
         if self._base in _ACTIVE:
             raise BadInput("the tokens of this model are merged already; leave that context first")
         _ACTIVE.add(self._base)

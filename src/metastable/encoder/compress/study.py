@@ -69,7 +69,7 @@ ROWS = 2
 
 
 @dataclass(frozen=True)
-class Parts:
+class TextParts:
     """The texts as tokens, in three parts; see the module."""
 
     fit: list[Batch]
@@ -254,7 +254,7 @@ def _remember(builder: Builder, row: dict[str, Any]) -> None:
             builder.greedy.append(layer)
 
 
-def _texts_hash(parts: Parts) -> str:
+def _texts_hash(parts: TextParts) -> str:
     ids = [[batch.inputs["input_ids"].tolist() for batch in part] for part in (parts.fit, parts.select, parts.test)]
     return files.sha256(ids)
 
@@ -266,7 +266,7 @@ def _parts(
     batch_size: int,
     seed: int,
     tested: Set[tuple[int, ...]] = frozenset(),
-) -> Parts:
+) -> TextParts:
     """The texts in three parts.
 
     tested : the token ids of texts that numbers come from, so that no choice and no refit may see them
@@ -307,7 +307,7 @@ def _parts(
         counts[name] = tally.texts
         total += tally
     counts |= {name: getattr(total, name) for name in ("tokens", "special", "unknown")}
-    return Parts(**found, counts=counts)
+    return TextParts(**found, counts=counts)
 
 
 @dataclass
@@ -342,7 +342,7 @@ def _different(
 class _Bench:
     """Measures smaller encoders against the full one."""
 
-    def __init__(self, builder: Builder, parts: Parts, pooling: str, task: Task | None, seed: int) -> None:
+    def __init__(self, builder: Builder, parts: TextParts, pooling: str, task: Task | None, seed: int) -> None:
         self.full, self.builder, self.parts, self.pooling = builder.full, builder, parts, pooling
         names = ("fit", "select", "test")
         self.embeddings = {name: embed(self.full, getattr(parts, name), pooling) for name in names}

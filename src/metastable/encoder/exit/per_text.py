@@ -81,7 +81,7 @@ def harm(outputs: Floats, truth: Floats, threshold: float) -> Floats:
     return (right[-1] & ~early).astype(np.float64)
 
 
-class Trial:
+class FoldTrial:
     """Exits per text in the folds of a nested cross validation: `visit` it with each depth, then take the `result`.
 
     first : the earliest layer that can be an exit

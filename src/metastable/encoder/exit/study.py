@@ -199,7 +199,7 @@ def select(
     """
     target = labelled.target()
     fold = dealt(labelled.groups, target, seed)
-    trial = per_text.Trial(target, fold, labelled.groups, loss, seed, first)
+    trial = per_text.FoldTrial(target, fold, labelled.groups, loss, seed, first)
     wanted = bool(target.classes) and trial.calibration_texts >= per_text.needed(loss)
     visit: Visit = trial.visit if wanted else lambda depth, fits: None
     found = nested(features, target, fold, fitted, visit, first)

@@ -43,7 +43,7 @@ from scipy.stats import t as student
 from metastable.encoder.length.dilution import STATISTICS
 from metastable.encoder.length.documents import Documents
 from metastable.encoder.length.intervals import named
-from metastable.encoder.length.rung import Floats, LengthMeter, Place, Rung
+from metastable.encoder.length.rung import Floats, LengthMeter, PlaceInDocument, Rung
 
 FORECAST = "forecast"
 NEAR_FAR = "near/far alone"
@@ -74,7 +74,7 @@ UNKNOWN = {"entropy": 0.15, "log_participation": 0.15, "top_weight": 0.15, "spec
 
 
 @dataclass(frozen=True)
-class Forecast:
+class LengthForecast:
     """Forecasts at one length for all heads, made before that length was measured.
 
     start : n₀; n : n'; documents : the number of documents that it was made from
@@ -130,7 +130,7 @@ class Forecaster:
             # Without a table of positions nothing moves. No position is beyond the table.
             room = 0 if self.meter.positions is None else min(n, self.meter.limit) - base
             gaps = sorted({round(share * room) for share in GAPS} - {0})
-            moved = [self.meter.measure(documents, [n], Place(gap, at=base // 2)) for gap in gaps]
+            moved = [self.meter.measure(documents, [n], PlaceInDocument(gap, at=base // 2)) for gap in gaps]
             found.append(
                 {
                     name: np.stack([plain.forecasts[name][..., i], *(part.forecasts[name][..., 0] for part in moved)])
@@ -164,14 +164,14 @@ class Forecaster:
             return UNKNOWN[statistic]
         return float(np.sqrt(np.mean((found[0] - found[1]) ** 2)))
 
-    def forecasts(self, lengths: Sequence[int]) -> list[Forecast]:
+    def forecasts(self, lengths: Sequence[int]) -> list[LengthForecast]:
         """All heads at each length."""
         if not lengths:
             return []
         found = zip(lengths, self._ahead(self.start, lengths), strict=True)
         return [self._forecast(n, ahead) for n, ahead in found]
 
-    def _forecast(self, n: int, ahead: dict[str, Floats]) -> Forecast:
+    def _forecast(self, n: int, ahead: dict[str, Floats]) -> LengthForecast:
         doublings = math.log2(n / self.start)
         values, deviation = {}, {}
         for name in STATISTICS:
@@ -195,7 +195,7 @@ class Forecaster:
             values[name] = found
             known = (DISAGREEMENT[name] * self.disagreement(name)) ** 2 + FLOOR[name] ** 2
             deviation[name] = np.sqrt(2 * sampling**2 + doublings**GROWTH * ((DRIFT_ERROR * drift) ** 2 + known))
-        return Forecast(self.start, n, len(self.documents), values, deviation)
+        return LengthForecast(self.start, n, len(self.documents), values, deviation)
 
 
 def _corrected_scale(statistic: str, values: Floats) -> Floats:
@@ -215,7 +215,7 @@ def line(values: Mapping[int, Floats], n: int) -> Floats:
     return np.asarray(y_mean + slope * (math.log(n) - x_mean))
 
 
-def score(made: Forecast, measured: Floats, statistic: str) -> list[dict[str, object]]:
+def score(made: LengthForecast, measured: Floats, statistic: str) -> list[dict[str, object]]:
     """A row for each method: its error on measured documents, and the skill of the forecast against it.
 
     The intervals of 95 % are Student's, with the standard error of a jackknife over the measured documents times √2:
@@ -244,7 +244,7 @@ def score(made: Forecast, measured: Floats, statistic: str) -> list[dict[str, ob
     return rows
 
 
-def widening(made: Sequence[Forecast], measured: Sequence[Rung], statistic: str) -> float:
+def widening(made: Sequence[LengthForecast], measured: Sequence[Rung], statistic: str) -> float:
     """How much wider than expected the error bars must be, from forecasts that can be scored; at least 1."""
     found = [
         np.abs(_errors(each, rung.heads[statistic], statistic)) / each.deviation[statistic]
@@ -253,7 +253,7 @@ def widening(made: Sequence[Forecast], measured: Sequence[Rung], statistic: str)
     return max(1.0, _spread_of(np.stack(found))) if found else 1.0
 
 
-def _errors(made: Forecast, measured: Floats, statistic: str) -> Floats:
+def _errors(made: LengthForecast, measured: Floats, statistic: str) -> Floats:
     """Forecast − measured on the scale of the correction, (layers, heads). measured : (documents, layers, heads)"""
     forecast, seen = made.values[statistic][FORECAST], measured.mean(axis=0)
     return _corrected_scale(statistic, forecast) - _corrected_scale(statistic, seen)

@@ -21,7 +21,7 @@ GLUED = 16
 
 
 @dataclass(frozen=True)
-class Ladder:
+class LengthLadder:
     """Which documents are measured at which length.
 
     start : n₀; top : the last rung that whole documents reach
@@ -55,7 +55,7 @@ class Ladder:
         return (self.cohort if source == "prefix" else self.glued).prefixes(n)
 
     @classmethod
-    def of(cls, documents: Documents, start: int, longest: int) -> Ladder:
+    def of(cls, documents: Documents, start: int, longest: int) -> LengthLadder:
         """The ladder up to `longest` tokens that these documents reach, alone or glued."""
         possible = [SHORTEST * 2**i for i in range(40) if SHORTEST * 2**i <= longest]
         reached = {n: len(documents.at_least(n)) for n in possible}

@@ -84,7 +84,7 @@ class Job:
 
     documents: Documents
     targets: tuple[int, ...] = ()
-    place: Place | None = None
+    place: PlaceInDocument | None = None
     factor: float = 1.0
     embeddings: bool = False
 
@@ -117,7 +117,7 @@ class LengthMeter:
         self.limit = longest_text(self.encoder.anatomy)
         self._progress, self._done = progress, 0
 
-    def measure(self, documents: Documents, targets: Sequence[int] = (), place: Place | None = None) -> Rung:
+    def measure(self, documents: Documents, targets: Sequence[int] = (), place: PlaceInDocument | None = None) -> Rung:
         """Documents of one length.
 
         targets : lengths to forecast
@@ -238,7 +238,7 @@ def position_table(model: Any) -> nn.Embedding | None:
 
 
 @dataclass(frozen=True)
-class Place:
+class PlaceInDocument:
     """Positions of a short text in a long one: tokens from number `at` on are `gap` places later.
 
     Only absolute positions move. Biases of relative positions stay those of the short text.
@@ -253,7 +253,7 @@ class Place:
 
 
 @contextmanager
-def moved(table: nn.Embedding | None, place: Place | None) -> Iterator[None]:
+def moved(table: nn.Embedding | None, place: PlaceInDocument | None) -> Iterator[None]:
     """Within this context the positions of every pass are moved. The table must belong to a private model."""
     if table is None or place is None:
         yield

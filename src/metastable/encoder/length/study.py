@@ -23,9 +23,9 @@ from metastable.encoder.length.causes import agreement, attention_parts, embeddi
 from metastable.encoder.length.dilution import MEASURED, STATISTICS
 from metastable.encoder.length.documents import SHORTEST, Documents, read_documents
 from metastable.encoder.length.intervals import jackknife, mean_interval, named
-from metastable.encoder.length.ladder import Ladder
+from metastable.encoder.length.ladder import LengthLadder
 from metastable.encoder.length.result import FOCUS, RISK, SHARE, TABLES, Length, part_column, table_of
-from metastable.encoder.length.rung import DEPTHS, Floats, LengthMeter, Place, Rung, Work, run_here
+from metastable.encoder.length.rung import DEPTHS, Floats, LengthMeter, PlaceInDocument, Rung, Work, run_here
 from metastable.encoder.load import load, twin
 from metastable.encoder.pooling import pooling_of
 from metastable.encoder.texts import TextCounts, blank, read_lines
@@ -91,7 +91,7 @@ def length(
     known, asked = _texts_and_queries(texts, queries)
     counts = TextCounts()
     documents, numbers = read_documents(own_tokenizer, known, longest, counts)
-    ladder = Ladder.of(documents, start, longest)
+    ladder = LengthLadder.of(documents, start, longest)
     study = _Study(meter, ladder)
     if forecasted is not None:
         forecasted(study.forecast_table())
@@ -181,10 +181,10 @@ class _Study:
         without a table of positions
     """
 
-    def __init__(self, meter: LengthMeter, ladder: Ladder) -> None:
+    def __init__(self, meter: LengthMeter, ladder: LengthLadder) -> None:
         self.meter, self.ladder = meter, ladder
         self.rungs: dict[tuple[str, int], Rung] = {}
-        self.beyond: list[forecast.Forecast] = []
+        self.beyond: list[forecast.LengthForecast] = []
         self.early: list[Rung] = []
         self.own: list[Rung] | None = None if meter.positions is None else []
         self.retrieved: list[dict[str, Any]] = []
@@ -192,7 +192,7 @@ class _Study:
         self._measure([(source, n) for source, n in ladder.measured if n <= ladder.start])
         self.made = self._forecasts(ladder.start, [n for n in ladder.rungs if n > ladder.start])
 
-    def _forecasts(self, start: int, lengths: list[int]) -> list[forecast.Forecast]:
+    def _forecasts(self, start: int, lengths: list[int]) -> list[forecast.LengthForecast]:
         """Forecasts from one half of the documents that reach the last rung, cut to `start` tokens."""
         source = self.ladder.upper
         half = self.ladder.documents(source, start).half()
@@ -221,10 +221,10 @@ class _Study:
             piece = ladder.cohort.piece(number, ladder.start)
             self.early.append(self.meter.measure(piece, [ladder.top]))
             if self.own is not None:
-                place = Place(gap=number * size, at=first)
+                place = PlaceInDocument(gap=number * size, at=first)
                 self.own.append(self.meter.measure(piece, [ladder.top], place) if number else self.early[0])
 
-    def _scored_on(self, made: forecast.Forecast) -> Rung:
+    def _scored_on(self, made: forecast.LengthForecast) -> Rung:
         """The half of the documents that the forecast was not made from, at its length."""
         return self.rungs[self.ladder.upper, made.n].some(slice(1, None, 2))
 
@@ -372,7 +372,7 @@ def _places(of_heads: Floats) -> dict[str, Any]:
     return {"layer": layer.ravel(), "head": head.ravel()}
 
 
-def _forecast_rows(made: forecast.Forecast, statistic: str, widened: float, known: Rung | None) -> pd.DataFrame:
+def _forecast_rows(made: forecast.LengthForecast, statistic: str, widened: float, known: Rung | None) -> pd.DataFrame:
     value = made.values[statistic][forecast.FORECAST]
     low, high = made.interval(statistic, widened)
     measured = np.full(value.shape, np.nan) if known is None else known.heads[statistic].mean(axis=0)
@@ -386,7 +386,7 @@ def _focus(values: Mapping[str, Floats], n: int) -> np.ndarray:
     return np.asarray((values["top_weight"] >= FOCUS) & (np.exp(values["log_participation"]) <= SHARE * n))
 
 
-def _forecast_focus(made: forecast.Forecast, widened: float = 1.0) -> np.ndarray:
+def _forecast_focus(made: forecast.LengthForecast, widened: float = 1.0) -> np.ndarray:
     """Whether each head is forecast to have focus: a head at `RISK` counts as one that loses it."""
     few = np.exp(made.values["log_participation"][forecast.FORECAST]) <= SHARE * made.n
     return np.asarray(few & (made.probability_below("top_weight", FOCUS, widened) < RISK)).ravel()

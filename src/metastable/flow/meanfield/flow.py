@@ -53,7 +53,7 @@ class CellSizes(NamedTuple):
     step_tol: float
 
 
-class Field:
+class MeshField:
     """x ↦ P_x V m_β[μ](x) at the vertices of the triangles, μ being their own quadrature at these vertices."""
 
     faintest = -np.inf
@@ -161,7 +161,7 @@ def follow(
     if isinstance(cells, circle.Intervals):
         moving = Turning(head, beta, cells.copy())
     else:
-        moving = Field(head, beta, cells.copy(), 0.1 * sizes.step_tol)
+        moving = MeshField(head, beta, cells.copy(), 0.1 * sizes.step_tol)
     motion: Motion = moving.motion()
     motion.h = first_step(motion.k, sizes.step_tol)
     for target in times[1:]:
