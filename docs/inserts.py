@@ -53,9 +53,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         *("AuditCheck", "AuditVerdict", "Advice", "Recipe"),
         *("merge_tokens", "TokenMerging", "exit_layer", "Exit", "callback", "History"),
     ),
-    "monitor": (
-        *("Baseline", "Monitor", "Record", "MonitorCounts", "Alarm", "Review", "Detector", "Scorer", "Examiner"),
-    ),
+    "monitor": (*("Baseline", "Monitor", "Record", "MonitorCounts", "Alarm", "Review"),),
     "errors": ("BadInput", "SimulationStopped"),
 }
 """The public names, in the order of the reference."""

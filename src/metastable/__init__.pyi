@@ -37,15 +37,11 @@ from .flow.fields import velocity as velocity
 from .head import Head as Head
 from .monitor.alarm import Alarm as Alarm
 from .monitor.baseline import Baseline as Baseline
-from .monitor.detectors.base import Detector as Detector
-from .monitor.examiner import Examiner as Examiner
 from .monitor.monitor import Monitor as Monitor
 from .monitor.monitor import MonitorCounts as MonitorCounts
 from .monitor.record import Record as Record
 from .monitor.review import Review as Review
-from .monitor.scoring import Scorer as Scorer
 from .problem import Problem as Problem
-from .run.mean_field import Frames as Frames
 from .run.mean_field import MeanFieldPhases as MeanFieldPhases
 from .run.mean_field import MeanFieldRun as MeanFieldRun
 from .run.mean_field import mean_field as mean_field

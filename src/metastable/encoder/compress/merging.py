@@ -125,7 +125,7 @@ class TokenMerging:
         how = f"distance={self.distance:g}" if self.share is None else f"share={self.share:g}"
         counts = self.merged
         return (
-            f"Merging(after layer {self.after} of {len(self._layers)}, {how}: {counts.passes} passes, "
+            f"TokenMerging(after layer {self.after} of {len(self._layers)}, {how}: {counts.passes} passes, "
             f"{counts.tokens_in} tokens in, {counts.tokens_kept} kept)"
         )
 
