@@ -40,7 +40,6 @@ NAMES: dict[str, tuple[str, ...]] = {
         "mean_field",
         "MeanFieldRun",
         "MeanFieldPhases",
-        "Frames",
         "Problem",
         "sweep",
     ),
@@ -53,7 +52,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         *("AuditCheck", "AuditVerdict", "Advice", "Recipe"),
         *("merge_tokens", "TokenMerging", "exit_layer", "Exit", "callback", "History"),
     ),
-    "monitor": (*("Baseline", "Monitor", "Record", "MonitorCounts", "Alarm", "Review"),),
+    "monitor": ("Baseline", "Monitor", "Record", "MonitorCounts", "Alarm", "Review"),
     "errors": ("BadInput", "SimulationStopped"),
 }
 """The public names, in the order of the reference."""

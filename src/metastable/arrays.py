@@ -75,7 +75,7 @@ def vector(a: Array, name: str, length: int | None) -> Tensor:
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """The product a @ b of two matrices; small products on the CPU are formed in the calling thread, by numpy.
+    """The product a @ b of two matrices. numpy computes small products on the CPU, in the calling thread.
 
     torch's BLAS starts its threads even for a 500×4 by 4×4 product. That is slow, and on a busy machine very slow.
     """
@@ -88,7 +88,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def exp_(a: Tensor) -> Tensor:
-    """The exponential of every element, in place; that of a small array on the CPU in the calling thread, by numpy.
+    """The exponential of every element, in place. numpy computes small arrays on the CPU, in the calling thread.
 
     torch's own exponential starts threads from 2048 elements on.
     """
@@ -101,7 +101,7 @@ def exp_(a: Tensor) -> Tensor:
 
 
 def serial(a: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """`function`, such as torch.log, of every element of a vector; small vectors on the CPU in the calling thread.
+    """`function`, such as torch.log, of every element of a vector; for small ones on the CPU in the calling thread.
 
     The result is the same, bit for bit. torch's own logarithm and exponential start threads above 2048 elements.
     """

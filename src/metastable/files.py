@@ -93,7 +93,7 @@ def _finite(value: Any) -> Any:
 
 
 def read_json(path: Path, what: str, remedy: str = "delete it to start again") -> dict[str, Any]:
-    """The JSON object in a file; a file that is no JSON object is a BadInput that calls it damaged.
+    """The JSON object in a file. If the file holds no JSON object, a BadInput says that it is damaged.
 
     what, remedy : what the file is and what to do if it is damaged, for the message
     """

@@ -297,7 +297,7 @@ class _Solver:
             self._do_without(recorded.get("without", ()))
 
     def identity(self) -> dict[str, Any]:
-        """What makes another run with the same checkpoint the same run, as it is read from a file."""
+        """What two runs must have in common to share a checkpoint, in the form in which JSON reads it."""
         return plain({**self.configuration(), "digest": storage.digest(self.block, self.cloud)})
 
     def configuration(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ RULES = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """What goes.
+    """What a compression removes, merges and quantises.
 
     layers : a number; heads, neurons, merge : shares, of the heads of all layers that stay, of the neurons of each
         layer, of the tokens of a text after half of the layers

@@ -220,7 +220,9 @@ def split(mesh, patch, t, i):
 
 @kernel
 def refine(mesh, patch, longest, start):
-    """Bisect until no edge is longer than `longest`, from triangle `start` on. Where room ran out, or −1.
+    """Bisect until no edge is longer than `longest`, from triangle `start` on.
+
+    Returns the triangle at which the room ran out, or −1.
 
     Only an edge that is the longest of both its triangles is cut. The walk from a triangle with a long edge crosses
     longest edges, which grow on the way, until it finds such an edge (Rivara's longest-edge path).
