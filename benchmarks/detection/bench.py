@@ -28,7 +28,7 @@ BATCH, DRAWS = 8, 400
 CONTROLS = ("token-count", "unigram-rarity")
 SINGLE = (
     *("token-mahalanobis", "place-surprise", "pooled-mahalanobis", "layer-mean-mahalanobis", "nearest-texts"),
-    *("concentration", "attention-entropy"),
+    *("concentration", "attention-entropy", "spoilt-probe"),
 )
 """Every detector alone; the simple baselines that a setting has to beat are these and the controls."""
 

@@ -27,17 +27,20 @@ from metastable.encoder.measure import Meter
 from metastable.encoder.texts import batches
 from metastable.monitor import passes
 from metastable.monitor.baseline import special_of
-from metastable.monitor.detectors.base import Detector, Gathering, adding, chosen_units
+from metastable.monitor.detectors.base import Detector, Gathering, Taught, adding, chosen_units
 from metastable.monitor.detectors.token_mahalanobis import TokenMahalanobis
 from metastable.monitor.moments import Moments
 from metastable.monitor.scoring import ColumnTable
-from metastable.monitor.spoiling import spoilt
+from metastable.monitor.spoiling import labelled, spoilt
 
 FIT = 2000
 """Texts that detectors are fitted on, at least, as whole documents; half of the clean texts where these are few."""
 
 COPIES = 2
-"""Spoilt copies of each clean text."""
+"""Spoilt copies of each clean text that no detector was fitted on."""
+
+TAUGHT = 3
+"""Spoilt copies of each text that detectors are fitted on, as in the library."""
 
 SUBSPACES = ("E", "random", "PCA")
 ALL_DEPTHS = "token-mahalanobis, all depths"
@@ -161,6 +164,13 @@ def _learn(encoder: Encoder, texts: Sequence[str], detectors: list[Detector]) ->
         run(encoder, texts, {depth for detector in learners for depth in detector.depths}, open)
         for detector in learners:
             detector.settle(stage)
+    taught = [detector for detector in detectors if isinstance(detector, Taught)]
+    vocabulary = list(encoder.reads_text().get_vocab())
+    both, kinds = labelled(texts, texts, vocabulary, TAUGHT * len(texts), seed=1)
+    depths = {depth for detector in taught for depth in detector.depths}
+    order = run(encoder, both, depths, lambda passage: passes.learning(taught, 0, passage))
+    for detector in taught:
+        detector.teach(kinds[order])
 
 
 def subspaces(encoder: Encoder, texts: Sequence[str]) -> dict[str, dict[int, Tensor]]:
@@ -189,7 +199,7 @@ def code() -> str:
     room = Path(metastable.monitor.__file__).parent
     hooks = room.parent / "encoder" / "hooks.py"
     own = Path(__file__).with_name("detectors.py")
-    files = [room / "moments.py", hooks, own, *sorted((room / "detectors").glob("*.py"))]
+    files = [*(room / name for name in ("moments.py", "exposure.py", "spoiling.py")), hooks, own, *sorted((room / "detectors").glob("*.py"))]
     return hashlib.sha256("".join(_syntax(file.read_text(encoding="utf-8")) for file in files).encode()).hexdigest()
 
 

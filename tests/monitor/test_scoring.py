@@ -249,7 +249,8 @@ def test_saved_and_restored_bit_for_bit():
     for name in ("score", "p_marginal", "p_value", "by_term", "kinds", "p_by_depth"):
         assert np.array_equal(getattr(first, name), getattr(second, name))
     assert again.setting == scorer.setting
-    assert again.visits == {"one": {0, 2}, "two": {2, 5}}
+    assert [SETTING.visits(deep[name]) for name in ("one", "two")] == [(0, 2), (2, 5)]
+    assert SETTING.visits(Described("one", (None,))) == Described("one", (None,)).depths
     for name in scorer.to_arrays():
         arrays = scorer.to_arrays()
         del arrays[name]

@@ -31,19 +31,19 @@ from metastable.monitor import passes
 from metastable.monitor.conformal import Calibration
 from metastable.monitor.coverage import coverage
 from metastable.monitor.detectors import DETECTORS
-from metastable.monitor.detectors.base import Detector
+from metastable.monitor.detectors.base import Detector, Taught
 from metastable.monitor.exposure import called
 from metastable.monitor.length_adjustment import shaped
 from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, Setting, Spoilt, wholes, within
 from metastable.monitor.split import TOKENS, Split, digest, enough
-from metastable.monitor.spoiling import spoilt
+from metastable.monitor.spoiling import labelled, spoilt
 from metastable.notebook import curve, table
 from metastable.run import storage as store
 
 if TYPE_CHECKING:
     from metastable.monitor.review import Review
 
-SCHEMA = "metastable.baseline/5"
+SCHEMA = "metastable.baseline/6"
 FILES = ("baseline.json", "baseline.safetensors")
 # The page that `calibrate` writes beside them.
 REPORT = "report.html"
@@ -52,7 +52,7 @@ NO_TOKEN = "without a token of its own"
 # Most bars in the histogram of lengths.
 BARS = 40
 
-# Spoilt copies that are made of the "adjust" part: as many as `COPIES` for each text, but at most `MOST`.
+# Spoilt copies that are made of a part: as many as `COPIES` for each text, but at most `MOST`.
 COPIES, MOST = 3, 6000
 
 
@@ -329,16 +329,22 @@ class _Learning:
         self._settings = {name: setting.only(readable) for name, setting in SETTINGS.items()}
         self.coverage: dict[str, list[dict[str, Any]]] = {}
         self._done = 0
-        # Texts that detectors are fitted on go through the model once for each stage, and spoilt copies once.
+        # Texts that detectors are fitted on go through the model once for each stage, and once more beside their
+        # spoilt copies.
         stages = max(DETECTORS[name].stages for name in _members(self._settings))
-        self._passes = split.texts + (stages - 1) * split.counts["fit"] + self._copies
+        taught = min(split.counts["fit"], MOST // COPIES)
+        self._passes = split.texts + (stages - 1) * split.counts["fit"] + (1 + COPIES) * taught + self._copies
         self._counts: dict[str, TextCounts] = {}
         self._lengths: Counter[int] = Counter()
 
     @property
     def _copies(self) -> int:
-        """The number of spoilt copies."""
+        """The number of spoilt copies of the "adjust" part."""
         return min(COPIES * self.split.counts["adjust"], MOST)
+
+    def _some(self, part: str, most: int) -> list[str]:
+        """At most so many texts of a part, in an order that does not depend on the order in which they came."""
+        return nsmallest(most, self.split.read(part), key=digest)
 
     def detectors(self) -> dict[str, dict[str, np.ndarray]]:
         """What each detector of the settings learns from the "fit" part, by its name."""
@@ -349,7 +355,16 @@ class _Learning:
             self._check_tokens()
             for detector in learners:
                 detector.settle(stage)
+        self._teach([detector for detector in found.values() if isinstance(detector, Taught)])
         return {name: detector.to_arrays() for name, detector in found.items()}
+
+    def _teach(self, learners: list[Taught]) -> None:
+        """Fit detectors on texts of the "fit" part beside spoilt copies of them."""
+        own, copies = self._some("fit", MOST // COPIES), COPIES * min(self.split.counts["fit"], MOST // COPIES)
+        texts, kinds = labelled(own, own, list(self.encoder.reads_text().get_vocab()), copies, self.split.seed)
+        order = self._run(texts, learners, partial(passes.learning, learners, 0), TextCounts())
+        for learner in learners:
+            learner.teach(kinds[order])
 
     def _check_tokens(self) -> None:
         counts, d = self._counts["fit"], self.encoder.anatomy.layers[0].width
@@ -376,8 +391,7 @@ class _Learning:
 
     def _spoilt(self, detectors: Mapping[str, Detector]) -> Spoilt:
         """The columns of spoilt copies of the "adjust" part."""
-        # In an order that does not depend on the order in which they came.
-        texts = nsmallest(MOST, self.split.read("adjust"), key=digest)
+        texts = self._some("adjust", MOST)
         vocabulary = list(self.encoder.reads_text().get_vocab())
         made = spoilt(texts, texts, vocabulary, self._copies, self.split.seed)
         tables: list[ColumnTable] = []

@@ -31,12 +31,14 @@ class Examiner:
     depths, projected : where the setting reads tokens, and where queries and keys
     """
 
-    def __init__(self, baseline: Baseline, setting: str, encoder: Encoder, alpha: float = 0.01) -> None:
-        self.scorer = baseline.scorer(setting)
+    def __init__(self, baseline: Baseline, name: str, encoder: Encoder, alpha: float = 0.01) -> None:
+        self.scorer = baseline.scorer(name)
         baseline.check(encoder)
         self.encoder, self.special, self.alpha = encoder, baseline.special, alpha
-        self._detectors = {name: baseline.detectors[name] for name in self.scorer.visits}
-        self.depths = frozenset(self.scorer.scale.depths)
+        setting = self.scorer.setting
+        self._detectors = {name: baseline.detectors[name] for name in setting.members}
+        self._visits = {name: setting.visits(detector) for name, detector in self._detectors.items()}
+        self.depths = frozenset().union(*self._visits.values())
         self.projected = frozenset(passes.projected(self._detectors.values()))
         self._local = threading.local()
 
@@ -46,7 +48,7 @@ class Examiner:
         def assess(table: ColumnTable, tokens: dict[str, Tensor]) -> None:
             done(passage, self.scorer.assess(table, tokens))
 
-        return passes.reading(self._detectors, passage, assess, self.scorer.visits)
+        return passes.reading(self._detectors, passage, assess, self._visits)
 
     def records(self, texts: Iterable[str], batch_size: int = 32, failed: Failed | None = None) -> list[Record]:
         """Run the encoder on texts: one record for each, in order. A text that cannot be used has the reason in it.

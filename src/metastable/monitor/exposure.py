@@ -28,7 +28,7 @@ CALLED = "classifier of spoilt texts"
 # The strength of the ridge penalty, in texts.
 RIDGE = 30.0
 # The likelihood is smooth and convex: a few hundred steps reach its maximum to six digits.
-PRECISE = {"maxiter": 1000, "ftol": 1e-12, "gtol": 1e-4}
+PRECISE: Mapping[str, float] = {"maxiter": 1000, "ftol": 1e-12, "gtol": 1e-4}
 # Adjusted columns count up to so many standard deviations: beyond, the linear model has seen nothing.
 CLIP = 6.0
 
@@ -51,8 +51,18 @@ class Exposure:
     weights: np.ndarray
 
     @classmethod
-    def of(cls, clean: np.ndarray, spoilt: np.ndarray, kinds: np.ndarray) -> Exposure:
-        """clean : (texts, k). spoilt : (copies, k). kinds : (copies,), the number of each copy's kind in `KINDS`."""
+    def of(
+        cls,
+        clean: np.ndarray,
+        spoilt: np.ndarray,
+        kinds: np.ndarray,
+        options: Mapping[str, float] = PRECISE,
+    ) -> Exposure:
+        """Fit to clean texts and spoilt copies.
+
+        clean : (texts, k). spoilt : (copies, k). kinds : (copies,), the number of each copy's kind in `KINDS`
+        options : of scipy's L-BFGS-B
+        """
         z = np.clip(np.concatenate([clean, spoilt]), -CLIP, CLIP)
         centre, unit = z.mean(axis=0), z.std(axis=0) + 1e-9
         x = np.concatenate([(z - centre) / unit, np.ones((len(z), 1))], axis=1)
@@ -70,7 +80,7 @@ class Exposure:
             slope[:-1] += RIDGE * w[:-1]
             return float(value), slope.ravel()
 
-        found = minimize(loss, np.zeros(shape).ravel(), jac=True, method="L-BFGS-B", options=PRECISE)
+        found = minimize(loss, np.zeros(shape).ravel(), jac=True, method="L-BFGS-B", options=dict(options))
         return cls(centre, unit, found.x.reshape(shape))
 
     def logits(self, z: np.ndarray) -> np.ndarray:

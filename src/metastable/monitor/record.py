@@ -213,9 +213,10 @@ def _decisive(surprises: np.ndarray, names: Sequence[str]) -> int:
     A detector goes before the classifier if it alone is sure: all that the classifier can say of a text in another
     language is which spoilt texts are the nearest.
     """
-    own = [place for place, name in enumerate(names) if name != EXPOSURE]
+    own = [place for place, name in enumerate(names) if name != EXPOSURE and DETECTORS[name].explains]
     best = max(own, key=lambda place: surprises[place])
-    return best if surprises[best] >= SURE else int(np.argmax(surprises))
+    classifier = names.index(EXPOSURE) if EXPOSURE in names else best
+    return best if surprises[best] >= SURE or surprises[best] >= surprises[classifier] else classifier
 
 
 def _like(found: Assessment, text: int) -> str | None:

@@ -33,6 +33,8 @@ from metastable.monitor.split import DELTA
 
 # Most texts that a `Surprise` is fitted on. It is a curve: more points cost time per text and gain nothing.
 SURPRISED = 2000
+# The rule for saved numbers of columns and depths.
+WHOLE = "it must be a whole number, 0 or more"
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,15 @@ class Setting:
         return tuple(i for i, c in enumerate(detector.columns) if {c.depth, c.since} <= {*depths, None})
 
     def depths(self, detector: Detector) -> tuple[int | None, ...]:
-        """Where each of these columns is read; None for the text as a whole."""
+        """The depth of each of these columns; None for the text as a whole."""
         return tuple(detector.columns[place].depth for place in self.places(detector))
+
+    def visits(self, detector: Detector) -> tuple[int, ...]:
+        """Where the detector has to read tokens for these columns: at all its depths if one is of the whole text."""
+        columns = [detector.columns[place] for place in self.places(detector)]
+        if any(column.depth is None for column in columns):
+            return tuple(detector.depths)
+        return tuple(sorted({depth for c in columns for depth in (c.depth, c.since) if depth is not None}))
 
 
 # The settings by name. They were chosen on the development shifts of benchmarks/detection and are reported on others.
@@ -91,8 +100,9 @@ SETTINGS = {
                 "place-surprise": (1 / 3,),
                 "nearest-texts": None,
                 "concentration": (0, 1 / 2),
+                "spoilt-probe": None,
             },
-            ("pooled-mahalanobis", "place-surprise", "concentration"),
+            ("pooled-mahalanobis", "place-surprise", "concentration", "spoilt-probe"),
             {EXPOSURE: 2.0, "pooled-mahalanobis": 1.0, "nearest-texts": 1.0},
         ),
         Setting(
@@ -104,9 +114,10 @@ SETTINGS = {
                 "nearest-texts": None,
                 "concentration": None,
                 "attention-entropy": None,
+                "spoilt-probe": None,
             },
-            ("token-mahalanobis", "place-surprise", "concentration", "attention-entropy"),
-            {EXPOSURE: 2.0, "token-mahalanobis": 1.0, "pooled-mahalanobis": 1.0, "nearest-texts": 1.0},
+            ("token-mahalanobis", "place-surprise", "concentration", "attention-entropy", "spoilt-probe"),
+            {EXPOSURE: 2.0, "token-mahalanobis": 1.0, "pooled-mahalanobis": 0.5, "nearest-texts": 1.0},
         ),
     )
 }
@@ -210,7 +221,8 @@ class Member:
     @classmethod
     def from_arrays(cls, kept: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Member:
         """kept : what `to_dict` gave; arrays : what `to_arrays` gave"""
-        name, places, depths = str(kept["name"]), wholes(kept["places"], "places"), wholes(kept["depths"], "depths")
+        name, places = str(kept["name"]), wholes(kept["places"], "places")
+        depths = tuple(None if depth is None else whole(depth, "depths", 0, WHOLE) for depth in kept["depths"])
         first = Adjustment.from_arrays(within(arrays, "first."), len(places))
         second = Adjustment.from_arrays(within(arrays, "second."), 1)
         vector = None
@@ -221,7 +233,7 @@ class Member:
 
 def wholes(values: Iterable[Any], name: str) -> tuple[int, ...]:
     """Saved whole numbers, 0 or more."""
-    return tuple(whole(value, name, 0, "it must be a whole number, 0 or more") for value in values)
+    return tuple(whole(value, name, 0, WHOLE) for value in values)
 
 
 def within(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
@@ -442,12 +454,6 @@ class Scorer:
     def texts(self) -> int:
         """The number m of calibration texts."""
         return self.calibration.texts
-
-    @cached_property
-    def visits(self) -> dict[str, frozenset[int]]:
-        """Where each detector has to read tokens, by its name."""
-        members = self.scale.members
-        return {member.name: frozenset(depth for depth in member.depths if depth is not None) for member in members}
 
     @cached_property
     def ladder(self) -> np.ndarray:

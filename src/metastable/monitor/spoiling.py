@@ -10,6 +10,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 # Longer "words" than this, on average, are sentences without spaces.
 LONG_WORD = 20
 # Clean texts from which other texts and words are drawn.
@@ -135,6 +137,22 @@ class Copy:
     text: str
     source: int
     kind: int
+
+
+# The kind of a text that is not spoilt.
+CLEAN = -1
+
+
+def labelled(
+    texts: Sequence[str], others: Sequence[str], vocabulary: Sequence[str], copies: int, seed: int
+) -> tuple[list[str], np.ndarray]:
+    """The texts and then spoilt copies of them, with the number of each one's kind in `KINDS`, `CLEAN` for the texts.
+
+    The parameters are those of `spoilt`.
+    """
+    made = spoilt(texts, others, vocabulary, copies, seed)
+    kinds = np.array([CLEAN] * len(texts) + [copy.kind for copy in made])
+    return [*texts, *(copy.text for copy in made)], kinds
 
 
 def spoilt(

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
+import numpy as np
 import torch
 
 from metastable.encoder.families import anatomy
 from metastable.encoder.hooks import Passage, Reader
 from metastable.encoder.load import Encoder, load
+from metastable.monitor.detectors.base import Taught
+from metastable.monitor.spoiling import CLEAN as CLEAN_KIND
 from tests.benchmarks.modules import module
 from tests.encoder import models
 
@@ -71,20 +74,40 @@ class _Open:
 
 
 def learn(encoder, detector, batches):
-    """All stages of a detector; returned for convenience."""
+    """All stages of a detector; returned for convenience. A detector that is taught gets every text backwards too."""
     for stage in range(detector.stages):
         learn_stage(encoder, detector, stage, batches)
+    if isinstance(detector, Taught):
+        teach(encoder, detector, batches)
     return detector
 
 
 def learn_stage(encoder, detector, stage, batches):
+    show(encoder, detector, stage, batches)
+    detector.settle(stage)
+
+
+def teach(encoder, detector, batches):
+    show(encoder, detector, 0, [*batches, *map(backwards, batches)])
+    texts = sum(len(inputs["input_ids"]) for inputs in batches)
+    detector.teach(np.repeat([CLEAN_KIND, 0], texts))
+
+
+def show(encoder, detector, stage, batches):
     def start(passage):
         return detector.learn(stage, passage)
 
     with Reader(encoder.model, encoder.anatomy, special_of(encoder), detector.depths, start), torch.inference_mode():
         for inputs in batches:
             encoder.model(**inputs)
-    detector.settle(stage)
+
+
+def backwards(inputs):
+    """The same tokens with those between the special ones in the opposite order."""
+    ids = inputs["input_ids"].clone()
+    for row, n in enumerate(inputs["attention_mask"].sum(dim=1).tolist()):
+        ids[row, 1 : n - 1] = ids[row, 1 : n - 1].flip(0)
+    return inputs | {"input_ids": ids}
 
 
 @cache

@@ -8,11 +8,13 @@ import torch
 
 from metastable.errors import BadInput
 from metastable.monitor import detectors
+from metastable.monitor.detectors.base import Taught
 from tests.monitor.detectors import harness
 from tests.monitor.detectors.harness import DETECTORS, Captured
 
 NAMES = tuple(detectors.DETECTORS)
-FITTED = tuple(name for name, kind in detectors.DETECTORS.items() if kind.stages)
+TAUGHT = tuple(name for name, kind in detectors.DETECTORS.items() if issubclass(kind, Taught))
+FITTED = tuple(name for name, kind in detectors.DETECTORS.items() if kind.stages or name in TAUGHT)
 OF_TOKENS = ("token-mahalanobis", "place-surprise", "unigram-rarity")
 MIXED = (
     "Rain.",
@@ -55,6 +57,7 @@ def test_names_and_depths():
         "nearest-texts": ((6,), 1),
         "concentration": (everywhere, 6 * 7 + 6),
         "attention-entropy": ((3,), 2 * 12),
+        "spoilt-probe": ((2, 3), 11),
     }
     found = {name: harness.fitted(name) for name in NAMES}
     assert {name: (detector.depths, len(detector.columns)) for name, detector in found.items()} == expected
@@ -191,12 +194,15 @@ def test_only_passes_that_come_to_their_end_are_learned_from(name):
     expected = harness.learn(encoder, DETECTORS[name](encoder), batches).to_arrays()
     detector = DETECTORS[name](encoder)
     broken = Captured.of(encoder, harness.random_texts(encoder, (5, 6), seed=99))
-    for stage in range(detector.stages):
+    for stage in range(detector.stages) or [0]:
         watch = detector.learn(stage, broken.passage)
         for depth in broken.depths:
             if depth.index in detector.depths:
                 watch.visit(depth)
-        harness.learn_stage(encoder, detector, stage, batches)
+        if name in TAUGHT:
+            harness.teach(encoder, detector, batches)
+        else:
+            harness.learn_stage(encoder, detector, stage, batches)
     found = detector.to_arrays()
     assert all((found[key] == expected[key]).all() for key in expected)
 

@@ -11,6 +11,7 @@ from metastable.monitor.detectors.concentration import Concentration
 from metastable.monitor.detectors.nearest_texts import NearestTexts
 from metastable.monitor.detectors.place_surprise import PlaceSurprise
 from metastable.monitor.detectors.pooled_mahalanobis import PooledMahalanobis
+from metastable.monitor.detectors.spoilt_probe import SpoiltProbe
 from metastable.monitor.detectors.token_mahalanobis import TokenMahalanobis
 
 __all__ = ["DETECTORS", "Column", "Detector", "Reading", "Values"]
@@ -18,5 +19,13 @@ __all__ = ["DETECTORS", "Column", "Detector", "Reading", "Values"]
 # The detectors by name; `monitor.scoring.SETTINGS` says which are used together.
 DETECTORS: dict[str, type[Detector]] = {
     found.name: found
-    for found in (TokenMahalanobis, PlaceSurprise, PooledMahalanobis, NearestTexts, Concentration, AttentionEntropy)
+    for found in (
+        TokenMahalanobis,
+        PlaceSurprise,
+        PooledMahalanobis,
+        NearestTexts,
+        Concentration,
+        AttentionEntropy,
+        SpoiltProbe,
+    )
 }

@@ -79,6 +79,7 @@ class Detector(ABC):
     needs_weights : whether it reads weights of the encoder, which an ONNX file does not show
     reads_projections : whether it reads the queries and keys of the layers at its depths
     two_sided : whether columns that are too small are as anomalous as columns that are too large
+    explains : whether it may be named as the reason why a text is anomalous
     layers : the number L of layers of the encoder
     depths : where the detector reads tokens
     columns : what it computes, in order
@@ -90,6 +91,7 @@ class Detector(ABC):
     needs_weights: ClassVar[bool] = False
     reads_projections: ClassVar[bool] = False
     two_sided: ClassVar[bool] = False
+    explains: ClassVar[bool] = True
 
     depths: tuple[int, ...]
     columns: tuple[Column, ...]
@@ -156,6 +158,22 @@ class Unfitted(Detector):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {}
+
+
+class Taught(Detector):
+    """A detector that learns to tell clean texts from spoilt copies of them.
+
+    Fitting: `learn` on passages of both, in any order, and then `teach`.
+    """
+
+    stages = 0
+
+    def settle(self, stage: int) -> None:
+        raise RuntimeError(f"{self.name} has no stages; it is taught")
+
+    @abstractmethod
+    def teach(self, kinds: np.ndarray) -> None:
+        """End of learning. kinds : (texts,), as in `spoiling.labelled`, in the order in which texts were learned."""
 
 
 class Gathering:
