@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pickle
+import random
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from metastable.monitor.baseline import FILES, SCHEMA, Baseline, check_writable
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.split import part_of
 from tests.encoder.models import tiny, tokenizer
+from tests.monitor.tables import table_of
 
 WORDS = ["the", "a", "ferry", "island", "noon", "rain", "bridge", "river", "train", "valley", "night", "report", "why"]
 
@@ -487,3 +489,12 @@ def test_no_pickle_is_read_or_written(saved, monkeypatch):
     for name in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, name, never)
     assert Baseline.load(saved).special[0] == 0
+
+
+def test_the_probe_is_taught_on_clean_texts_and_their_copies(encoder, baseline, held_texts, held):
+    """Held-out texts with their words shuffled stand out; they would not if kinds went to the wrong texts."""
+    chance = random.Random(0)
+    mixed = [" ".join(chance.sample(words, len(words))) for words in (text.split() for text in held_texts[:150])]
+    found = table_of(encoder, baseline, mixed).columns["spoilt-probe"][:, -1]
+    clean = held.columns["spoilt-probe"][:150, -1]
+    assert (found[:, None] > clean).mean() > 0.9
