@@ -20,6 +20,7 @@ from torch import Tensor
 
 from metastable.arrays import set_own_threads
 from metastable.attention import TREE_TOLERANCE
+from metastable.attention.engines import needed
 from metastable.attention.threads import threads
 from metastable.attention.tree import compiled
 from metastable.cloud import Cloud
@@ -246,10 +247,11 @@ class _Part(AbstractContextManager):
         engine = _engine(problem)
         self._report(COMPILING if engine == "tree" and not compiled() else "starting")
         large = len(problem.cloud) >= MANY_TOKENS
-        if large or engine == "tree":
+        own_threads = {"direct", "tree"}.issuperset(needed(engine))
+        if large or "tree" in needed(engine):
             self.turns = self.runs.many_threads
         # These engines have threads of their own.
-        set_own_threads(self.runs.cores if large and engine not in ("direct", "tree") else 1, self.runs.host_threads)
+        set_own_threads(self.runs.cores if large and not own_threads else 1, self.runs.host_threads)
         with self.turns.turn(self.wanted):
             run = simulate(problem.block, problem.cloud, **problem.arguments, progress=self)
         with self.runs.changed:
