@@ -30,7 +30,7 @@ FEW_PAIRS = 40_000
 DIRECT_UP_TO = 16
 """The largest dimension for which `direct` was measured to be quicker than `flash`: see benchmarks/direct.py."""
 
-TREE_FROM = {2: (1_250, 1e-9), 3: (5_000, 1e-9), 4: (75_000, 1e-3)}
+TREE_FROM = {2: (1_500, 1e-9), 3: (5_000, 1e-9), 4: (75_000, 1e-3)}
 """By dimension, the N·n/(N + n) from which `tree` is used instead of `direct`, and down to which tolerance.
 
 For d = 2 and 3 most clouds of benchmarks/crossover.py cost less with the tree from there on, up to seven times less,
