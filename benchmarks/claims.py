@@ -2,6 +2,7 @@
 
     python benchmarks/claims.py            # all claims, minutes
     python benchmarks/claims.py NAME …     # these claims; the others stay as they are recorded
+    python benchmarks/claims.py --time     # only the time of `metastable claims --quick`, whose bar is 60 seconds
 
 Writes benchmarks/results/claims.json. `metastable claims` shows the same with tables and pictures.
 """
@@ -9,12 +10,28 @@ Writes benchmarks/results/claims.json. `metastable claims` shows the same with t
 from __future__ import annotations
 
 import json
+import resource
+import subprocess
 import sys
+import tempfile
+import time
 
 import torch
 from measure import RESULTS
 
 from metastable import claims
+
+
+def quick() -> None:
+    """Print the wall time of the command and the processor time of all its processes, in seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = [sys.executable, "-m", "metastable", "claims", "--quick", "--out", folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = sum(getattr(after, kind) - getattr(before, kind) for kind in ("ru_utime", "ru_stime"))
+    print(done.stdout + done.stderr, end="")
+    print(f"seconds={time.perf_counter() - began:.4g}  cpu_seconds={used:.4g}  bar=60")
 
 
 def main(names: list[str]) -> None:
@@ -30,4 +47,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    quick() if sys.argv[1:] == ["--time"] else main(sys.argv[1:])

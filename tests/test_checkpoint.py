@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import metastable as ms
+from metastable.attention import engines
 from metastable.run import simulation
 from metastable.run.checkpoint import open_checkpoint
 from tests.problems import circle_head
@@ -125,10 +126,16 @@ def uninterrupted(engine, merge):
     return ms.simulate(HEAD, SIXTY, beta=20.0, until=8.0, t_eval=3, engine=engine, merge=merge)
 
 
-@pytest.mark.parametrize(("engine", "merge"), [("tree", None), ("dense", 0.02), ("tree", 0.02)])
+@pytest.mark.parametrize(("engine", "merge"), [("tree", None), ("dense", 0.02), ("tree", 0.02), (engines.EITHER, None)])
 @pytest.mark.parametrize("stop", [40, 150])
 def test_trees_and_merged_tokens_resume_to_the_same_bits(tmp_path, monkeypatch, engine, merge, stop):
     """Interrupted in the middle of a step, a run ends with the numbers of one that was not interrupted."""
+    # So that few tokens use the tree once they have met, and not before.
+    monkeypatch.setattr(engines, "EITHER_FROM", {2: 10})
+    monkeypatch.setattr(engines, "PER_CELL", 1)
+    if engine == engines.EITHER:
+        frames = uninterrupted(engine, merge).frames
+        assert [engines.crowded(x, 20.0 * HEAD.directions(x)) for x in frames] == [False, True, True]
     whole = uninterrupted(engine, merge)
     asked = options(tmp_path, until=8.0, engine=engine, merge=merge)
     field = simulation._Solver.field

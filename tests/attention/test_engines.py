@@ -4,6 +4,7 @@ import importlib
 import math
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import metastable as ms
-from metastable.attention import choose, log_partition
+from metastable.attention import Prepared, choose, engines, log_partition
+from metastable.attention.engines import EITHER
 from tests import reference
 from tests.problems import random_matrix
 
@@ -154,9 +156,48 @@ def test_auto_takes_the_engine_that_was_measured_to_be_quickest():
     assert chosen(many, 8, 50_000, 1e-6) == "direct"
     assert chosen(many, 64, 50_000, 1e-6) == "flash"
     assert chosen(many, 4, 50_000, 1e-6) == "direct"
+    assert chosen(many[:5000], 3, 5000, 1e-6) == EITHER
+    assert choose("auto", many[:5000], 3, 5000, 1e-6, kernel="unnormalised", without=()) == "direct"
+    assert choose("auto", many[:5000], 3, 5000, 1e-6, without={"tree"}) == "direct"
     assert chosen(many, 3, 50_000, 1e-12) == "direct"  # below the rounding that the tree allows for
     with pytest.raises(ms.BadInput, match="tol is 'fine'"):
         choose("auto", many, 3, 20_000, "fine")
+
+
+def test_between_direct_and_tree_the_tokens_decide():
+    spread, places = ms.uniform(4000, d=3, seed=0), ms.uniform(3, d=3, seed=1).points
+    near = ms.mixture(4000, places, kappas=1e4, seed=2)
+    means = Prepared(spread.log_weights, EITHER, 1e-6)
+    for cloud, beta, engine in ((spread, 50.0, "direct"), (near, 50.0, "tree"), (near, 1e6, "direct")):
+        means.forget()
+        found = means(cloud.points, beta * cloud.points, paired=True)
+        alone = Prepared(cloud.log_weights, engine, 1e-6)(cloud.points, beta * cloud.points, paired=True)
+        assert torch.equal(found, alone), (beta, engine)
+    # Until `forget` the first decision holds.
+    found = means(near.points, 50.0 * near.points, paired=True)
+    assert torch.equal(found, ms.attend(near, 50.0 * near.points, "direct"))
+    not_finite = torch.full_like(near.points, math.nan)
+    means.forget()
+    assert means(near.points, not_finite).isnan().all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_places_are_counted_by_the_share_of_their_tokens(seed):
+    generator = np.random.default_rng(seed)
+    cloud = ms.mixture(
+        3000, ms.uniform(12, d=3, seed=seed).points, kappas=float(generator.uniform(1e2, 1e4)), seed=seed
+    )
+    u = float(generator.uniform(10, 1000)) * cloud.points
+    side = 1 / math.sqrt(float(u.norm(dim=1).max()))
+    counts = Counter(tuple(math.floor(c / side) for c in row) for row in cloud.points.tolist())
+    places = 1 / sum((count / 3000) ** 2 for count in counts.values())
+    # For as many queries as tokens, N·n/(N + n) = N/2; a query less or more where it decides.
+    bound = engines.EITHER_FROM[3] + engines.PER_CELL * places
+    queries = round(bound * 3000 / (3000 - bound)) if bound < 3000 else 0
+    u = torch.cat([u] * (1 + queries // 3000))
+    assert not engines.crowded(cloud.points, u[: max(1, queries - 3)])
+    if queries:
+        assert engines.crowded(cloud.points, u[: queries + 3])
 
 
 def test_bad_queries_and_engines_are_refused():

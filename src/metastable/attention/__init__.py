@@ -40,7 +40,8 @@ def attend(cloud: Cloud, queries: Array, engine: str = "auto", tol: float = TREE
     dimension: certified |m − exact| ≤ `tol` for every query, in about O(N + n), float64 on the CPU. "direct" and "tree"
     are compiled at their first use, for a few and for about twenty seconds.
 
-    "auto" takes the quickest engine that is ready (see `choose`). What is not compiled yet is compiled in the
+    "auto" takes the quickest engine that is ready (see `choose`); "direct or tree" is the one of the two that is
+    expected to be quicker for these tokens. What is not compiled yet is compiled in the
     background and used by later calls; "auto" waits for it only where the other engines would take longer. Name an
     engine for results that are the same bit for bit in every call, and "dense", "flash" or "direct" for results that
     are exact to rounding.

@@ -46,9 +46,9 @@ def missing(best: str, d: int, dtype: torch.dtype, pairs: float) -> frozenset[st
 
     Their compilation is started. `pairs` is the number of (query, token) pairs in all calls that are expected.
     """
-    wanted = {"tree": ("direct", "tree"), "direct": ("direct",)}.get(best, ())
+    wanted = () if best in ("dense", "flash") else ("direct",) if best == "direct" else ("direct", "tree")
     found = frozenset(name for name in wanted if not _ready(_task(name, d, dtype)))
-    if "tree" in found and pairs > TREE_WORTH:
+    if best == "tree" and "tree" in found and pairs > TREE_WORTH:
         return found - {"tree"}
     for name in wanted:
         if name in found:

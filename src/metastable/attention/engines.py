@@ -30,15 +30,25 @@ FEW_PAIRS = 40_000
 DIRECT_UP_TO = 16
 """The largest dimension for which `direct` was measured to be quicker than `flash`: see benchmarks/direct.py."""
 
-TREE_FROM = {2: (2_000, 1e-9), 3: (9_000, 1e-9), 4: (75_000, 1e-3)}
+TREE_FROM = {2: (1_500, 1e-9), 3: (5_000, 1e-9), 4: (75_000, 1e-3)}
 """By dimension, the N·n/(N + n) from which `tree` is used instead of `direct`, and down to which tolerance.
 
-For d = 2 and 3 it costs less there on the clouds that are worst for it, in trials with two repeats. The number for
-d = 4 is a guess. benchmarks/crossover.py compares the two engines and is still to be recorded.
+For d = 2 and 3 most clouds of benchmarks/crossover.py cost less with the tree from there on, up to seven times less,
+and uniform clouds at β = 10⁴ up to a half more. The numbers lie between sizes that were measured on a busy machine,
+2 500 and 4 000 tokens for d = 2, 9 000 and 12 000 for d = 3. The number for d = 4 is a guess.
 """
 
-CAUSAL_TREE_FROM = {2: (16_000, 1e-9), 3: (20_000, 1e-9)}
-"""By dimension, the N from which `tree` is used instead of `direct` under a causal mask, and down to which tolerance:
+EITHER = "direct or tree"
+"""The tree where tokens lie in few places, and `direct` elsewhere: see `crowded`. The error is at most `tol`."""
+
+EITHER_FROM = {3: 1_250}
+"""By dimension, the N·n/(N + n) from which the tree costs less than `direct` for tokens in one place."""
+
+PER_CELL = 25
+"""The N·n/(N + n) by which each further place raises that threshold: see `crowded` and benchmarks/crossover.py."""
+
+CAUSAL_TREE_FROM = {2: (8_000, 1e-9), 3: (10_000, 1e-9)}
+"""By dimension, the N·n/(N + n) from which `tree` is used instead of `direct` under a causal mask, where n = N:
 guesses from the thresholds against `flash`. benchmarks/causal.py compares the two and is still to be recorded."""
 
 
@@ -57,6 +67,8 @@ def choose(
     without : the engines that "auto" does not take. By default those that are not compiled yet; their compilation is
         then started in the background, see `compilation`
     """
+    if engine == EITHER and kernel == "softmax" and not causal:
+        return engine
     choice(engine, "engine", ("auto", *ENGINES, "tree"))
     if kernel not in EXPONENTIAL:
         if engine not in ("auto", "dense"):
@@ -68,27 +80,61 @@ def choose(
     if engine != "auto":
         return engine
     best = quickest(log_weights, d, queries, tol, causal)
+    if best == EITHER and kernel != "softmax":
+        best = "direct"
     if without is None:
         without = missing(best, d, log_weights.dtype, float(queries) * len(log_weights))
-    return next(name for name in (best, "direct", "flash") if name not in without)
+    return next(name for name in (best, "direct", "flash") if not set(needed(name)) & set(without))
+
+
+def needed(engine: str) -> tuple[str, ...]:
+    """The engines that an engine is made of."""
+    return tuple(engine.split(" or "))
+
+
+def crowded(points: Tensor, queries: Tensor) -> bool:
+    """Whether so many tokens lie in so few places that the tree is quicker than `direct`.
+
+    Places are cubes of side max |u|^(−1/2): on the sphere, the width of e^{⟨u,y⟩} about its maximum. With the share p_c
+    of the tokens in cube c, there are in effect 1/Σp_c² places.
+    """
+    longest = float(torch.linalg.vector_norm(queries, dim=1).max())
+    if not math.isfinite(longest) or not bool(torch.isfinite(points).all()):
+        return False
+    cells = torch.floor(points.double() * math.sqrt(longest)).long()
+    number = cells[:, 0]
+    for k in range(1, cells.shape[1]):
+        column = cells[:, k] - cells[:, k].min()
+        number = number * (int(column.max()) + 1) + column
+    share = torch.unique(number, return_counts=True)[1] / len(points)
+    places = 1 / float(share.square().sum())
+    start = EITHER_FROM.get(points.shape[1], math.inf)
+    return _size(points.dtype, len(points), len(queries)) > start + PER_CELL * places
+
+
+def _size(dtype: torch.dtype, n: int, queries: int) -> float:
+    """N·n/(N + n), a third of it in float32, where `direct` is quicker and the tree is not."""
+    return n * queries / (n + queries) / (3 if dtype == torch.float32 else 1)
 
 
 def quickest(log_weights: Tensor, d: int, queries: int, tol: float, causal: bool = False) -> str:
-    """The engine that was measured to take the shortest time (benchmarks/crossover.py).
+    """The engine that is expected to take the shortest time.
 
-    The tree costs about a(N + n) and direct b·N·n, so the tree is quicker from N·n/(N + n) = a/b on. This threshold was
-    measured on the CPU for the clouds, β and tolerances that are worst for the tree. In five dimensions the tree is
-    quicker for clustered clouds only, so "auto" does not choose it there. Under a causal mask the tree costs about
-    a·N·log N and direct half of b·N², with a threshold of its own.
+    The tree costs about a(N + n) and direct b·N·n, so the tree is quicker from N·n/(N + n) = a/b on. In three
+    dimensions a is up to ten times smaller for tokens in few places than for others: between the two thresholds
+    `EITHER` looks at the tokens. In five dimensions the tree is quicker for clustered clouds only, so "auto" does not
+    choose it there. Under a causal mask the tree costs about a·N·log N and direct half of b·N², with a threshold of its
+    own.
     """
     n = len(log_weights)
     on_cpu = log_weights.device.type == "cpu"
-    size, finest = (CAUSAL_TREE_FROM if causal else TREE_FROM).get(d, (math.inf, math.inf))
+    start, finest = (CAUSAL_TREE_FROM if causal else TREE_FROM).get(d, (math.inf, math.inf))
     if on_cpu and finest <= real(tol, "tol", "it is a tolerance") < 1:
-        # In float32 `direct` is assumed to take a third of the time. The tree is always in float64.
-        single = 3 if log_weights.dtype == torch.float32 else 1
-        if (n > single * size) if causal else (n * queries > single * size * (n + queries)):
+        size = _size(log_weights.dtype, n, queries)
+        if size > start:
             return "tree"
+        if not causal and size > EITHER_FROM.get(d, math.inf):
+            return EITHER
     if queries * n <= FEW_PAIRS:
         return "dense"
     return "direct" if on_cpu and d <= DIRECT_UP_TO else "flash"

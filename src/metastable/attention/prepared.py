@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from metastable.arrays import real
-from metastable.attention.engines import ENGINES, SUMS
+from metastable.attention.engines import EITHER, ENGINES, SUMS, crowded
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ class Prepared:
     """m(u) = Σ_j w_j e^{⟨u,y_j⟩} y_j / Σ_j w_j e^{⟨u,y_j⟩} for log-weights (N,), by one engine.
 
     The points may move from call to call. The tree is built at the first call and refitted to the points of the next
-    ones. A refitted tree gives other last digits than a new one, within `tol`. After `forget`, results do not depend on
-    earlier calls.
+    ones. A refitted tree gives other last digits than a new one, within `tol`. With `EITHER` the first call decides
+    between tree and direct. After `forget`, results do not depend on earlier calls.
     """
 
     causal = False
@@ -58,14 +58,19 @@ class Prepared:
             check_tolerance(tol)
         self.log_weights, self.engine, self.tol = log_weights, engine, tol
         self._tree: Tree | None = None
+        self._taken: str | None = None
 
     def __call__(self, points: Tensor, queries: Tensor, paired: bool = False) -> Tensor:
         """The means at the rows u of `queries` (n, d) for tokens at `points` (N, d): (n, d).
 
         `paired` says that query i belongs to token i, which spares the tree a second sorting.
         """
-        if self.engine != "tree":
-            return ENGINES[self.engine](points, self.log_weights, queries)
+        if self._taken is None:
+            self._taken = self.engine
+            if self.engine == EITHER:
+                self._taken = "tree" if crowded(points, queries) else "direct"
+        if self._taken != "tree":
+            return ENGINES[self._taken](points, self.log_weights, queries)
         return self.certified(points, queries, paired).mean
 
     def certified(self, points: Tensor, queries: Tensor, paired: bool = False) -> BoundedMean:
@@ -100,8 +105,8 @@ class Prepared:
         return self._tree
 
     def forget(self) -> None:
-        """Drop the tree; the next call builds a new one."""
-        self._tree = None
+        """Drop the tree; the next call builds a new one, if it needs one."""
+        self._tree = self._taken = None
 
 
 def exact_sums(engine: str, points: Tensor, log_weights: Tensor, queries: Tensor, causal: bool = False) -> Sums:

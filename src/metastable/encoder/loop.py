@@ -285,7 +285,8 @@ def looped_tokens(encoder: Encoder, layer: int, batch: Batch, mask: Tensor, step
     for t in range(steps + 1):
         stream = anatomy.steps[layer](stream, mask) if t else stream
         unit = unit_tokens(anatomy, layer, t, stream, mask)
-        if not bool(unit.isfinite().all()):
+        # Numbers of unit vectors cannot overflow in a sum, and NaN stays NaN.
+        if not math.isfinite(float(unit.sum())):
             return
         yield unit
 
@@ -332,12 +333,12 @@ def clusters(unit: Tensor, chosen: Tensor, angle: float) -> Tensor:
     """
     here = chosen.unsqueeze(1) & chosen.unsqueeze(2)
     near = (unit @ unit.transpose(1, 2) > math.cos(math.radians(angle))) & here
-    own = torch.arange(chosen.shape[1], device=chosen.device).expand(chosen.shape)
+    own = torch.arange(chosen.shape[1], device=chosen.device, dtype=torch.int32).expand(chosen.shape)
     # Every token takes the least number among its neighbours until nothing changes: one number for each group.
     labels, before = own, torch.full_like(own, -1)
     while not torch.equal(labels, before):
         nearby = torch.where(near, labels.unsqueeze(1), chosen.shape[1]).amin(dim=2)
         # The token with that number may have a smaller one by now.
         before, labels = labels, torch.minimum(labels, nearby)
-        labels = labels.gather(1, labels)
+        labels = labels.gather(1, labels.long())
     return (chosen & (labels == own)).sum(dim=1).float()

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from metastable.arrays import set_own_threads
 from metastable.attention import TREE_TOLERANCE
+from metastable.attention.engines import needed
 from metastable.attention.threads import threads
 from metastable.attention.tree import compiled
 from metastable.cloud import Cloud
@@ -245,7 +246,7 @@ class _Part(AbstractContextManager):
         problem = self.problem = problem_of(self.state, self.runs.encoders, frames)
         engine = _engine(problem)
         self._report(COMPILING if engine == "tree" and not compiled() else "starting")
-        alone = len(problem.cloud) >= MANY_TOKENS or engine == "tree"
+        alone = len(problem.cloud) >= MANY_TOKENS or "tree" in needed(engine)
         if alone:
             self.turns = self.runs.many_threads
         set_own_threads(self.runs.cores if alone else 1, self.runs.host_threads)

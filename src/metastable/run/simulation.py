@@ -18,6 +18,7 @@ from torch import Tensor
 
 from metastable import files
 from metastable.arrays import Array, positive, seeded, serial, vector, whole
+from metastable.attention.engines import needed
 from metastable.block import SPHERES, Block, as_block
 from metastable.cloud import Cloud
 from metastable.errors import BadInput, SimulationStopped, choice
@@ -96,7 +97,8 @@ def simulate(
     t_eval : how many equally spaced times to save, or the times themselves; 0 and `until` are always saved.
         By default 101, fewer when the frames would exceed 256 MiB. For "layers" the times are those of layers
     engine : "auto", "dense", "flash", "direct" or "tree" (certified to `tol`, d ≤ 3), see `attend`. "auto" is decided
-        once, at the start. Engines that were not compiled then are recorded as `without` in the configuration
+        once, at the start. For medium clouds in d = 3 it stands for "direct or tree", where the tokens decide at every
+        step. Engines that were not compiled then are recorded as `without` in the configuration
     merge : δ. Tokens closer than this become one weighted token, so that long runs of clusters cost little; the frames
         show each token where its cluster is, and `Run.merge_error` bounds what merging changed (see `merging`)
     radius : |h| of the tokens at the start, a number or one for each token, for a block whose norm is "pre" or "peri"
@@ -303,7 +305,7 @@ class _Solver:
     def configuration(self) -> dict[str, Any]:
         """What the numbers of the run depend on, besides the head and the cloud; and γ if it was given."""
         chosen = {} if self.method == "dopri5" else {"step": self.step}
-        if self.method == "dopri5" or self.engine == "tree":
+        if self.method == "dopri5" or "tree" in needed(self.engine):
             chosen["tol"] = self.tol
         if self.gamma is not None:
             chosen["gamma"] = self.gamma
