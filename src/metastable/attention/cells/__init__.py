@@ -1,0 +1,3 @@
+from .engine import Cells
+
+__all__ = ["Cells"]

@@ -1,0 +1,191 @@
+"""`Cells`: the softmax mean of a cloud in any dimension, with a certified error."""
+
+from __future__ import annotations
+
+import math
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import torch
+
+from metastable.attention.prepared import BoundedMean, Sums
+from metastable.attention.threads import run_all, threads
+
+from .grouping import LEAF, arrange, covariance, measure, split
+from .walk import DEPTH, TILE, WIDTH, answers_of
+
+# What `work` counts: (query, token) pairs in leaves, (query, node) pairs that were expanded.
+COUNTS = ("pairs_direct", "nodes_expanded")
+# Shares of the tolerance: what is left out, expanded nodes, rounding in float32.
+LEFT_OUT, EXPANDED = 0.5, 0.25
+# Up to this relative error of a weight by rounding, the lower bounds of Z hold.
+LARGEST_ROUNDING = 0.25
+# Nodes of at least so many tokens a dimension get second moments; expanding a smaller one saves little.
+MANY = 2
+FARTHEST = 300.0
+
+
+def _buffers(d: int, real: type) -> dict[str, np.ndarray]:
+    padded = -(-d // WIDTH) * WIDTH
+    return {
+        "lists": np.zeros((DEPTH + 2, TILE), np.int64),
+        "stack": np.zeros((DEPTH + 2, 2), np.int64),
+        "columns": np.zeros((d, TILE)),
+        "squares": np.zeros(TILE),
+        "floor": np.zeros(TILE),
+        "heads": np.zeros(TILE),
+        "spreads": np.zeros(TILE),
+        "running": np.zeros((TILE, d + 2)),
+        "shifted": np.zeros(d),
+        "asked": np.zeros((TILE, padded), real),
+        "scores": np.zeros(LEAF, real),
+        "sums": np.zeros(padded + 1, real),
+    }
+
+
+Work: Any = namedtuple("Work", _buffers(1, np.float64))  # type: ignore[misc]
+
+
+class Cells:
+    """A cloud of tokens, points (N, d) and log-weights (N,), ready for queries. Not all log-weights may be −inf."""
+
+    def __init__(self, points: np.ndarray, log_weights: np.ndarray | None = None) -> None:
+        log_weights = np.zeros(len(points)) if log_weights is None else log_weights
+        self._alive = np.flatnonzero(log_weights > -np.inf)
+        # Total weight 1: a token may be left out where e^{score} is below a share of Z.
+        top = float(log_weights[self._alive].max())
+        self._offset = top + math.log(np.exp(log_weights[self._alive] - top).sum())
+        self._given = log_weights[self._alive] - self._offset
+        self.refit(points)
+
+    def refit(self, points: np.ndarray) -> None:
+        """Move the tokens."""
+        self._points, self._index, self._nodes = grouped(points[self._alive])
+        n, d = self._points.shape
+        self._log_weights = self._given[self._index]
+        count = len(self._nodes)
+        self._centres, self._sizes = np.zeros((count, d)), np.zeros((count, 7))
+        measure(self._points, self._log_weights, self._nodes, count, self._centres, self._sizes, np.zeros(d))
+        self._leaves = np.flatnonzero(self._nodes[:, 2] < 0)
+        self._norm = math.sqrt(np.square(self._points).sum(axis=1).max())
+        self._arranged: dict[bool, tuple] = {}
+
+    def _keys(self, single: bool) -> tuple:
+        if single not in self._arranged:
+            d = self._points.shape[1]
+            rows = -(-d // WIDTH) * WIDTH + 1
+            size = -(-int((self._nodes[self._leaves, 1] - self._nodes[self._leaves, 0]).max()) // 16) * 16
+            keys = np.zeros((len(self._leaves), rows, size), np.float32 if single else np.float64)
+            leaf_of, tops = np.zeros(len(self._nodes), np.int64), np.zeros(len(self._leaves))
+            arrange(self._points, self._log_weights, self._nodes, self._leaves, self._centres, keys, leaf_of, tops)
+            self._arranged[single] = keys, leaf_of, tops
+        return self._arranged[single]
+
+    def attend(self, queries: np.ndarray, tol: float, paired: bool = False) -> BoundedMean:
+        """The softmax mean at every query (n, d), each within 0 < tol < 1."""
+        means, bounds, _, _, counts = self._answers(queries, tol, paired, log_z=False)
+        return BoundedMean(torch.from_numpy(means), torch.from_numpy(bounds), dict(zip(COUNTS, counts, strict=True)))
+
+    def sums(self, queries: np.ndarray, tol: float, paired: bool = False) -> Sums:
+        """The softmax mean and log Z at every query (n, d), each within 0 < tol < 1."""
+        means, bounds, logs, log_bounds, _ = self._answers(queries, tol, paired, log_z=True)
+        return Sums(*(torch.from_numpy(a) for a in (means, logs + self._offset, bounds, log_bounds)))
+
+    def _answers(self, queries: np.ndarray, tol: float, paired: bool, log_z: bool) -> tuple:
+        order = self._order(queries, paired)
+        asked = np.ascontiguousarray(queries[order])
+        n, d = asked.shape
+        means, bounds, logs, log_bounds = np.zeros((n, d)), np.full(n, np.inf), np.zeros(n), np.full(n, np.inf)
+        counts = np.zeros(len(COUNTS), np.int64)
+        slots, seconds = self._moments(math.sqrt(np.square(queries).sum(axis=1).max(initial=0.0)))
+        for single in (True, False):
+            left = np.flatnonzero(~((bounds <= tol) & ((log_bounds <= tol) | (not log_z))))
+            if not len(left) or (single and not self._in_single(asked, tol)):
+                continue
+            found = self._within(asked[left], tol, log_z, single, slots, seconds, counts)
+            for own, other in zip((means, bounds, logs, log_bounds), found, strict=True):
+                own[left] = other
+        back = np.empty(n, np.int64)
+        back[order] = np.arange(n)
+        return means[back], bounds[back], logs[back], log_bounds[back], counts.tolist()
+
+    def _order(self, queries: np.ndarray, paired: bool) -> np.ndarray:
+        """Queries that walk together should be close."""
+        if paired and len(queries) == len(self._index) == len(self._alive):
+            return self._index
+        return grouped(queries)[1]
+
+    def _in_single(self, asked: np.ndarray, tol: float) -> bool:
+        """Whether float32 is likely to be enough."""
+        d = asked.shape[1]
+        leaf = float(np.median(self._sizes[self._leaves, 3]))
+        longest = math.sqrt(np.square(asked).sum(axis=1).max())
+        error = rounding(d, True) * longest * leaf + 3e-5
+        return error <= LARGEST_ROUNDING and error * min(4 * leaf, self._norm) <= 0.25 * tol
+
+    def _moments(self, scale: float) -> tuple[np.ndarray, np.ndarray]:
+        """Second moments of the nodes that may be expanded for queries of this size."""
+        d = self._points.shape[1]
+        tokens = self._nodes[:, 1] - self._nodes[:, 0]
+        narrow = scale * (self._sizes[:, 1] + self._sizes[:, 2] ** 2) <= 2.0
+        nodes = np.flatnonzero(narrow & (tokens >= MANY * d))
+        slots, seconds = np.full(len(self._nodes), -1), np.zeros((len(nodes), d, d))
+        slots[nodes] = np.arange(len(nodes))
+        z = np.zeros(d)
+        for slot, node in enumerate(nodes):
+            lo, hi = self._nodes[node, :2]
+            covariance(self._points, self._log_weights, lo, hi, self._centres[node], z, seconds[slot])
+        return slots, seconds
+
+    def _within(
+        self, asked: np.ndarray, tol: float, log_z: bool, single: bool, slots: np.ndarray, seconds: np.ndarray, counts: Any
+    ) -> tuple[np.ndarray, ...]:
+        n, d = asked.shape
+        widest = 2.0 * float(self._sizes[0, 3])
+        far = min(widest, 2.0 * self._norm) + tol
+        theta = min(LEFT_OUT * tol / max(far, 1.0 if log_z else 0.0), 0.5)
+        kappa, kappa_z = EXPANDED * tol, EXPANDED * tol if log_z else 0.25
+        means, facts, logs = np.zeros((n, d)), np.zeros((n, 4)), np.zeros(n)
+        cells = (self._nodes, self._centres, self._sizes, *self._keys(single), slots, seconds)
+        answers = answers_of(single)
+
+        def run(first: int, last: int) -> np.ndarray:
+            work, found = Work(**_buffers(d, np.float32 if single else np.float64)), np.zeros(len(COUNTS), np.int64)
+            answers(
+                cells, asked, first, last, theta, kappa, far, kappa_z, rounding(d, single), work, means, facts, logs, found
+            )
+            return found
+
+        tiles = -(-n // TILE)
+        pieces = min(tiles, 8 * threads())
+        edges = [min(n, tiles * i // pieces * TILE) for i in range(pieces + 1)]
+        counts += np.sum(run_all(run, list(zip(edges[:-1], edges[1:], strict=True))), axis=0)
+        # The certificate.
+        left, expanded, error, radius = facts.T
+        bounds = theta * left * far + expanded
+        log_bounds = -np.log1p(-theta * left)
+        log_bounds += -np.log1p(-np.minimum(expanded if not log_z else kappa_z * (expanded > 0), 0.5))
+        if single:
+            error = np.where(radius > 0, error + 3e-5, 0.0)
+            relative = np.expm1(error)
+            inner = np.maximum(np.linalg.norm(means, axis=1) - tol, 0.0)
+            spread = np.minimum(np.sqrt(np.maximum(self._norm**2 - inner**2, 0.0)), widest) + tol
+            bounds = (bounds + relative * spread + 2e-5 * radius) * (1.0 + 2.0 * relative)
+            log_bounds += error
+            bounds[error > LARGEST_ROUNDING] = np.inf
+        return means, bounds, logs, log_bounds
+
+
+def rounding(d: int, single: bool) -> float:
+    """The relative error of a weight by rounding of its score, per unit of |u| |z|; in float64 it is not counted."""
+    return (d + 6) * 2.0**-24 if single else 0.0
+
+
+def grouped(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sorted points, their order, and the nodes of the tree."""
+    points = np.array(points, dtype=np.float64, order="C")
+    n, d = points.shape
+    index, nodes = np.arange(n), np.zeros((2 * n // 64 + 8, 4), np.int64)
+    count = split(points, index, nodes, np.zeros((5, d)), np.zeros(n))
+    return points, index, nodes[:count]

@@ -1,0 +1,287 @@
+"""Tokens in cells: a binary tree whose splits follow the clusters of the cloud, in any dimension.
+
+A node holds the tokens first … last − 1 of the sorted order. It is split by two means: a sample of it gives two centres
+(the axis is the one of largest variance, found by power iteration), and every token goes to the nearer one. A leaf has
+at most LEAF tokens and, in a cloud of at least LEAST, no part of a split has fewer than LEAST. From level STEEP on, nodes
+are halved, so that the depth is bounded.
+
+About the weighted mean b of its tokens y = b + z, with n = b/|b|, a node has
+
+    along ≥ |⟨n, z⟩|,     across ≥ |z − ⟨n, z⟩ n|,     so that     |⟨u, z⟩| ≤ |⟨u, n⟩| along + |u − ⟨u, n⟩ n| across.  (1)
+
+On a sphere `along` is of the order of the square of `across`, and the bound is small for queries near the normal.
+"""
+
+import math
+
+import numpy as np
+
+from metastable.attention.tree.vectors import inlined, kernel, loose
+
+LEAF = 256
+LEAST = 64
+# From this level on nodes are halved.
+STEEP = 24
+# So many tokens of a node are sampled for its split.
+SAMPLE = 256
+# Iterations for the axis and for the two means.
+POWER, MEANS = 4, 3
+
+
+@loose
+def _project(points, lo, hi, axis, out):
+    """out ← ⟨axis, y⟩ for the tokens lo … hi − 1."""
+    for i in range(lo, hi):
+        s = 0.0
+        for k in range(axis.size):
+            s += axis[k] * points[i, k]
+        out[i] = s
+
+
+@inlined
+def _swap(points, index, out, i, j):
+    for k in range(points.shape[1]):
+        points[i, k], points[j, k] = points[j, k], points[i, k]
+    index[i], index[j] = index[j], index[i]
+    out[i], out[j] = out[j], out[i]
+
+
+@inlined
+def _select(points, index, out, lo, hi, mid):
+    """Reorder rows [lo, hi) so that `out` before `mid` is at most `out` after it (Hoare's selection)."""
+    hi -= 1
+    while lo < hi:
+        a, b, c = out[lo], out[(lo + hi) >> 1], out[hi]
+        pivot = max(min(a, b), min(max(a, b), c))
+        i, j = lo, hi
+        while i <= j:
+            while out[i] < pivot:
+                i += 1
+            while out[j] > pivot:
+                j -= 1
+            if i <= j:
+                _swap(points, index, out, i, j)
+                i += 1
+                j -= 1
+        if mid <= j:
+            hi = j
+        elif mid >= i:
+            lo = i
+        else:
+            return
+
+
+@inlined
+def _axis(points, lo, hi, step, mean, axis, other):
+    """axis ← roughly the axis of largest variance of every `step`-th token."""
+    d = points.shape[1]
+    count = 0
+    mean[:] = 0.0
+    for i in range(lo, hi, step):
+        count += 1
+        for k in range(d):
+            mean[k] += points[i, k]
+    for k in range(d):
+        mean[k] /= count
+    # Power iteration starts with the token that is farthest from the mean.
+    far = -1.0
+    for i in range(lo, hi, step):
+        square = 0.0
+        for k in range(d):
+            square += (points[i, k] - mean[k]) ** 2
+        if square > far:
+            far = square
+            for k in range(d):
+                axis[k] = points[i, k] - mean[k]
+    for _ in range(POWER):
+        other[:] = 0.0
+        for i in range(lo, hi, step):
+            s = 0.0
+            for k in range(d):
+                s += axis[k] * (points[i, k] - mean[k])
+            for k in range(d):
+                other[k] += s * (points[i, k] - mean[k])
+        norm = 0.0
+        for k in range(d):
+            norm += other[k] ** 2
+        if not norm > 0.0:
+            return
+        norm = math.sqrt(norm)
+        for k in range(d):
+            axis[k] = other[k] / norm
+
+
+@inlined
+def _two_means(points, lo, hi, step, mean, axis, one, two):
+    """axis ← the difference of the two means; returns the threshold: tokens with ⟨axis, y⟩ below it are in the first."""
+    d = points.shape[1]
+    limit = 0.0
+    for k in range(d):
+        limit += axis[k] * mean[k]
+    for _ in range(MEANS):
+        one[:] = 0.0
+        two[:] = 0.0
+        ones = twos = 0
+        for i in range(lo, hi, step):
+            s = 0.0
+            for k in range(d):
+                s += axis[k] * points[i, k]
+            if s < limit:
+                ones += 1
+                for k in range(d):
+                    one[k] += points[i, k]
+            else:
+                twos += 1
+                for k in range(d):
+                    two[k] += points[i, k]
+        if ones == 0 or twos == 0:
+            return limit
+        limit = 0.0
+        for k in range(d):
+            a, b = one[k] / ones, two[k] / twos
+            axis[k] = b - a
+            limit += 0.5 * (b - a) * (a + b)
+    return limit
+
+
+@kernel
+def split(points, index, nodes, scratch, out):
+    """Sort the points and write the nodes (first, last, left child or −1, level); returns their number.
+
+    The right child of a node follows its left child. `scratch` is (5, d) and `out` has one number a point.
+    """
+    mean, axis, one, two, other = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
+    nodes[0, 0], nodes[0, 1], nodes[0, 2], nodes[0, 3] = 0, len(points), -1, 0
+    count, node = 1, 0
+    while node < count:
+        lo, hi, level = nodes[node, 0], nodes[node, 1], nodes[node, 3]
+        if hi - lo > LEAF:
+            step = max(1, (hi - lo) // SAMPLE)
+            _axis(points, lo, hi, step, mean, axis, other)
+            limit = _two_means(points, lo, hi, step, mean, axis, one, two)
+            _project(points, lo, hi, axis, out)
+            below = 0
+            for i in range(lo, hi):
+                below += 1 if out[i] < limit else 0
+            mid = lo + below
+            if level >= STEEP:
+                mid = (lo + hi) >> 1
+            mid = min(max(mid, lo + LEAST), hi - LEAST)
+            _select(points, index, out, lo, hi, mid)
+            nodes[node, 2] = count
+            for child in range(2):
+                at = count + child
+                nodes[at, 0], nodes[at, 1] = (lo, mid) if child == 0 else (mid, hi)
+                nodes[at, 2], nodes[at, 3] = -1, level + 1
+            count += 2
+        node += 1
+    return count
+
+
+@loose
+def _extent(points, lo, hi, centre, normal):
+    """The largest |⟨n, z⟩|, |z − ⟨n, z⟩ n|² and |z|² over z = y − centre."""
+    along = across = square = 0.0
+    for i in range(lo, hi):
+        s = t = 0.0
+        for k in range(centre.size):
+            z = points[i, k] - centre[k]
+            s += normal[k] * z
+            t += z * z
+        along = max(along, abs(s))
+        square = max(square, t)
+        across = max(across, t - s * s)
+    return along, across, square
+
+
+@kernel
+def measure(points, log_weights, nodes, count, centres, sizes, normal):
+    """Fill, for each node, its weighted mean b and (|b|, along, across, radius, log mass, log mean weight, span).
+
+    span is the largest difference of two log-weights. A child's log mass and mean make those of its parent.
+    """
+    d = points.shape[1]
+    for node in range(count - 1, -1, -1):
+        lo, hi, left = nodes[node, 0], nodes[node, 1], nodes[node, 2]
+        centre, size = centres[node], sizes[node]
+        if left < 0:
+            top, low = -math.inf, math.inf
+            for i in range(lo, hi):
+                top, low = max(top, log_weights[i]), min(low, log_weights[i])
+            total = 0.0
+            centre[:] = 0.0
+            for i in range(lo, hi):
+                w = math.exp(log_weights[i] - top)
+                total += w
+                for k in range(d):
+                    centre[k] += w * points[i, k]
+            for k in range(d):
+                centre[k] /= total
+            size[4], size[6] = top + math.log(total), top - low
+        else:
+            one, two = sizes[left], sizes[left + 1]
+            top = max(one[4], two[4])
+            a, b = math.exp(one[4] - top), math.exp(two[4] - top)
+            size[4], size[6] = top + math.log(a + b), 0.0
+            for k in range(d):
+                centre[k] = (a * centres[left, k] + b * centres[left + 1, k]) / (a + b)
+        size[5] = size[4] - math.log(hi - lo)
+        norm = 0.0
+        for k in range(d):
+            norm += centre[k] ** 2
+        norm = math.sqrt(norm)
+        size[0] = norm
+        for k in range(d):
+            normal[k] = centre[k] / norm if norm > 0.0 else 0.0
+        along, across, square = _extent(points, lo, hi, centre, normal)
+        # Differences of coordinates are exact to ε |y|, and t − s² to ε t. Both are covered here.
+        slack = 1e-15 * (norm + math.sqrt(square))
+        size[1], size[2] = along + slack, math.sqrt(max(across, 0.0) + 1e-14 * square) + slack
+        size[3] = math.sqrt(square) + slack
+
+
+@kernel
+def covariance(points, log_weights, lo, hi, centre, z, out):
+    """out ← Σ w z zᵀ / Σ w over the tokens lo … hi − 1, z = y − centre."""
+    d = points.shape[1]
+    out[:] = 0.0
+    top = -math.inf
+    for i in range(lo, hi):
+        top = max(top, log_weights[i])
+    total = 0.0
+    for i in range(lo, hi):
+        w = math.exp(log_weights[i] - top)
+        total += w
+        for k in range(d):
+            z[k] = points[i, k] - centre[k]
+        for k in range(d):
+            x = w * z[k]
+            for m in range(d):
+                out[k, m] += x * z[m]
+    for k in range(d):
+        for m in range(d):
+            out[k, m] /= total
+
+
+@kernel
+def arrange(points, log_weights, nodes, leaves, centres, keys, offsets, tops):
+    """Write the tokens of each leaf, relative to its centre, coordinate by coordinate, to `keys`, in its precision.
+
+    The last coordinate is log2(w / max w), and `tops` gets log2 of the largest weight of the leaf. Places without a token
+    have the lowest score.
+    """
+    d, last = points.shape[1], keys.shape[1] - 1
+    for leaf in range(leaves.size):
+        node = leaves[leaf]
+        offsets[node] = leaf
+        lo, hi = nodes[node, 0], nodes[node, 1]
+        top = -math.inf
+        for i in range(lo, hi):
+            top = max(top, log_weights[i])
+        tops[leaf] = top * 1.4426950408889634
+        for i in range(lo, hi):
+            for k in range(d):
+                keys[leaf, k, i - lo] = points[i, k] - centres[node, k]
+            keys[leaf, last, i - lo] = (log_weights[i] - top) * 1.4426950408889634
+        for i in range(hi - lo, keys.shape[2]):
+            keys[leaf, last, i] = -1e30

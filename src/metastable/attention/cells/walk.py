@@ -1,0 +1,265 @@
+"""The walk of a tile of queries through the cells of a cloud, and the sums over the tokens of one leaf.
+
+`answers_of` makes one kernel for each precision of the sums over leaves. What decides about nodes is always float64.
+"""
+
+import functools
+import math
+
+import numpy as np
+from numba import njit
+
+from metastable.attention.direct.kernels import LOG2E, exp2_double, exp2_single
+from metastable.attention.tree.vectors import inlined, inner, kernel, loose
+
+# Queries that walk together.
+TILE = 64
+# Coordinates that one pass over a leaf takes.
+WIDTH = 8
+# Entries of the stack: a bound of the depth of the tree, which halves nodes from level STEEP on.
+DEPTH = 96
+# Nothing found yet, as the logarithm of a sum.
+NOTHING = -1e300
+# Exponents e^T with a larger T are not computed: no such node is expanded.
+WIDEST = 30.0
+
+
+@loose
+def _scores(columns, centre, out):
+    """out[q] ← ⟨u_q, centre⟩ for the queries of a tile."""
+    for q in range(out.size):
+        out[q] = 0.0
+    for k in range(centre.size):
+        c = centre[k]
+        for q in range(out.size):
+            out[q] += c * columns[k, q]
+
+
+@loose
+def _spreads(scores, squares, norm, along, across, radius, out):
+    """out[q] ← the bound of |⟨u_q, z⟩| over a node, see (1) of `grouping`. The square root is raised by its rounding."""
+    for q in range(out.size):
+        s = abs(scores[q]) / norm if norm > 0.0 else 0.0
+        rest = math.sqrt(max(squares[q] - s * s, 0.0) + 1e-14 * squares[q])
+        out[q] = s * along + rest * across if norm > 0.0 else math.sqrt(squares[q]) * radius
+
+
+@inner
+def _add(running, top, f, point):
+    """Add 2^top (f, f·point) to the sums of a query; its logarithm is taken out of them if it is the largest."""
+    if top > running[0]:
+        factor = exp2_double(running[0] - top)
+        for k in range(1, running.size):
+            running[k] *= factor
+        running[0] = top
+    else:
+        f *= exp2_double(top - running[0])
+    running[1] += f
+    for k in range(point.size):
+        running[2 + k] += f * point[k]
+
+
+@inlined
+def _expand(running, base, u, centre, second, shifted, variance):
+    """Add a node by its first two moments: f = e^base (1 + ⟨u, Cu⟩/2), g = f b + e^base Cu."""
+    f = 1.0 + 0.5 * variance
+    for k in range(centre.size):
+        shifted[k] = centre[k] + shifted[k] / f
+    _add(running, base * LOG2E, f, shifted)
+
+
+@loose
+def _times(second, u, shifted):
+    """shifted ← Cu; returns ⟨u, Cu⟩."""
+    total = 0.0
+    for k in range(u.size):
+        s = 0.0
+        for m in range(u.size):
+            s += second[k, m] * u[m]
+        shifted[k] = s
+        total += s * u[k]
+    return total
+
+
+# As in `direct`: sums may be reordered, and all numbers are finite.
+_LOOSE = {"reassoc", "contract", "arcp", "nsz", "nnan", "ninf"}
+_inner = njit(
+    cache=True, nogil=True, error_model="numpy", _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True, fastmath=_LOOSE
+)
+
+
+def _leaf_sums_of(single):
+    """The sums over the tokens of a leaf in float32 (`single`) or in float64."""
+    real = np.float32 if single else np.float64
+    zero, lowest = real(0), real(np.finfo(real).min / 2)
+
+    def leaf_sums(block, size, asked, scores, least, out):
+        """Sums over the tokens of a leaf: out ← (Σ 2^{s − top}, Σ 2^{s − top} z_1, …). Returns top, the largest s.
+
+        Nothing is summed if top is at most `least`.
+        """
+        groups = (block.shape[0] - 1) // WIDTH
+        offsets = block[groups * WIDTH]
+        for i in range(size):
+            scores[i] = offsets[i]
+        top = lowest
+        for g in range(groups):
+            u, y = asked[g * WIDTH :], block[g * WIDTH :]
+            u0, u1, u2, u3, u4, u5, u6, u7 = u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7]
+            top = lowest
+            for i in range(size):
+                s = scores[i] + u0 * y[0, i] + u1 * y[1, i] + u2 * y[2, i] + u3 * y[3, i]
+                s += u4 * y[4, i] + u5 * y[5, i] + u6 * y[6, i] + u7 * y[7, i]
+                scores[i] = s
+                top = s if s > top else top
+        if top <= least:
+            return top
+        z = zero
+        for i in range(size):
+            p = exp2_single(scores[i] - top) if single else exp2_double(scores[i] - top)
+            z += p
+            scores[i] = p
+        out[0] = z
+        for g in range(groups):
+            y = block[g * WIDTH :]
+            m0 = m1 = m2 = m3 = m4 = m5 = m6 = m7 = zero
+            for i in range(size):
+                p = scores[i]
+                m0 += p * y[0, i]
+                m1 += p * y[1, i]
+                m2 += p * y[2, i]
+                m3 += p * y[3, i]
+                m4 += p * y[4, i]
+                m5 += p * y[5, i]
+                m6 += p * y[6, i]
+                m7 += p * y[7, i]
+            out[1 + g * WIDTH] = m0
+            out[2 + g * WIDTH] = m1
+            out[3 + g * WIDTH] = m2
+            out[4 + g * WIDTH] = m3
+            out[5 + g * WIDTH] = m4
+            out[6 + g * WIDTH] = m5
+            out[7 + g * WIDTH] = m6
+            out[8 + g * WIDTH] = m7
+        return top
+
+    # Every kernel has its own file in numba's cache.
+    leaf_sums.__qualname__ = f"leaf_sums_{real.__name__}"
+    return _inner(leaf_sums)
+
+
+_leaf_single, _leaf_double = _leaf_sums_of(True), _leaf_sums_of(False)
+
+
+@functools.cache
+def answers_of(single):
+    """The kernel for sums over leaves in float32 (`single`) or in float64."""
+    real = np.float32 if single else np.float64
+
+    def answers(cells, queries, first, last, theta, kappa, far, kappa_z, rounding, work, means, bounds, log_z, counts):
+        """Means, log Z and what bounds their errors for the queries first … last − 1.
+
+        bounds[i] ← (1 if anything was left out, largest error of an expanded node, largest relative error of a weight
+        by rounding, largest |z| of a leaf), see `certificate`.
+        """
+        nodes, centres, sizes, keys, leaf_of, tops, slots, seconds = cells
+        d = queries.shape[1]
+        lists, scores, sums, asked = work.lists, work.scores, work.sums, work.asked
+        log_theta = math.log(theta)
+        for low in range(first, last, TILE):
+            m = min(TILE, last - low)
+            for q in range(TILE):
+                i = low + min(q, m - 1)
+                square = 0.0
+                for k in range(d):
+                    x = queries[i, k]
+                    work.columns[k, q] = x
+                    asked[q, k] = x * LOG2E
+                    square += x * x
+                work.squares[q] = square
+                work.floor[q] = NOTHING
+                work.running[q, 0] = NOTHING
+                work.running[q, 1:] = 0.0
+                lists[0, q] = q
+            for q in range(m):
+                for k in range(4):
+                    bounds[low + q, k] = 0.0
+            work.stack[0, 0], work.stack[0, 1], stacked = 0, m, 1
+            while stacked:
+                stacked -= 1
+                node, kept = work.stack[stacked, 0], 0
+                active, centre, size = work.stack[stacked, 1], centres[node], sizes[node]
+                _scores(work.columns, centre, work.heads)
+                _spreads(work.heads, work.squares, size[0], size[1], size[2], size[3], work.spreads)
+                slot = slots[node]
+                for a in range(active):
+                    q = lists[stacked, a]
+                    spread = work.spreads[q]
+                    if work.heads[q] + spread <= work.floor[q] + log_theta:
+                        bounds[low + q, 0] = 1.0
+                        continue
+                    base = work.heads[q] + size[4]
+                    work.floor[q] = max(work.floor[q], base)
+                    if slot >= 0 and spread <= WIDEST:
+                        variance = _times(seconds[slot], queries[low + q], work.shifted)
+                        remainder = variance * math.exp(spread)
+                        error_z = remainder * spread / 6.0
+                        error = 0.5 * remainder * size[3] + error_z * far
+                        if error <= kappa and error_z <= kappa_z:
+                            _expand(work.running[q], base, queries[low + q], centre, seconds[slot], work.shifted, variance)
+                            bounds[low + q, 1] = max(bounds[low + q, 1], error)
+                            counts[1] += 1
+                            continue
+                    lists[stacked, kept] = q
+                    kept += 1
+                if kept == 0:
+                    continue
+                left = nodes[node, 2]
+                if left >= 0:
+                    one = two = 0.0
+                    for k in range(d):
+                        total = 0.0
+                        for a in range(kept):
+                            total += work.columns[k, lists[stacked, a]]
+                        one += total * centres[left, k]
+                        two += total * centres[left + 1, k]
+                    near = left if one >= two else left + 1
+                    for a in range(kept):
+                        lists[stacked + 1, a] = lists[stacked, a]
+                    work.stack[stacked, 0], work.stack[stacked, 1] = 2 * left + 1 - near, kept
+                    work.stack[stacked + 1, 0], work.stack[stacked + 1, 1] = near, kept
+                    stacked += 2
+                    continue
+                leaf = leaf_of[node]
+                padded = (nodes[node, 1] - nodes[node, 0] + 15) // 16 * 16
+                counts[0] += kept * (nodes[node, 1] - nodes[node, 0])
+                for a in range(kept):
+                    q = lists[stacked, a]
+                    base = work.heads[q] * LOG2E + tops[leaf]
+                    # All tokens together have at most n e^top and are left out up to theta times their mass.
+                    least = (work.floor[q] + log_theta + size[5]) * LOG2E - base
+                    if single:
+                        top = _leaf_single(keys[leaf], padded, asked[q], scores, real(max(least, -1e30)), sums)
+                    else:
+                        top = _leaf_double(keys[leaf], padded, asked[q], scores, max(least, -1e30), sums)
+                    if top <= least:
+                        bounds[low + q, 0] = 1.0
+                        continue
+                    f = np.float64(sums[0])
+                    for k in range(d):
+                        work.shifted[k] = centre[k] + np.float64(sums[1 + k]) / f
+                    running = work.running[q]
+                    _add(running, base + np.float64(top), f, work.shifted)
+                    # The sums are only known up to rounding and the errors of expanded nodes; 0.6 covers both.
+                    work.floor[q] = max(work.floor[q], (running[0] + math.log2(0.6 * running[1])) / LOG2E)
+                    error = rounding * (math.sqrt(work.squares[q]) * size[3] + size[6])
+                    bounds[low + q, 2] = max(bounds[low + q, 2], error)
+                    bounds[low + q, 3] = max(bounds[low + q, 3], size[3])
+            for q in range(m):
+                running = work.running[q]
+                for k in range(d):
+                    means[low + q, k] = running[2 + k] / running[1]
+                log_z[low + q] = (running[0] + math.log2(running[1])) / LOG2E
+
+    answers.__qualname__ = f"answers_{real.__name__}"
+    return kernel(answers)
