@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from metastable.attention.direct import aligned
 from metastable.attention.prepared import BoundedMean, Sums
 from metastable.attention.threads import run_all, threads
 
@@ -18,12 +19,13 @@ from .walk import DEPTH, TILE, WIDTH, answers_of
 # What `work` counts: (query, token) pairs in leaves, (query, node) pairs that were expanded.
 COUNTS = ("pairs_direct", "nodes_expanded")
 # Shares of the tolerance: what is left out, expanded nodes, rounding in float32.
-LEFT_OUT, EXPANDED = 0.5, 0.25
+LEFT_OUT, EXPANDED, ROUNDED = 0.35, 0.2, 0.4
 # Up to this relative error of a weight by rounding, the lower bounds of Z hold.
 LARGEST_ROUNDING = 0.25
 # Nodes of at least so many tokens a dimension get second moments; expanding a smaller one saves little.
 MANY = 2
-FARTHEST = 300.0
+# Size in float32 of the largest leaf, which should stay in the first cache.
+LEAF_BYTES = 20 * 2**10
 
 
 def _buffers(d: int, real: type) -> dict[str, np.ndarray]:
@@ -38,9 +40,9 @@ def _buffers(d: int, real: type) -> dict[str, np.ndarray]:
         "spreads": np.zeros(TILE),
         "running": np.zeros((TILE, d + 2)),
         "shifted": np.zeros(d),
-        "asked": np.zeros((TILE, padded), real),
-        "scores": np.zeros(LEAF, real),
-        "sums": np.zeros(padded + 1, real),
+        "asked": aligned((TILE, padded), np.dtype(real)),
+        "scores": aligned((LEAF,), np.dtype(real)),
+        "sums": aligned((padded + 1,), np.dtype(real)),
     }
 
 
@@ -76,7 +78,7 @@ class Cells:
             d = self._points.shape[1]
             rows = -(-d // WIDTH) * WIDTH + 1
             size = -(-int((self._nodes[self._leaves, 1] - self._nodes[self._leaves, 0]).max()) // 16) * 16
-            keys = np.zeros((len(self._leaves), rows, size), np.float32 if single else np.float64)
+            keys = aligned((len(self._leaves), rows, size), np.dtype(np.float32 if single else np.float64))
             leaf_of, tops = np.zeros(len(self._nodes), np.int64), np.zeros(len(self._leaves))
             arrange(self._points, self._log_weights, self._nodes, self._leaves, self._centres, keys, leaf_of, tops)
             self._arranged[single] = keys, leaf_of, tops
@@ -122,7 +124,7 @@ class Cells:
         leaf = float(np.median(self._sizes[self._leaves, 3]))
         longest = math.sqrt(np.square(asked).sum(axis=1).max())
         error = rounding(d, True) * longest * leaf + 3e-5
-        return error <= LARGEST_ROUNDING and error * min(4 * leaf, self._norm) <= 0.25 * tol
+        return error <= LARGEST_ROUNDING and error * min(2 * leaf, self._norm) <= ROUNDED * tol
 
     def _moments(self, scale: float) -> tuple[np.ndarray, np.ndarray]:
         """Second moments of the nodes that may be expanded for queries of this size."""
@@ -186,6 +188,8 @@ def grouped(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sorted points, their order, and the nodes of the tree."""
     points = np.array(points, dtype=np.float64, order="C")
     n, d = points.shape
-    index, nodes = np.arange(n), np.zeros((2 * n // 64 + 8, 4), np.int64)
-    count = split(points, index, nodes, np.zeros((5, d)), np.zeros(n))
+    leaf = min(LEAF, max(64, LEAF_BYTES // (4 * d + 4) // 16 * 16))
+    least = leaf // 4
+    index, nodes = np.arange(n), np.zeros((2 * n // least + 8, 4), np.int64)
+    count = split(points, index, leaf, nodes, np.zeros((5, d)), np.zeros(n))
     return points, index, nodes[:count]

@@ -19,7 +19,6 @@ import numpy as np
 from metastable.attention.tree.vectors import inlined, kernel, loose
 
 LEAF = 256
-LEAST = 64
 # From this level on nodes are halved.
 STEEP = 24
 # So many tokens of a node are sampled for its split.
@@ -145,7 +144,7 @@ def _two_means(points, lo, hi, step, mean, axis, one, two):
 
 
 @kernel
-def split(points, index, nodes, scratch, out):
+def split(points, index, leaf, nodes, scratch, out):
     """Sort the points and write the nodes (first, last, left child or −1, level); returns their number.
 
     The right child of a node follows its left child. `scratch` is (5, d) and `out` has one number a point.
@@ -155,7 +154,7 @@ def split(points, index, nodes, scratch, out):
     count, node = 1, 0
     while node < count:
         lo, hi, level = nodes[node, 0], nodes[node, 1], nodes[node, 3]
-        if hi - lo > LEAF:
+        if hi - lo > leaf:
             step = max(1, (hi - lo) // SAMPLE)
             _axis(points, lo, hi, step, mean, axis, other)
             limit = _two_means(points, lo, hi, step, mean, axis, one, two)
@@ -166,7 +165,7 @@ def split(points, index, nodes, scratch, out):
             mid = lo + below
             if level >= STEEP:
                 mid = (lo + hi) >> 1
-            mid = min(max(mid, lo + LEAST), hi - LEAST)
+            mid = min(max(mid, lo + leaf // 4), hi - leaf // 4)
             _select(points, index, out, lo, hi, mid)
             nodes[node, 2] = count
             for child in range(2):

@@ -9,7 +9,7 @@ import math
 import numpy as np
 from numba import njit
 
-from metastable.attention.direct.kernels import LOG2E, exp2_double, exp2_single
+from metastable.attention.direct.kernels import LOG2E, _larger, exp2_double, exp2_single
 from metastable.attention.tree.vectors import inlined, inner, kernel, loose
 
 # Queries that walk together.
@@ -111,7 +111,7 @@ def _leaf_sums_of(single):
                 s = scores[i] + u0 * y[0, i] + u1 * y[1, i] + u2 * y[2, i] + u3 * y[3, i]
                 s += u4 * y[4, i] + u5 * y[5, i] + u6 * y[6, i] + u7 * y[7, i]
                 scores[i] = s
-                top = s if s > top else top
+                top = _larger(s, top)
         if top <= least:
             return top
         z = zero
