@@ -13,8 +13,8 @@ from metastable.attention.direct import aligned
 from metastable.attention.prepared import BoundedMean, Sums
 from metastable.attention.threads import run_all, threads
 
-from .grouping import LEAF, arrange, covariance, measure, split
-from .walk import DEPTH, TILE, WIDTH, answers_of
+from .grouping import LEAF, LEAST, arrange, covariance, measure, split
+from .walk import DEPTH, NOTHING, TILE, WIDTH, answers_of
 
 # What `work` counts: (query, token) pairs in leaves, (query, node) pairs that were expanded.
 COUNTS = ("pairs_direct", "nodes_expanded")
@@ -25,7 +25,7 @@ LARGEST_ROUNDING = 0.25
 # Nodes of at least so many tokens a dimension get second moments; expanding a smaller one saves little.
 MANY = 2
 # Size in float32 of the largest leaf, which should stay in the first cache.
-LEAF_BYTES = 20 * 2**10
+LEAF_BYTES = 36 * 2**10
 
 
 def _buffers(d: int, real: type) -> dict[str, np.ndarray]:
@@ -77,11 +77,14 @@ class Cells:
         if single not in self._arranged:
             d = self._points.shape[1]
             rows = -(-d // WIDTH) * WIDTH + 1
-            size = -(-int((self._nodes[self._leaves, 1] - self._nodes[self._leaves, 0]).max()) // 16) * 16
-            keys = aligned((len(self._leaves), rows, size), np.dtype(np.float32 if single else np.float64))
-            leaf_of, tops = np.zeros(len(self._nodes), np.int64), np.zeros(len(self._leaves))
-            arrange(self._points, self._log_weights, self._nodes, self._leaves, self._centres, keys, leaf_of, tops)
-            self._arranged[single] = keys, leaf_of, tops
+            leaves = self._nodes[self._leaves]
+            sizes = rows * (-(-(leaves[:, 1] - leaves[:, 0]) // 16) * 16)
+            starts, leaf_of = np.cumsum(sizes) - sizes, np.zeros(len(self._nodes), np.int64)
+            leaf_of[self._leaves] = np.arange(len(leaves))
+            keys = aligned((int(sizes.sum()),), np.dtype(np.float32 if single else np.float64))
+            tops = np.zeros(len(leaves))
+            arrange(self._points, self._log_weights, self._nodes, self._leaves, self._centres, rows, starts, keys, tops)
+            self._arranged[single] = keys, rows, starts, leaf_of, tops
         return self._arranged[single]
 
     def attend(self, queries: np.ndarray, tol: float, paired: bool = False) -> BoundedMean:
@@ -99,13 +102,17 @@ class Cells:
         asked = np.ascontiguousarray(queries[order])
         n, d = asked.shape
         means, bounds, logs, log_bounds = np.zeros((n, d)), np.full(n, np.inf), np.zeros(n), np.full(n, np.inf)
+        # The term of one token is a lower bound of Z.
+        least = np.full(n, NOTHING)
+        if paired and len(queries) == len(self._points):
+            least = self._log_weights + np.einsum("ij,ij->i", asked, self._points)
         counts = np.zeros(len(COUNTS), np.int64)
         slots, seconds = self._moments(math.sqrt(np.square(queries).sum(axis=1).max(initial=0.0)))
         for single in (True, False):
             left = np.flatnonzero(~((bounds <= tol) & ((log_bounds <= tol) | (not log_z))))
             if not len(left) or (single and not self._in_single(asked, tol)):
                 continue
-            found = self._within(asked[left], tol, log_z, single, slots, seconds, counts)
+            found = self._within(asked[left], least[left], tol, log_z, single, slots, seconds, counts)
             for own, other in zip((means, bounds, logs, log_bounds), found, strict=True):
                 own[left] = other
         back = np.empty(n, np.int64)
@@ -141,7 +148,16 @@ class Cells:
         return slots, seconds
 
     def _within(
-        self, asked: np.ndarray, tol: float, log_z: bool, single: bool, slots: np.ndarray, seconds: np.ndarray, counts: Any
+        self,
+        asked: np.ndarray,
+        least: np.ndarray,
+        tol: float,
+        log_z: bool,
+        single: bool,
+        slots: np.ndarray,
+        seconds: np.ndarray,
+        counts: Any,
+   
     ) -> tuple[np.ndarray, ...]:
         n, d = asked.shape
         widest = 2.0 * float(self._sizes[0, 3])
@@ -155,7 +171,7 @@ class Cells:
         def run(first: int, last: int) -> np.ndarray:
             work, found = Work(**_buffers(d, np.float32 if single else np.float64)), np.zeros(len(COUNTS), np.int64)
             answers(
-                cells, asked, first, last, theta, kappa, far, kappa_z, rounding(d, single), work, means, facts, logs, found
+                cells, asked, least, first, last, theta, kappa, far, kappa_z, rounding(d, single), work, means, facts, logs, found
             )
             return found
 
@@ -188,8 +204,7 @@ def grouped(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sorted points, their order, and the nodes of the tree."""
     points = np.array(points, dtype=np.float64, order="C")
     n, d = points.shape
-    leaf = min(LEAF, max(64, LEAF_BYTES // (4 * d + 4) // 16 * 16))
-    least = leaf // 4
-    index, nodes = np.arange(n), np.zeros((2 * n // least + 8, 4), np.int64)
+    leaf = min(LEAF, max(2 * LEAST, LEAF_BYTES // (4 * d + 4) // 16 * 16))
+    index, nodes = np.arange(n), np.zeros((2 * (n // LEAST) + 8, 4), np.int64)
     count = split(points, index, leaf, nodes, np.zeros((5, d)), np.zeros(n))
     return points, index, nodes[:count]

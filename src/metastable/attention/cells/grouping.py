@@ -1,9 +1,9 @@
 """Tokens in cells: a binary tree whose splits follow the clusters of the cloud, in any dimension.
 
 A node holds the tokens first … last − 1 of the sorted order. It is split by two means: a sample of it gives two centres
-(the axis is the one of largest variance, found by power iteration), and every token goes to the nearer one. A leaf has
-at most LEAF tokens and, in a cloud of at least LEAST, no part of a split has fewer than LEAST. From level STEEP on, nodes
-are halved, so that the depth is bounded.
+(the axis is the one of largest variance, found by power iteration), and every token goes to the nearer one. A leaf
+has at most LEAF tokens, fewer in high dimension, and is split further where that separates clusters. No part of a split
+has fewer than LEAST tokens. From level STEEP on, nodes are halved, so that the depth is bounded.
 
 About the weighted mean b of its tokens y = b + z, with n = b/|b|, a node has
 
@@ -16,13 +16,20 @@ import math
 
 import numpy as np
 
+from metastable.attention.direct.kernels import LOG2E
 from metastable.attention.tree.vectors import inlined, kernel, loose
 
-LEAF = 256
+LEAF = 512
+# No node has fewer tokens, unless the cloud has.
+LEAST = 16
+# A node of at most `leaf` tokens is split if this share of its variance is between the two means.
+CLEAR = 0.5
 # From this level on nodes are halved.
 STEEP = 24
 # So many tokens of a node are sampled for its split.
-SAMPLE = 256
+SAMPLE = 384
+# The score of a place without a token.
+LOWEST = -1e30
 # Iterations for the axis and for the two means.
 POWER, MEANS = 4, 3
 
@@ -72,7 +79,7 @@ def _select(points, index, out, lo, hi, mid):
 
 @inlined
 def _axis(points, lo, hi, step, mean, axis, other):
-    """axis ← roughly the axis of largest variance of every `step`-th token."""
+    """axis ← roughly the axis of largest variance of every `step`-th token; returns the variance in all directions."""
     d = points.shape[1]
     count = 0
     mean[:] = 0.0
@@ -83,11 +90,12 @@ def _axis(points, lo, hi, step, mean, axis, other):
     for k in range(d):
         mean[k] /= count
     # Power iteration starts with the token that is farthest from the mean.
-    far = -1.0
+    far, variance = -1.0, 0.0
     for i in range(lo, hi, step):
         square = 0.0
         for k in range(d):
             square += (points[i, k] - mean[k]) ** 2
+        variance += square / count
         if square > far:
             far = square
             for k in range(d):
@@ -104,17 +112,21 @@ def _axis(points, lo, hi, step, mean, axis, other):
         for k in range(d):
             norm += other[k] ** 2
         if not norm > 0.0:
-            return
+            return 0.0
         norm = math.sqrt(norm)
         for k in range(d):
             axis[k] = other[k] / norm
+    return variance
 
 
 @inlined
 def _two_means(points, lo, hi, step, mean, axis, one, two):
-    """axis ← the difference of the two means; returns the threshold: tokens with ⟨axis, y⟩ below it are in the first."""
+    """axis ← the difference of the two means; tokens with ⟨axis, y⟩ below a threshold are in the first part.
+
+    Returns the threshold and the variance between the two means.
+    """
     d = points.shape[1]
-    limit = 0.0
+    limit = between = 0.0
     for k in range(d):
         limit += axis[k] * mean[k]
     for _ in range(MEANS):
@@ -134,13 +146,15 @@ def _two_means(points, lo, hi, step, mean, axis, one, two):
                 for k in range(d):
                     two[k] += points[i, k]
         if ones == 0 or twos == 0:
-            return limit
-        limit = 0.0
+            return limit, 0.0
+        limit = between = 0.0
         for k in range(d):
             a, b = one[k] / ones, two[k] / twos
             axis[k] = b - a
+            between += (b - a) ** 2
             limit += 0.5 * (b - a) * (a + b)
-    return limit
+        between *= (ones / (ones + twos)) * (twos / (ones + twos))
+    return limit, between
 
 
 @kernel
@@ -154,25 +168,22 @@ def split(points, index, leaf, nodes, scratch, out):
     count, node = 1, 0
     while node < count:
         lo, hi, level = nodes[node, 0], nodes[node, 1], nodes[node, 3]
-        if hi - lo > leaf:
+        if hi - lo > 2 * LEAST:
             step = max(1, (hi - lo) // SAMPLE)
-            _axis(points, lo, hi, step, mean, axis, other)
-            limit = _two_means(points, lo, hi, step, mean, axis, one, two)
-            _project(points, lo, hi, axis, out)
-            below = 0
-            for i in range(lo, hi):
-                below += 1 if out[i] < limit else 0
-            mid = lo + below
-            if level >= STEEP:
-                mid = (lo + hi) >> 1
-            mid = min(max(mid, lo + leaf // 4), hi - leaf // 4)
-            _select(points, index, out, lo, hi, mid)
-            nodes[node, 2] = count
-            for child in range(2):
-                at = count + child
-                nodes[at, 0], nodes[at, 1] = (lo, mid) if child == 0 else (mid, hi)
-                nodes[at, 2], nodes[at, 3] = -1, level + 1
-            count += 2
+            variance = _axis(points, lo, hi, step, mean, axis, other)
+            limit, between = _two_means(points, lo, hi, step, mean, axis, one, two)
+            if hi - lo > leaf or between > CLEAR * variance:
+                _project(points, lo, hi, axis, out)
+                below = 0
+                for i in range(lo, hi):
+                    below += 1 if out[i] < limit else 0
+                mid = lo + below if level < STEEP else (lo + hi) >> 1
+                mid = min(max(mid, lo + LEAST), hi - LEAST)
+                _select(points, index, out, lo, hi, mid)
+                nodes[node, 2] = count
+                nodes[count, 0], nodes[count, 1], nodes[count, 2], nodes[count, 3] = lo, mid, -1, level + 1
+                nodes[count + 1, 0], nodes[count + 1, 1], nodes[count + 1, 2], nodes[count + 1, 3] = mid, hi, -1, level + 1
+                count += 2
         node += 1
     return count
 
@@ -263,24 +274,25 @@ def covariance(points, log_weights, lo, hi, centre, z, out):
 
 
 @kernel
-def arrange(points, log_weights, nodes, leaves, centres, keys, offsets, tops):
+def arrange(points, log_weights, nodes, leaves, centres, rows, starts, keys, tops):
     """Write the tokens of each leaf, relative to its centre, coordinate by coordinate, to `keys`, in its precision.
 
-    The last coordinate is log2(w / max w), and `tops` gets log2 of the largest weight of the leaf. Places without a token
-    have the lowest score.
+    The last of the `rows` coordinates is log2(w / max w), and `tops` gets log2 of the largest weight of the leaf. Places
+    without a token, up to a multiple of 16, have the lowest score. A leaf begins at its `starts` in `keys`.
     """
-    d, last = points.shape[1], keys.shape[1] - 1
+    d = points.shape[1]
     for leaf in range(leaves.size):
         node = leaves[leaf]
-        offsets[node] = leaf
         lo, hi = nodes[node, 0], nodes[node, 1]
+        size = (hi - lo + 15) // 16 * 16
+        block = keys[starts[leaf] : starts[leaf] + rows * size].reshape((rows, size))
         top = -math.inf
         for i in range(lo, hi):
             top = max(top, log_weights[i])
-        tops[leaf] = top * 1.4426950408889634
+        tops[leaf] = top * LOG2E
         for i in range(lo, hi):
             for k in range(d):
-                keys[leaf, k, i - lo] = points[i, k] - centres[node, k]
-            keys[leaf, last, i - lo] = (log_weights[i] - top) * 1.4426950408889634
-        for i in range(hi - lo, keys.shape[2]):
-            keys[leaf, last, i] = -1e30
+                block[k, i - lo] = points[i, k] - centres[node, k]
+            block[rows - 1, i - lo] = max((log_weights[i] - top) * LOG2E, LOWEST)
+        for i in range(hi - lo, size):
+            block[rows - 1, i] = LOWEST

@@ -156,13 +156,13 @@ def answers_of(single):
     """The kernel for sums over leaves in float32 (`single`) or in float64."""
     real = np.float32 if single else np.float64
 
-    def answers(cells, queries, first, last, theta, kappa, far, kappa_z, rounding, work, means, bounds, log_z, counts):
+    def answers(cells, queries, least_z, first, last, theta, kappa, far, kappa_z, rounding, work, means, bounds, log_z, counts):
         """Means, log Z and what bounds their errors for the queries first … last − 1.
 
         bounds[i] ← (1 if anything was left out, largest error of an expanded node, largest relative error of a weight
         by rounding, largest |z| of a leaf), see `certificate`.
         """
-        nodes, centres, sizes, keys, leaf_of, tops, slots, seconds = cells
+        nodes, centres, sizes, keys, rows, starts, leaf_of, tops, slots, seconds = cells
         d = queries.shape[1]
         lists, scores, sums, asked = work.lists, work.scores, work.sums, work.asked
         log_theta = math.log(theta)
@@ -177,7 +177,7 @@ def answers_of(single):
                     asked[q, k] = x * LOG2E
                     square += x * x
                 work.squares[q] = square
-                work.floor[q] = NOTHING
+                work.floor[q] = least_z[i]
                 work.running[q, 0] = NOTHING
                 work.running[q, 1:] = 0.0
                 lists[0, q] = q
@@ -233,15 +233,16 @@ def answers_of(single):
                 leaf = leaf_of[node]
                 padded = (nodes[node, 1] - nodes[node, 0] + 15) // 16 * 16
                 counts[0] += kept * (nodes[node, 1] - nodes[node, 0])
+                block = keys[starts[leaf] : starts[leaf] + rows * padded].reshape((rows, padded))
                 for a in range(kept):
                     q = lists[stacked, a]
                     base = work.heads[q] * LOG2E + tops[leaf]
                     # All tokens together have at most n e^top and are left out up to theta times their mass.
                     least = (work.floor[q] + log_theta + size[5]) * LOG2E - base
                     if single:
-                        top = _leaf_single(keys[leaf], padded, asked[q], scores, real(max(least, -1e30)), sums)
+                        top = _leaf_single(block, padded, asked[q], scores, real(max(least, -1e30)), sums)
                     else:
-                        top = _leaf_double(keys[leaf], padded, asked[q], scores, max(least, -1e30), sums)
+                        top = _leaf_double(block, padded, asked[q], scores, max(least, -1e30), sums)
                     if top <= least:
                         bounds[low + q, 0] = 1.0
                         continue
