@@ -38,6 +38,7 @@ def _buffers(d: int, real: type) -> dict[str, np.ndarray]:
         "floor": np.zeros(TILE),
         "heads": np.zeros(TILE),
         "spreads": np.zeros(TILE),
+        "highest": np.zeros(TILE),
         "running": np.zeros((TILE, d + 2)),
         "shifted": np.zeros(d),
         "asked": aligned((TILE, padded), np.dtype(real)),
@@ -67,7 +68,7 @@ class Cells:
         n, d = self._points.shape
         self._log_weights = self._given[self._index]
         count = len(self._nodes)
-        self._centres, self._sizes = np.zeros((count, d)), np.zeros((count, 7))
+        self._centres, self._sizes = np.zeros((count, d)), np.zeros((count, 8))
         measure(self._points, self._log_weights, self._nodes, count, self._centres, self._sizes, np.zeros(d))
         self._leaves = np.flatnonzero(self._nodes[:, 2] < 0)
         self._norm = math.sqrt(np.square(self._points).sum(axis=1).max())

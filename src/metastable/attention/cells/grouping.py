@@ -9,7 +9,11 @@ About the weighted mean b of its tokens y = b + z, with n = b/|b|, a node has
 
     along ≥ |⟨n, z⟩|,     across ≥ |z − ⟨n, z⟩ n|,     so that     |⟨u, z⟩| ≤ |⟨u, n⟩| along + |u − ⟨u, n⟩ n| across.  (1)
 
-On a sphere `along` is of the order of the square of `across`, and the bound is small for queries near the normal.
+and, with ρ = max |y| and r = max |z|, since 2⟨u, y⟩ = |u| (ρ + |y|²/ρ − |ρ u/|u| − y|²/ρ),
+
+    ⟨u, y⟩ ≤ |u| (ρ − max(|ρ u/|u| − b| − r, 0)² / (2ρ)).                                                          (2)
+
+On a sphere `along` is of the order of the square of `across`, and (1) is small for queries near the normal.
 """
 
 import math
@@ -190,23 +194,25 @@ def split(points, index, leaf, nodes, scratch, out):
 
 @loose
 def _extent(points, lo, hi, centre, normal):
-    """The largest |⟨n, z⟩|, |z − ⟨n, z⟩ n|² and |z|² over z = y − centre."""
-    along = across = square = 0.0
+    """The largest |⟨n, z⟩|, |z − ⟨n, z⟩ n|², |z|² and |y|² over y = centre + z."""
+    along = across = square = outer = 0.0
     for i in range(lo, hi):
-        s = t = 0.0
+        s = t = r = 0.0
         for k in range(centre.size):
             z = points[i, k] - centre[k]
             s += normal[k] * z
             t += z * z
+            r += points[i, k] ** 2
         along = max(along, abs(s))
         square = max(square, t)
         across = max(across, t - s * s)
-    return along, across, square
+        outer = max(outer, r)
+    return along, across, square, outer
 
 
 @kernel
 def measure(points, log_weights, nodes, count, centres, sizes, normal):
-    """Fill, for each node, its weighted mean b and (|b|, along, across, radius, log mass, log mean weight, span).
+    """Fill, for each node, its weighted mean b and (|b|, along, across, radius, log mass, log mean weight, span, ρ).
 
     span is the largest difference of two log-weights. A child's log mass and mean make those of its parent.
     """
@@ -243,11 +249,11 @@ def measure(points, log_weights, nodes, count, centres, sizes, normal):
         size[0] = norm
         for k in range(d):
             normal[k] = centre[k] / norm if norm > 0.0 else 0.0
-        along, across, square = _extent(points, lo, hi, centre, normal)
+        along, across, square, outer = _extent(points, lo, hi, centre, normal)
         # Differences of coordinates are exact to ε |y|, and t − s² to ε t. Both are covered here.
         slack = 1e-15 * (norm + math.sqrt(square))
         size[1], size[2] = along + slack, math.sqrt(max(across, 0.0) + 1e-14 * square) + slack
-        size[3] = math.sqrt(square) + slack
+        size[3], size[7] = math.sqrt(square) + slack, math.sqrt(outer) * (1.0 + 1e-15)
 
 
 @kernel

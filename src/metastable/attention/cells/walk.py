@@ -36,12 +36,21 @@ def _scores(columns, centre, out):
 
 
 @loose
-def _spreads(scores, squares, norm, along, across, radius, out):
-    """out[q] ← the bound of |⟨u_q, z⟩| over a node, see (1) of `grouping`. The square root is raised by its rounding."""
-    for q in range(out.size):
+def _reaches(scores, squares, size, spreads, highest):
+    """spreads[q] ← the bound of |⟨u_q, z⟩| over a node, highest[q] ← the bound of ⟨u_q, y⟩: (1) and (2) of `grouping`.
+
+    The square root is raised by its rounding.
+    """
+    norm, along, across, radius, outer = size[0], size[1], size[2], size[3], size[7]
+    for q in range(scores.size):
+        length = math.sqrt(squares[q])
         s = abs(scores[q]) / norm if norm > 0.0 else 0.0
         rest = math.sqrt(max(squares[q] - s * s, 0.0) + 1e-14 * squares[q])
-        out[q] = s * along + rest * across if norm > 0.0 else math.sqrt(squares[q]) * radius
+        spread = s * along + rest * across if norm > 0.0 else length * radius
+        gap = outer * outer + norm * norm - 2.0 * outer * scores[q] / length if length > 0.0 else 0.0
+        gap = max(math.sqrt(max(gap, 0.0)) - radius, 0.0)
+        ball = length * outer - 0.5 * length / outer * gap * gap if outer > 0.0 else 0.0
+        spreads[q], highest[q] = spread, min(scores[q] + spread, ball)
 
 
 @inner
@@ -190,12 +199,12 @@ def answers_of(single):
                 node, kept = work.stack[stacked, 0], 0
                 active, centre, size = work.stack[stacked, 1], centres[node], sizes[node]
                 _scores(work.columns, centre, work.heads)
-                _spreads(work.heads, work.squares, size[0], size[1], size[2], size[3], work.spreads)
+                _reaches(work.heads, work.squares, size, work.spreads, work.highest)
                 slot = slots[node]
                 for a in range(active):
                     q = lists[stacked, a]
                     spread = work.spreads[q]
-                    if work.heads[q] + spread <= work.floor[q] + log_theta:
+                    if work.highest[q] <= work.floor[q] + log_theta:
                         bounds[low + q, 0] = 1.0
                         continue
                     base = work.heads[q] + size[4]
