@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import namedtuple
 from typing import Any
@@ -13,7 +14,7 @@ from metastable.attention.direct import aligned
 from metastable.attention.prepared import BoundedMean, Sums
 from metastable.attention.threads import run_all, threads
 
-from .grouping import LEAF, LEAST, arrange, covariance, measure, split
+from .grouping import GROUPS, LEAF, LEAST, MEANS, SAMPLED, arrange, covariance, measure, nearest, split, spread_out
 from .walk import DEPTH, NOTHING, TILE, WIDTH, answers_of
 
 # What `work` counts: (query, token) pairs in leaves, (query, node) pairs that were expanded.
@@ -179,7 +180,7 @@ class Cells:
         tiles = -(-n // TILE)
         pieces = min(tiles, 8 * threads())
         edges = [min(n, tiles * i // pieces * TILE) for i in range(pieces + 1)]
-        counts += np.sum(run_all(run, list(zip(edges[:-1], edges[1:], strict=True))), axis=0)
+        counts += np.sum(run_all(run, list(itertools.pairwise(edges))), axis=0)
         # The certificate.
         left, expanded, error, radius = facts.T
         bounds = theta * left * far + expanded
@@ -203,9 +204,55 @@ def rounding(d: int, single: bool) -> float:
 
 def grouped(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sorted points, their order, and the nodes of the tree."""
-    points = np.array(points, dtype=np.float64, order="C")
     n, d = points.shape
     leaf = min(LEAF, max(2 * LEAST, LEAF_BYTES // (4 * d + 4) // 16 * 16))
-    index, nodes = np.arange(n), np.zeros((2 * (n // LEAST) + 8, 4), np.int64)
-    count = split(points, index, leaf, nodes, np.zeros((5, d)), np.zeros(n))
+    nodes = np.zeros((2 * (n // LEAST) + 4 * GROUPS, 4), np.int64)
+    nodes[0] = 0, n, -1, 0
+    count, index = 1, np.arange(n)
+    if n > 16 * leaf:
+        index, found = _groups(points, min(GROUPS, n // leaf))
+        count = len(found)
+        nodes[:count] = found
+    points = np.array(points[index], dtype=np.float64, order="C")
+    count = split(points, index, leaf, LEAST, nodes, count, np.zeros((5, d)), np.zeros(n))
     return points, index, nodes[:count]
+
+
+def _groups(points: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """An order of the tokens and the upper nodes of a tree whose leaves are up to `most` groups of close tokens.
+
+    The groups are those of `most` means of a sample. A hyperplane would cut clusters in two.
+    """
+    n, d = points.shape
+    sample = np.array(points[:: max(1, n // (SAMPLED * most))], order="C")
+    centres = np.zeros((most, d))
+    centres = centres[: spread_out(sample, centres, np.zeros(len(sample)))]
+    for _ in range(MEANS):
+        labels = _labels(sample, centres)
+        sizes = np.bincount(labels, minlength=len(centres))
+        sums = np.stack([np.bincount(labels, sample[:, k], len(centres)) for k in range(d)], axis=1)
+        centres = sums[sizes > 0] / sizes[sizes > 0, None]
+    labels = _labels(points, centres)
+    nodes, order = np.zeros((2 * len(centres), 4), np.int64), np.arange(len(centres))
+    nodes[0] = 0, len(centres), -1, 0
+    count = split(centres.copy(), order, 1, 1, nodes, 1, np.zeros((5, d)), np.zeros(len(centres)))
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    ranks = place[labels]
+    ends = np.concatenate([[0], np.cumsum(np.bincount(ranks, minlength=len(order)))])
+    nodes = nodes[:count]
+    nodes[:, :2] = ends[nodes[:, :2]]
+    return np.argsort(ranks, kind="stable"), nodes
+
+
+def _labels(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    """The nearest centre of each point."""
+    n, labels = len(points), np.empty(len(points), np.int64)
+    columns, halves = np.ascontiguousarray(centres.T), 0.5 * np.square(centres).sum(axis=1)
+
+    def run(lo: int, hi: int) -> None:
+        nearest(points, lo, hi, columns, halves, np.zeros(len(centres)), labels)
+
+    edges = [n * i // threads() for i in range(threads() + 1)]
+    run_all(run, list(itertools.pairwise(edges)))
+    return labels

@@ -26,6 +26,8 @@ from metastable.attention.tree.vectors import inlined, kernel, loose
 LEAF = 512
 # No node has fewer tokens, unless the cloud has.
 LEAST = 16
+# At most so many cells are made at once, from a sample of so many tokens a cell.
+GROUPS, SAMPLED = 128, 16
 # A node of at most `leaf` tokens is split if this share of its variance is between the two means.
 CLEAR = 0.5
 # From this level on nodes are halved.
@@ -162,17 +164,60 @@ def _two_means(points, lo, hi, step, mean, axis, one, two):
 
 
 @kernel
-def split(points, index, leaf, nodes, scratch, out):
-    """Sort the points and write the nodes (first, last, left child or −1, level); returns their number.
+def spread_out(sample, seeds, distances):
+    """seeds ← rows of the sample, each as far as possible from those before it; returns how many are distinct."""
+    n, d = sample.shape
+    distances[:] = math.inf
+    best = 0
+    for count in range(len(seeds)):
+        for k in range(d):
+            seeds[count, k] = sample[best, k]
+        far = -1.0
+        for i in range(n):
+            square = 0.0
+            for k in range(d):
+                square += (sample[i, k] - seeds[count, k]) ** 2
+            distances[i] = min(distances[i], square)
+            if distances[i] > far:
+                best, far = i, distances[i]
+        if far <= 0.0:
+            return count + 1
+    return len(seeds)
 
-    The right child of a node follows its left child. `scratch` is (5, d) and `out` has one number a point.
+
+@loose
+def _add_scaled(a, x, out):
+    for t in range(out.size):
+        out[t] += a * x[t]
+
+
+@kernel
+def nearest(points, lo, hi, columns, halves, scores, labels):
+    """labels[i] ← the centre nearest to point i, lo ≤ i < hi, for centres as columns and half of their squares."""
+    for i in range(lo, hi):
+        for t in range(scores.size):
+            scores[t] = -halves[t]
+        for k in range(points.shape[1]):
+            _add_scaled(points[i, k], columns[k], scores)
+        best = 0
+        for t in range(1, scores.size):
+            if scores[t] > scores[best]:
+                best = t
+        labels[i] = best
+
+
+@kernel
+def split(points, index, leaf, least, nodes, count, scratch, out):
+    """Split the nodes (first, last, left child or −1, level) that are there and sort the points; returns their number.
+
+    The right child of a node follows its left child. `scratch` is (5, d) and `out` has one number a point. No part has
+    fewer than `least` points.
     """
     mean, axis, one, two, other = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
-    nodes[0, 0], nodes[0, 1], nodes[0, 2], nodes[0, 3] = 0, len(points), -1, 0
-    count, node = 1, 0
+    node = 0
     while node < count:
         lo, hi, level = nodes[node, 0], nodes[node, 1], nodes[node, 3]
-        if hi - lo > 2 * LEAST:
+        if nodes[node, 2] < 0 and hi - lo >= 2 * least:
             step = max(1, (hi - lo) // SAMPLE)
             variance = _axis(points, lo, hi, step, mean, axis, other)
             limit, between = _two_means(points, lo, hi, step, mean, axis, one, two)
@@ -182,7 +227,7 @@ def split(points, index, leaf, nodes, scratch, out):
                 for i in range(lo, hi):
                     below += 1 if out[i] < limit else 0
                 mid = lo + below if level < STEEP else (lo + hi) >> 1
-                mid = min(max(mid, lo + LEAST), hi - LEAST)
+                mid = min(max(mid, lo + least), hi - least)
                 _select(points, index, out, lo, hi, mid)
                 nodes[node, 2] = count
                 nodes[count, 0], nodes[count, 1], nodes[count, 2], nodes[count, 3] = lo, mid, -1, level + 1
