@@ -19,10 +19,12 @@ from .walk import DEPTH, NOTHING, TILE, WIDTH, answers_of
 
 # What `work` counts: (query, token) pairs in leaves, (query, node) pairs that were expanded.
 COUNTS = ("pairs_direct", "nodes_expanded")
-# Shares of the tolerance: what is left out, expanded nodes, rounding in float32.
-LEFT_OUT, EXPANDED, ROUNDED = 0.35, 0.2, 0.4
+# Shares of the tolerance: what is left out, expanded nodes. The rest is for rounding in float32.
+LEFT_OUT, EXPANDED = 0.4, 0.2
 # Up to this relative error of a weight by rounding, the lower bounds of Z hold.
 LARGEST_ROUNDING = 0.25
+# One tile in so many is tried in float32 first.
+PILOT = 16
 # Nodes of at least so many tokens a dimension get second moments; expanding a smaller one saves little.
 MANY = 2
 # Size in float32 of the largest leaf, which should stay in the first cache.
@@ -110,13 +112,25 @@ class Cells:
             least = self._log_weights + np.einsum("ij,ij->i", asked, self._points)
         counts = np.zeros(len(COUNTS), np.int64)
         slots, seconds = self._moments(math.sqrt(np.square(queries).sum(axis=1).max(initial=0.0)))
-        for single in (True, False):
-            left = np.flatnonzero(~((bounds <= tol) & ((log_bounds <= tol) | (not log_z))))
-            if not len(left) or (single and not self._in_single(asked, tol)):
-                continue
-            found = self._within(asked[left], least[left], tol, log_z, single, slots, seconds, counts)
-            for own, other in zip((means, bounds, logs, log_bounds), found, strict=True):
-                own[left] = other
+        answers = means, bounds, logs, log_bounds
+
+        def answer(which: np.ndarray, single: bool) -> None:
+            found = self._within(asked[which], least[which], tol, log_z, single, slots, seconds, counts)
+            for own, other in zip(answers, found, strict=True):
+                own[which] = other
+
+        def left() -> np.ndarray:
+            return np.flatnonzero(~((bounds <= tol) & ((log_bounds <= tol) | (not log_z))))
+
+        if self._in_single(asked, tol):
+            # Float32 takes half the time. A few tiles tell whether its rounding is small enough.
+            every = np.arange(n)
+            some = every[every // TILE % PILOT == 0]
+            answer(some, True)
+            if 2 * np.isin(some, left()).sum() < len(some):
+                answer(left(), True)
+        if len(left()):
+            answer(left(), False)
         back = np.empty(n, np.int64)
         back[order] = np.arange(n)
         return means[back], bounds[back], logs[back], log_bounds[back], counts.tolist()
@@ -131,9 +145,8 @@ class Cells:
         """Whether float32 is likely to be enough."""
         d = asked.shape[1]
         leaf = float(np.median(self._sizes[self._leaves, 3]))
-        longest = math.sqrt(np.square(asked).sum(axis=1).max())
-        error = rounding(d, True) * longest * leaf + 3e-5
-        return error <= LARGEST_ROUNDING and error * min(2 * leaf, self._norm) <= ROUNDED * tol
+        longest = math.sqrt(np.square(asked).sum(axis=1).max(initial=0.0))
+        return tol > 1e-5 and rounding(d, True) * longest * leaf <= 0.5 * LARGEST_ROUNDING
 
     def _moments(self, scale: float) -> tuple[np.ndarray, np.ndarray]:
         """Second moments of the nodes that may be expanded for queries of this size."""
@@ -233,6 +246,8 @@ def _groups(points: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
         sums = np.stack([np.bincount(labels, sample[:, k], len(centres)) for k in range(d)], axis=1)
         centres = sums[sizes > 0] / sizes[sizes > 0, None]
     labels = _labels(points, centres)
+    used, labels = np.unique(labels, return_inverse=True)
+    centres = centres[used]
     nodes, order = np.zeros((2 * len(centres), 4), np.int64), np.arange(len(centres))
     nodes[0] = 0, len(centres), -1, 0
     count = split(centres.copy(), order, 1, 1, nodes, 1, np.zeros((5, d)), np.zeros(len(centres)))
