@@ -115,6 +115,8 @@ class Cells:
         answers = means, bounds, logs, log_bounds
 
         def answer(which: np.ndarray, single: bool) -> None:
+            if not len(which):
+                return
             found = self._within(asked[which], least[which], tol, log_z, single, slots, seconds, counts)
             for own, other in zip(answers, found, strict=True):
                 own[which] = other
@@ -129,8 +131,7 @@ class Cells:
             answer(some, True)
             if 2 * np.isin(some, left()).sum() < len(some):
                 answer(left(), True)
-        if len(left()):
-            answer(left(), False)
+        answer(left(), False)
         back = np.empty(n, np.int64)
         back[order] = np.arange(n)
         return means[back], bounds[back], logs[back], log_bounds[back], counts.tolist()
