@@ -11,6 +11,7 @@ or is killed, "auto" goes on without the engine.
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -33,7 +34,8 @@ PATIENCE = 120.0
 """Seconds that a process waits for another one that compiles for the same cache."""
 
 Task = tuple[str, int, str]
-"""What can be compiled: an engine, the dimension and the dtype. One compilation of the tree serves all of them."""
+"""What can be compiled: an engine, the dimension and the dtype. One compilation of "tree", and of "cells", which stands
+for the tree in high dimension, serves all of them."""
 
 
 def missing(best: str, d: int, dtype: torch.dtype, pairs: float) -> frozenset[str]:
@@ -52,7 +54,7 @@ def missing(best: str, d: int, dtype: torch.dtype, pairs: float) -> frozenset[st
 
 
 def _task(engine: str, d: int, dtype: torch.dtype) -> Task:
-    if engine == "tree":
+    if engine in ("tree", "cells"):
         return engine, 0, ""
     from metastable.attention.direct import layout
 
@@ -68,10 +70,8 @@ def _ready(task: Task) -> bool:
         return False
     # numba raises a RuntimeError where it finds no folder for its cache.
     with suppress(ImportError, RuntimeError):
-        if engine == "tree":
-            from metastable.attention import tree
-
-            return tree.compiled()
+        if engine in ("tree", "cells"):
+            return importlib.import_module(f"metastable.attention.{engine}").compiled()
         from metastable.attention import direct
 
         return direct.compiled(d, getattr(torch, dtype))
@@ -103,9 +103,18 @@ def compile_and_wait(engine: str, d: int, dtype: torch.dtype) -> None:
     _BESIDE.wait(task)
 
 
-def wait_for_tree() -> None:
-    """Wait while a process of ours compiles the tree."""
-    _BESIDE.wait(("tree", 0, ""))
+def wait_for(engine: str) -> None:
+    """Wait while a process of ours compiles "tree" or "cells"."""
+    _BESIDE.wait((engine, 0, ""))
+
+
+def cells_ready() -> bool:
+    """Whether "cells" is compiled. If not, its compilation is started."""
+    task = _task("cells", 0, torch.float64)
+    if not _ready(task):
+        _BESIDE.compile(task)
+        return False
+    return True
 
 
 def compile_into_cache(engine: str, d: int, dtype: str) -> None:
@@ -123,8 +132,8 @@ def compile_into_cache(engine: str, d: int, dtype: str) -> None:
             time.sleep(0.5)
         if _ready((engine, d, dtype)):
             return
-        if engine == "tree":
-            tree.compile_kernels()
+        if engine in ("tree", "cells"):
+            importlib.import_module(f"metastable.attention.{engine}").compile_kernels()
         else:
             direct.compile_kernel(d, getattr(torch, dtype))
 

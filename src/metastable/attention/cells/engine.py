@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from metastable.attention.compilation import on_disk
 from metastable.attention.direct import aligned
 from metastable.attention.prepared import BoundedMean, Sums
 from metastable.attention.threads import run_all, threads
@@ -25,6 +26,8 @@ LEFT_OUT, EXPANDED = 0.4, 0.2
 LARGEST_ROUNDING = 0.25
 # One tile in so many is tried in float32 first.
 PILOT = 16
+# Tokens and queries of the sample that tells whether a cloud is clustered, and the largest leaf there.
+SURVEYED, SURVEY_LEAF = (2048, 128), 64
 # Nodes of at least so many tokens a dimension get second moments; expanding a smaller one saves little.
 MANY = 2
 # Size in float32 of the largest leaf, which should stay in the first cache.
@@ -56,7 +59,8 @@ Work: Any = namedtuple("Work", _buffers(1, np.float64))  # type: ignore[misc]
 class Cells:
     """A cloud of tokens, points (N, d) and log-weights (N,), ready for queries. Not all log-weights may be −inf."""
 
-    def __init__(self, points: np.ndarray, log_weights: np.ndarray | None = None) -> None:
+    def __init__(self, points: np.ndarray, log_weights: np.ndarray | None = None, leaf: int = LEAF) -> None:
+        self._leaf = leaf
         log_weights = np.zeros(len(points)) if log_weights is None else log_weights
         self._alive = np.flatnonzero(log_weights > -np.inf)
         # Total weight 1: a token may be left out where e^{score} is below a share of Z.
@@ -67,7 +71,7 @@ class Cells:
 
     def refit(self, points: np.ndarray) -> None:
         """Move the tokens."""
-        self._points, self._index, self._nodes = grouped(points[self._alive])
+        self._points, self._index, self._nodes = grouped(points[self._alive], self._leaf)
         n, d = self._points.shape
         self._log_weights = self._given[self._index]
         count = len(self._nodes)
@@ -216,10 +220,33 @@ def rounding(d: int, single: bool) -> float:
     return (d + 6) * 2.0**-24 if single else 0.0
 
 
-def grouped(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def visible_share(points: np.ndarray, log_weights: np.ndarray, queries: np.ndarray, tol: float) -> float:
+    """About the share of all (query, token) pairs that `Cells` computes, from a sample in a few milliseconds."""
+    tokens = np.flatnonzero(log_weights > -np.inf)
+    tokens = tokens[:: -(-len(tokens) // SURVEYED[0])]
+    asked = queries[:: -(-len(queries) // SURVEYED[1])]
+    cells = Cells(points[tokens], log_weights[tokens], SURVEY_LEAF)
+    return cells.attend(asked, tol).work["pairs_direct"] / (len(asked) * len(tokens))
+
+
+def compiled() -> bool:
+    """Whether the kernels are ready, in this process or on disk: if not, the first call compiles for some seconds."""
+    last = answers_of(False)
+    return bool(last.signatures) or on_disk(last)
+
+
+def compile_kernels() -> None:
+    """Compile every kernel, or load it from disk."""
+    points = np.repeat(np.eye(2), 4 * LEAST, axis=0)
+    _groups(points, 2)
+    for tol in (0.5, 1e-6):
+        Cells(points).attend(points, tol)
+
+
+def grouped(points: np.ndarray, most: int = LEAF) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sorted points, their order, and the nodes of the tree."""
     n, d = points.shape
-    leaf = min(LEAF, max(2 * LEAST, LEAF_BYTES // (4 * d + 4) // 16 * 16))
+    leaf = min(most, max(2 * LEAST, LEAF_BYTES // (4 * d + 4) // 16 * 16))
     nodes = np.zeros((2 * (n // LEAST) + 4 * GROUPS, 4), np.int64)
     nodes[0] = 0, n, -1, 0
     count, index = 1, np.arange(n)

@@ -18,6 +18,8 @@ TILE = 64
 WIDTH = 8
 # Entries of the stack: a bound of the depth of the tree, which halves nodes from level STEEP on.
 DEPTH = 96
+# So many nodes, in the order of their levels, are compared before the walk.
+UPPER = 128
 # Nothing found yet, as the logarithm of a sum.
 NOTHING = -1e300
 # Exponents e^T with a larger T are not computed: no such node is expanded.
@@ -33,6 +35,13 @@ def _scores(columns, centre, out):
         c = centre[k]
         for q in range(out.size):
             out[q] += c * columns[k, q]
+
+
+@loose
+def _raise(scores, log_mass, floor):
+    """floor[q] ← at least the Jensen bound of log Z by one node."""
+    for q in range(floor.size):
+        floor[q] = max(floor[q], scores[q] + log_mass)
 
 
 @loose
@@ -193,6 +202,10 @@ def answers_of(single):
             for q in range(m):
                 for k in range(4):
                     bounds[low + q, k] = 0.0
+            # The upper nodes tell which clusters matter.
+            for node in range(min(len(nodes), UPPER)):
+                _scores(work.columns, centres[node], work.heads)
+                _raise(work.heads, sizes[node, 4], work.floor)
             work.stack[0, 0], work.stack[0, 1], stacked = 0, m, 1
             while stacked:
                 stacked -= 1
@@ -208,7 +221,8 @@ def answers_of(single):
                         bounds[low + q, 0] = 1.0
                         continue
                     base = work.heads[q] + size[4]
-                    work.floor[q] = max(work.floor[q], base)
+                    if node >= UPPER:
+                        work.floor[q] = max(work.floor[q], base)
                     if slot >= 0 and spread <= WIDEST:
                         variance = _times(seconds[slot], queries[low + q], work.shifted)
                         remainder = variance * math.exp(spread)
