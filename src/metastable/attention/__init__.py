@@ -38,8 +38,8 @@ def attend(cloud: Cloud, queries: Array, engine: str = "auto", tol: float = TREE
     For a field, u = β Bᵀx. "dense", "flash" and "direct" give the same numbers up to rounding, in a time ∝ N·n and in
     memory O((N + n)·d) plus one block. "direct" is the quickest of them on the CPU up to d = 16. "tree" is for low
     dimension, and for clusters in any dimension: certified |m − exact| ≤ `tol` for every query, on the CPU. Up to d = 3
-    it takes about O(N + n). Above, a query costs as much as the tokens in the clusters that it sees, or less if they are
-    narrow. "direct" and "tree" are compiled at their first use, for a few and for ten to twenty seconds.
+    it takes about O(N + n). Above, a query costs as much as the tokens in the clusters that it sees, or less if the
+    clusters are narrow. "direct" and "tree" are compiled at their first use, for a few and for ten to twenty seconds.
 
     "auto" takes the quickest engine that is ready (see `choose`). In four and more dimensions it tries on a sample of a
     large cloud whether clusters make the tree the quickest. What is not compiled yet is compiled in the

@@ -38,8 +38,8 @@ d = 4 is a guess. benchmarks/crossover.py compares the two engines and is still 
 """
 
 CLUSTERED_FROM, CLUSTERED_PAIRS, CLUSTERED_TOKENS, FINEST = 4, 1e9, 5_000, 1e-9
-"""The dimension, the number of (query, token) pairs, and of tokens and of queries, from which "auto" looks for clusters,
-and down to which tolerance. Looking takes one or two per cent of the time of all pairs, or less."""
+"""The dimension, the number of (query, token) pairs, and of tokens and of queries, from which "auto" looks for
+clusters, and down to which tolerance. Looking takes one or two per cent of the time of all pairs, or less."""
 
 CLUSTERED = 0.25
 """Up to this share of visible pairs the tree is taken to be quicker than all pairs, in the same or in higher precision:

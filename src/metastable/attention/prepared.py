@@ -125,7 +125,7 @@ where the queries see more than `engines.CLUSTERED` of all tokens."""
 
 
 def grow(points: np.ndarray, log_weights: np.ndarray, queries: np.ndarray, tol: float) -> Tree | Cells:
-    """What answers these queries for the engine "tree". Kernels are compiled first if need be, with a line on stderr."""
+    """What answers these queries for the engine "tree". It is compiled if need be, and a line on stderr says so."""
     from metastable.attention import cells, tree
     from metastable.attention.compilation import wait_for
 

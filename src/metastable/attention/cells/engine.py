@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import namedtuple
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -53,6 +53,19 @@ def _buffers(d: int, real: type) -> dict[str, np.ndarray]:
     }
 
 
+class Limits(NamedTuple):
+    """What may be left out, relative to Z; errors that an expanded node may add to the mean and, relatively, to Z.
+
+    far is the largest distance of two tokens, and rounding that of `rounding`.
+    """
+
+    theta: float
+    kappa: float
+    kappa_z: float
+    far: float
+    rounding: float
+
+
 Work: Any = namedtuple("Work", _buffers(1, np.float64))  # type: ignore[misc]
 
 
@@ -72,7 +85,7 @@ class Cells:
     def refit(self, points: np.ndarray) -> None:
         """Move the tokens."""
         self._points, self._index, self._nodes = grouped(points[self._alive], self._leaf)
-        n, d = self._points.shape
+        d = self._points.shape[1]
         self._log_weights = self._given[self._index]
         count = len(self._nodes)
         self._centres, self._sizes = np.zeros((count, d)), np.zeros((count, 8))
@@ -177,7 +190,6 @@ class Cells:
         slots: np.ndarray,
         seconds: np.ndarray,
         counts: Any,
-   
     ) -> tuple[np.ndarray, ...]:
         n, d = asked.shape
         widest = 2.0 * float(self._sizes[0, 3])
@@ -190,9 +202,8 @@ class Cells:
 
         def run(first: int, last: int) -> np.ndarray:
             work, found = Work(**_buffers(d, np.float32 if single else np.float64)), np.zeros(len(COUNTS), np.int64)
-            answers(
-                cells, asked, least, first, last, theta, kappa, far, kappa_z, rounding(d, single), work, means, facts, logs, found
-            )
+            limits = Limits(theta, kappa, kappa_z, far, rounding(d, single))
+            answers(cells, asked, least, first, last, limits, work, means, facts, logs, found)
             return found
 
         tiles = -(-n // TILE)

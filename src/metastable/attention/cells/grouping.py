@@ -7,7 +7,7 @@ has fewer than LEAST tokens. From level STEEP on, nodes are halved, so that the 
 
 About the weighted mean b of its tokens y = b + z, with n = b/|b|, a node has
 
-    along ≥ |⟨n, z⟩|,     across ≥ |z − ⟨n, z⟩ n|,     so that     |⟨u, z⟩| ≤ |⟨u, n⟩| along + |u − ⟨u, n⟩ n| across.  (1)
+    along ≥ |⟨n, z⟩|,   across ≥ |z − ⟨n, z⟩ n|,   so that   |⟨u, z⟩| ≤ |⟨u, n⟩| along + |u − ⟨u, n⟩ n| across,      (1)
 
 and, with ρ = max |y| and r = max |z|, since 2⟨u, y⟩ = |u| (ρ + |y|²/ρ − |ρ u/|u| − y|²/ρ),
 
@@ -17,8 +17,6 @@ On a sphere `along` is of the order of the square of `across`, and (1) is small 
 """
 
 import math
-
-import numpy as np
 
 from metastable.attention.direct.kernels import LOG2E
 from metastable.attention.tree.vectors import inlined, kernel, loose
@@ -230,8 +228,9 @@ def split(points, index, leaf, least, nodes, count, scratch, out):
                 mid = min(max(mid, lo + least), hi - least)
                 _select(points, index, out, lo, hi, mid)
                 nodes[node, 2] = count
-                nodes[count, 0], nodes[count, 1], nodes[count, 2], nodes[count, 3] = lo, mid, -1, level + 1
-                nodes[count + 1, 0], nodes[count + 1, 1], nodes[count + 1, 2], nodes[count + 1, 3] = mid, hi, -1, level + 1
+                for child in (count, count + 1):
+                    nodes[child, 0], nodes[child, 1] = (lo, mid) if child == count else (mid, hi)
+                    nodes[child, 2], nodes[child, 3] = -1, level + 1
                 count += 2
         node += 1
     return count
@@ -328,8 +327,8 @@ def covariance(points, log_weights, lo, hi, centre, z, out):
 def arrange(points, log_weights, nodes, leaves, centres, rows, starts, keys, tops):
     """Write the tokens of each leaf, relative to its centre, coordinate by coordinate, to `keys`, in its precision.
 
-    The last of the `rows` coordinates is log2(w / max w), and `tops` gets log2 of the largest weight of the leaf. Places
-    without a token, up to a multiple of 16, have the lowest score. A leaf begins at its `starts` in `keys`.
+    The last of the `rows` coordinates is log2(w / max w), and `tops` gets log2 of the largest weight of the leaf.
+    Places without a token, up to a multiple of 16, have the lowest score. A leaf begins at its `starts` in `keys`.
     """
     d = points.shape[1]
     for leaf in range(leaves.size):

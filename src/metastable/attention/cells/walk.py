@@ -9,7 +9,7 @@ import math
 import numpy as np
 from numba import njit
 
-from metastable.attention.direct.kernels import LOG2E, _larger, exp2_double, exp2_single
+from metastable.attention.direct.kernels import LOG2E, exp2_double, exp2_single, larger
 from metastable.attention.tree.vectors import inlined, inner, kernel, loose
 
 # Queries that walk together.
@@ -78,8 +78,8 @@ def _add(running, top, f, point):
 
 
 @inlined
-def _expand(running, base, u, centre, second, shifted, variance):
-    """Add a node by its first two moments: f = e^base (1 + ⟨u, Cu⟩/2), g = f b + e^base Cu."""
+def _expand(running, base, centre, shifted, variance):
+    """Add a node by its moments: f = e^base (1 + ⟨u, Cu⟩/2), g = f b + e^base Cu, from `shifted` = Cu."""
     f = 1.0 + 0.5 * variance
     for k in range(centre.size):
         shifted[k] = centre[k] + shifted[k] / f
@@ -101,9 +101,8 @@ def _times(second, u, shifted):
 
 # As in `direct`: sums may be reordered, and all numbers are finite.
 _LOOSE = {"reassoc", "contract", "arcp", "nsz", "nnan", "ninf"}
-_inner = njit(
-    cache=True, nogil=True, error_model="numpy", _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True, fastmath=_LOOSE
-)
+_common = functools.partial(njit, cache=True, nogil=True, error_model="numpy", _nrt=False)
+_inner = functools.partial(_common, no_cpython_wrapper=True, no_cfunc_wrapper=True, fastmath=_LOOSE)
 
 
 def _leaf_sums_of(single):
@@ -129,7 +128,7 @@ def _leaf_sums_of(single):
                 s = scores[i] + u0 * y[0, i] + u1 * y[1, i] + u2 * y[2, i] + u3 * y[3, i]
                 s += u4 * y[4, i] + u5 * y[5, i] + u6 * y[6, i] + u7 * y[7, i]
                 scores[i] = s
-                top = _larger(s, top)
+                top = larger(s, top)
         if top <= least:
             return top
         z = zero
@@ -163,7 +162,7 @@ def _leaf_sums_of(single):
 
     # Every kernel has its own file in numba's cache.
     leaf_sums.__qualname__ = f"leaf_sums_{real.__name__}"
-    return _inner(leaf_sums)
+    return _inner()(leaf_sums)
 
 
 _leaf_single, _leaf_double = _leaf_sums_of(True), _leaf_sums_of(False)
@@ -174,7 +173,7 @@ def answers_of(single):
     """The kernel for sums over leaves in float32 (`single`) or in float64."""
     real = np.float32 if single else np.float64
 
-    def answers(cells, queries, least_z, first, last, theta, kappa, far, kappa_z, rounding, work, means, bounds, log_z, counts):
+    def answers(cells, queries, least_z, first, last, limits, work, means, bounds, log_z, counts):
         """Means, log Z and what bounds their errors for the queries first … last − 1.
 
         bounds[i] ← (1 if anything was left out, largest error of an expanded node, largest relative error of a weight
@@ -183,6 +182,7 @@ def answers_of(single):
         nodes, centres, sizes, keys, rows, starts, leaf_of, tops, slots, seconds = cells
         d = queries.shape[1]
         lists, scores, sums, asked = work.lists, work.scores, work.sums, work.asked
+        theta, kappa, kappa_z, far, rounding = limits
         log_theta = math.log(theta)
         for low in range(first, last, TILE):
             m = min(TILE, last - low)
@@ -229,7 +229,7 @@ def answers_of(single):
                         error_z = remainder * spread / 6.0
                         error = 0.5 * remainder * size[3] + error_z * far
                         if error <= kappa and error_z <= kappa_z:
-                            _expand(work.running[q], base, queries[low + q], centre, seconds[slot], work.shifted, variance)
+                            _expand(work.running[q], base, centre, work.shifted, variance)
                             bounds[low + q, 1] = max(bounds[low + q, 1], error)
                             counts[1] += 1
                             continue
@@ -260,12 +260,15 @@ def answers_of(single):
                 for a in range(kept):
                     q = lists[stacked, a]
                     base = work.heads[q] * LOG2E + tops[leaf]
-                    # All tokens together have at most n e^top and are left out up to theta times their mass.
-                    least = (work.floor[q] + log_theta + size[5]) * LOG2E - base
+                    error = rounding * (math.sqrt(work.squares[q]) * size[3] + size[6])
+                    # All tokens together have at most n e^top and are left out up to theta times their mass. The
+                    # rounding of the scores, and of `least` itself, is on the safe side.
+                    least = (work.floor[q] + log_theta + size[5] - error) * LOG2E - base
+                    least = real(max(least - 2.0 * rounding * abs(least), -1e30))
                     if single:
-                        top = _leaf_single(block, padded, asked[q], scores, real(max(least, -1e30)), sums)
+                        top = _leaf_single(block, padded, asked[q], scores, least, sums)
                     else:
-                        top = _leaf_double(block, padded, asked[q], scores, max(least, -1e30), sums)
+                        top = _leaf_double(block, padded, asked[q], scores, least, sums)
                     if top <= least:
                         bounds[low + q, 0] = 1.0
                         continue
@@ -276,7 +279,6 @@ def answers_of(single):
                     _add(running, base + np.float64(top), f, work.shifted)
                     # The sums are only known up to rounding and the errors of expanded nodes; 0.6 covers both.
                     work.floor[q] = max(work.floor[q], (running[0] + math.log2(0.6 * running[1])) / LOG2E)
-                    error = rounding * (math.sqrt(work.squares[q]) * size[3] + size[6])
                     bounds[low + q, 2] = max(bounds[low + q, 2], error)
                     bounds[low + q, 3] = max(bounds[low + q, 3], size[3])
             for q in range(m):
