@@ -9,7 +9,7 @@ for answering all queries within 1e-3. Both sides use the same cores and repeat.
 printed with the range over all pairs of runs. The error is measured in float64 at 20 random queries. `direct` is the
 ratio of the time of the direct engine in float32, scaled from 20 000 queries, to the tree's.
 
-The rows "no clusters" have uniform clouds of 32 000 tokens, where "auto" looks for clusters: their ratio is the time of
+The rows "uniform" have clouds of 32 000 tokens, where "auto" looks for clusters: their ratio is the time of
 "auto" to that of the engine that it takes, at most a few per cent above 1.
 """
 
@@ -93,7 +93,7 @@ def no_clusters(d: int, beta: float, repeats: int) -> dict[str, object]:
     timing = ratios(
         lambda: ms.attend(cloud, u, "auto", TOL), lambda: ms.attend(cloud, u, engine, TOL), repeats=max(5, repeats)
     )
-    return {"what": f"no clusters, d = {d}", "N": len(u), "beta": beta, "auto": engine, **timing}
+    return {"what": f"uniform, `auto` against its engine, d = {d}", "N": len(u), "beta": beta, "auto": engine, **timing}
 
 
 def main() -> None:
