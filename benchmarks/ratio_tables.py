@@ -8,6 +8,7 @@ from measure import RESULTS
 
 TITLES = {
     "flash": "`flash` against the plain dense softmax of published scripts, float32, d = 3, N = 20 000",
+    "clusters": "the tree for clusters at N = 10⁵, against `flash` in float32",
     "family": "the field of a member of the family at N = 10⁶ by the tree, against that of one softmax head",
     "spectrum": "eigenvalues of 144 heads of width 768, factored against dense",
     "weights": "audit: the table of 144 heads of width 768, against dense eigenvalues of M and V",

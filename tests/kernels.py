@@ -7,11 +7,12 @@ that needs a kernel before another worker has finished it compiles it too, for u
 import torch
 
 import metastable as ms
-from metastable.attention import direct, tree
+from metastable.attention import cells, direct, tree
 
 if __name__ == "__main__":
     if not tree.compiled():
         tree.compile_kernels()
+    cells.compile_kernels()
     # By dimension: alone, in one group of coordinates, and in groups.
     for d in (*range(1, 10), 11, 16):
         for dtype in (torch.float32, torch.float64):

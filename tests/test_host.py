@@ -73,6 +73,7 @@ def other():
 def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit, tmp_path):
     """Every public function that computes something, by name. `own_path` is another path for each call."""
     cloud = ms.uniform(300, d=3, seed=0)
+    wide = ms.uniform(300, d=6, seed=0)
     circle = ms.Head.from_interaction([[1.34, 0.2], [0.2, 0.76]], [[1.04, -0.29], [-0.29, 0.66]])
     block = ms.Block([head, head], ms.Perceptron.random(3, 8), kernel="unnormalised", noise=0.1)
     flat = ms.Block([circle, circle], ms.Perceptron.random(2, 8))
@@ -100,6 +101,7 @@ def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit
         "attend flash": lambda: ms.attend(cloud, 9 * cloud.points, engine="flash"),
         "attend direct": lambda: ms.attend(cloud, 9 * cloud.points, engine="direct"),
         "attend tree": lambda: ms.attend(cloud, 9 * cloud.points, engine="tree", tol=1e-3),
+        "attend clusters": lambda: ms.attend(wide, 9 * wide.points, engine="tree", tol=1e-3),
         "attend_with_bound": lambda: ms.attend_with_bound(cloud, 9 * cloud.points, tol=1e-3),
         "velocity": lambda: ms.velocity(head, cloud, beta=9.0),
         "value_flow": lambda: ms.value_flow(head, cloud.points, torch.tensor([0.0, 1.0])),
@@ -142,7 +144,16 @@ def calls(head, run, model, other, tokenizer, texts, long_texts, baseline, audit
 
 
 NAMES = [
-    *("attend dense", "attend flash", "attend direct", "attend tree", "attend_with_bound", "velocity", "value_flow"),
+    *(
+        "attend dense",
+        "attend flash",
+        "attend direct",
+        "attend tree",
+        "attend clusters",
+        "attend_with_bound",
+        "velocity",
+        "value_flow",
+    ),
     *("zero_temperature_flow", "clouds", "simulate", "simulate hardmax", "mean_field", "theory", "wasserstein"),
     *("simulate a block", "theory of a block", "Block.from_encoder"),
     *("certificate", "phases", "figures", "report", "save and load", "claims", "audit", "audit report", "compare"),
@@ -156,6 +167,7 @@ WITH_FILES_OR_THREADS = [
     *(
         "attend direct",
         "attend tree",
+        "attend clusters",
         "simulate",
         "report",
         "save and load",

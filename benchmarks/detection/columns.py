@@ -199,7 +199,12 @@ def code() -> str:
     room = Path(metastable.monitor.__file__).parent
     hooks = room.parent / "encoder" / "hooks.py"
     own = Path(__file__).with_name("detectors.py")
-    files = [*(room / name for name in ("moments.py", "exposure.py", "spoiling.py")), hooks, own, *sorted((room / "detectors").glob("*.py"))]
+    files = [
+        *(room / name for name in ("moments.py", "exposure.py", "spoiling.py")),
+        hooks,
+        own,
+        *sorted((room / "detectors").glob("*.py")),
+    ]
     return hashlib.sha256("".join(_syntax(file.read_text(encoding="utf-8")) for file in files).encode()).hexdigest()
 
 

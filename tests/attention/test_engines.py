@@ -200,6 +200,33 @@ def test_places_are_counted_by_the_share_of_their_tokens(seed):
         assert engines.crowded(cloud.points, u[: queries + 3])
 
 
+@pytest.mark.parametrize("d", [4, 16, 64])
+def test_auto_takes_the_tree_for_clusters_in_any_dimension(d, dtype):
+    def chosen(cloud, tol=1e-3, **options):
+        u = 1e3 * cloud.points
+        return choose("auto", cloud.log_weights, d, len(u), tol, at=(cloud.points, u), **options)
+
+    centres = ms.uniform(20, d, seed=1).points
+    clusters = ms.mixture(32_000, centres, kappas=400.0, seed=2).to(dtype)
+    other = "direct" if d <= 16 else "flash"
+    assert chosen(clusters, without=()) == "tree"
+    assert chosen(clusters, without=("tree",)) == other
+    assert chosen(clusters, tol=1e-12, without=()) == other
+    assert chosen(clusters, causal=True, without=()) == other
+    assert chosen(ms.Cloud(clusters.points[:2000]), without=()) == other
+    assert d == 4 or chosen(ms.uniform(32_000, d, seed=0).to(dtype), without=()) == other
+
+
+def test_auto_answers_clusters_by_the_tree_within_its_tolerance():
+    centres = ms.uniform(20, 16, seed=1).points
+    cloud = ms.mixture(40_000, centres, kappas=400.0, seed=2)
+    u = 1e3 * cloud.points
+    found = ms.attend(cloud, u, tol=1e-3)
+    assert torch.equal(found, ms.attend(cloud, u, engine="tree", tol=1e-3))
+    exact = ms.attend(cloud, u[:200], engine="dense")
+    assert 0 < float((found[:200] - exact).norm(dim=1).max()) <= 1e-3
+
+
 def test_bad_queries_and_engines_are_refused():
     cloud = ms.uniform(5, d=3)
     with pytest.raises(ms.BadInput, match="engine is 'gpu'; choose one of auto, dense, flash, direct, tree"):

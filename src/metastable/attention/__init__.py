@@ -37,11 +37,13 @@ def attend(cloud: Cloud, queries: Array, engine: str = "auto", tol: float = TREE
 
     For a field, u = β Bᵀx. "dense", "flash" and "direct" give the same numbers up to rounding, in a time ∝ N·n and in
     memory O((N + n)·d) plus one block. "direct" is the quickest of them on the CPU up to d = 16. "tree" is for low
-    dimension: certified |m − exact| ≤ `tol` for every query, in about O(N + n), float64 on the CPU. "direct" and "tree"
-    are compiled at their first use, for a few and for about twenty seconds.
+    dimension, and for clusters in any dimension: certified |m − exact| ≤ `tol` for every query, on the CPU. Up to d = 3
+    it takes about O(N + n). Above, a query costs as much as the tokens in the clusters that it sees, or less if the
+    clusters are narrow. "direct" and "tree" are compiled at their first use, for a few and for ten to twenty seconds.
 
     "auto" takes the quickest engine that is ready (see `choose`); "direct or tree" is the one of the two that is
-    expected to be quicker for these tokens. What is not compiled yet is compiled in the
+    expected to be quicker for these tokens. In four and more dimensions "auto" tries on a sample of a large cloud
+    whether clusters make the tree the quickest. What is not compiled yet is compiled in the
     background and used by later calls; "auto" waits for it only where the other engines would take longer. Name an
     engine for results that are the same bit for bit in every call, and "dense", "flash" or "direct" for results that
     are exact to rounding.
@@ -69,9 +71,8 @@ def attend_with_bound(cloud: Cloud, queries: Array, tol: float = TREE_TOLERANCE)
 
 def softmax_mean(cloud: Cloud, u: Tensor, engine: str, tol: float = TREE_TOLERANCE, paired: bool = False) -> Tensor:
     """`attend` for queries that are known to fit the cloud."""
-    return Prepared(cloud.log_weights, choose(engine, cloud.log_weights, cloud.dim, len(u), tol), tol)(
-        cloud.points, u, paired
-    )
+    name = choose(engine, cloud.log_weights, cloud.dim, len(u), tol, at=(cloud.points, u))
+    return Prepared(cloud.log_weights, name, tol)(cloud.points, u, paired)
 
 
 def _queries(cloud: Cloud, queries: Array) -> Tensor:

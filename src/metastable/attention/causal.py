@@ -112,6 +112,7 @@ def _pieces(points: Tensor, log_weights: Tensor, queries: Tensor, tol: float) ->
             yield rows, exact_sums("direct", points[rows], log_weights[rows], queries[rows], causal=True)
             continue
         mid = (lo + hi) // 2
-        tree = grow(as_numpy(points[lo:mid]), as_numpy(log_weights[lo:mid]))
-        yield slice(mid, hi), tree.sums(as_numpy(queries[mid:hi]), tol)
+        asked = as_numpy(queries[mid:hi])
+        tree = grow(as_numpy(points[lo:mid]), as_numpy(log_weights[lo:mid]), asked, tol)
+        yield slice(mid, hi), tree.sums(asked, tol)
         todo += [(mid, hi), (lo, mid)]

@@ -13,6 +13,7 @@ or is killed, "auto" goes on without the engine.
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -38,7 +39,8 @@ TAKEN = 75
 """Exit code of a process that found another one compiling for the same cache."""
 
 Task = tuple[str, int, str]
-"""What can be compiled: an engine, the dimension and the dtype. One compilation of the tree serves all of them."""
+"""What can be compiled: an engine, the dimension and the dtype. One compilation of "tree", and of "cells", which stands
+for the tree in high dimension, serves all of them."""
 
 
 def missing(best: str, d: int, dtype: torch.dtype, pairs: float) -> frozenset[str]:
@@ -57,7 +59,7 @@ def missing(best: str, d: int, dtype: torch.dtype, pairs: float) -> frozenset[st
 
 
 def _task(engine: str, d: int, dtype: torch.dtype) -> Task:
-    if engine == "tree":
+    if engine in ("tree", "cells"):
         return engine, 0, ""
     from metastable.attention.direct import layout
 
@@ -75,10 +77,8 @@ def _compiled(task: Task) -> bool:
     engine, d, dtype = task
     # numba raises a RuntimeError where it finds no folder for its cache.
     with suppress(ImportError, RuntimeError):
-        if engine == "tree":
-            from metastable.attention import tree
-
-            return tree.compiled()
+        if engine in ("tree", "cells"):
+            return importlib.import_module(f"metastable.attention.{engine}").compiled()
         from metastable.attention import direct
 
         return direct.compiled(d, getattr(torch, dtype))
@@ -117,22 +117,31 @@ def compile_and_wait(engine: str, d: int, dtype: torch.dtype) -> None:
     _BESIDE.wait(task)
 
 
-def wait_for_tree() -> None:
-    """Wait while a process of ours compiles the tree."""
-    _BESIDE.wait(("tree", 0, ""))
+def wait_for(engine: str) -> None:
+    """Wait while a process of ours compiles "tree" or "cells"."""
+    _BESIDE.wait((engine, 0, ""))
+
+
+def cells_ready() -> bool:
+    """Whether "cells" is compiled. If not, its compilation is started."""
+    task = _task("cells", 0, torch.float64)
+    if not _ready(task):
+        _BESIDE.compile(task)
+        return False
+    return True
 
 
 def compile_into_cache(engine: str, d: int, dtype: str) -> None:
     """What the process does: compile, unless another one has done so meanwhile."""
-    from metastable.attention import direct, tree
-
     if hasattr(os, "nice"):
         os.nice(10)
     if _compiled((engine, d, dtype)):
         return
-    if engine == "tree":
-        tree.compile_kernels()
+    if engine in ("tree", "cells"):
+        importlib.import_module(f"metastable.attention.{engine}").compile_kernels()
     else:
+        from metastable.attention import direct
+
         direct.compile_kernel(d, getattr(torch, dtype))
 
 

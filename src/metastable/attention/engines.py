@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from metastable.arrays import real
-from metastable.attention.compilation import missing
+from metastable.attention.compilation import cells_ready, missing
 from metastable.attention.dense import dense, dense_sums
 from metastable.attention.direct import direct, direct_sums
 from metastable.attention.flash import flash, flash_sums
@@ -47,6 +47,14 @@ EITHER_FROM = {3: 1_250}
 PER_CELL = 25
 """The N·n/(N + n) by which each further place raises that threshold: see `crowded` and benchmarks/crossover.py."""
 
+CLUSTERED_FROM, CLUSTERED_PAIRS, CLUSTERED_TOKENS, FINEST = 4, 1e9, 5_000, 1e-9
+"""The dimension, the number of (query, token) pairs, and of tokens and of queries, from which "auto" looks for
+clusters, and down to which tolerance. Looking takes one or two per cent of the time of all pairs, or less."""
+
+CLUSTERED = 0.25
+"""Up to this share of visible pairs the tree is taken to be quicker than all pairs, in the same or in higher precision:
+see benchmarks/clusters.py."""
+
 CAUSAL_TREE_FROM = {2: (8_000, 1e-9), 3: (10_000, 1e-9)}
 """By dimension, the N·n/(N + n) from which `tree` is used instead of `direct` under a causal mask, where n = N:
 guesses from the thresholds against `flash`. benchmarks/causal.py compares the two and is still to be recorded."""
@@ -61,11 +69,14 @@ def choose(
     kernel: str = "softmax",
     causal: bool = False,
     without: Collection[str] | None = None,
+    at: tuple[Tensor, Tensor] | None = None,
 ) -> str:
     """The engine that `engine` stands for: itself, or for "auto" the quickest one that keeps to `tol` and is ready.
 
     without : the engines that "auto" does not take. By default those that are not compiled yet; their compilation is
         then started in the background, see `compilation`
+    at : the points and the queries; without them "auto" cannot see whether tokens in `CLUSTERED_FROM` or more
+        dimensions are clustered
     """
     if engine == EITHER and kernel == "softmax" and not causal:
         return engine
@@ -82,6 +93,8 @@ def choose(
     best = quickest(log_weights, d, queries, tol, causal)
     if best == EITHER and kernel != "softmax":
         best = "direct"
+    if best != "tree" and not causal and at is not None and _clustered(log_weights, *at, tol, without):
+        return "tree"
     if without is None:
         without = missing(best, d, log_weights.dtype, float(queries) * len(log_weights))
     return next(name for name in (best, "direct", "flash") if not set(needed(name)) & set(without))
@@ -117,13 +130,34 @@ def _size(dtype: torch.dtype, n: int, queries: int) -> float:
     return n * queries / (n + queries) / (3 if dtype == torch.float32 else 1)
 
 
+def _clustered(
+    log_weights: Tensor, points: Tensor, queries: Tensor, tol: float, without: Collection[str] | None
+) -> bool:
+    """Whether the tree is quicker than all pairs because the tokens are clustered, and ready.
+
+    This is tried on a sample, for some milliseconds, and only where all pairs would take much longer.
+    """
+    d, pairs = points.shape[1], float(len(points)) * len(queries)
+    worth = pairs >= CLUSTERED_PAIRS and min(points.shape[0], len(queries)) >= CLUSTERED_TOKENS
+    if not (worth and d >= CLUSTERED_FROM and points.device.type == "cpu" and FINEST <= tol < 1):
+        return False
+    if not bool(torch.isfinite(queries).all()):
+        return False
+    if "tree" in without if without is not None else not cells_ready():
+        return False
+    from metastable.attention.cells import visible_share
+
+    y, logs, u = (a.detach().double().numpy() for a in (points, log_weights, queries))
+    return visible_share(y, logs, u, float(tol)) <= CLUSTERED
+
+
 def quickest(log_weights: Tensor, d: int, queries: int, tol: float, causal: bool = False) -> str:
     """The engine that is expected to take the shortest time.
 
     The tree costs about a(N + n) and direct b·N·n, so the tree is quicker from N·n/(N + n) = a/b on. In three
     dimensions a is up to ten times smaller for tokens in few places than for others: between the two thresholds
-    `EITHER` looks at the tokens. In five dimensions the tree is quicker for clustered clouds only, so "auto" does not
-    choose it there. Under a causal mask the tree costs about a·N·log N and direct half of b·N², with a threshold of its
+    `EITHER` looks at the tokens. In more dimensions the tree is quicker for clustered clouds only: see
+    `choose`. Under a causal mask the tree costs about a·N·log N and direct half of b·N², with a threshold of its
     own.
     """
     n = len(log_weights)

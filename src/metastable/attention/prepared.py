@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -10,10 +12,11 @@ import torch
 from torch import Tensor
 
 from metastable.arrays import real
-from metastable.attention.engines import EITHER, ENGINES, SUMS, crowded
+from metastable.attention.engines import CLUSTERED, EITHER, ENGINES, SUMS, crowded
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
+    from metastable.attention.cells import Cells
     from metastable.attention.tree import Tree
 
 
@@ -57,7 +60,7 @@ class Prepared:
         if engine == "tree":
             check_tolerance(tol)
         self.log_weights, self.engine, self.tol = log_weights, engine, tol
-        self._tree: Tree | None = None
+        self._tree: Tree | Cells | None = None
         self._taken: str | None = None
 
     def __call__(self, points: Tensor, queries: Tensor, paired: bool = False) -> Tensor:
@@ -77,7 +80,7 @@ class Prepared:
         """The tree's answer with its bounds and counts. If a query is not finite, all means are NaN."""
         if not bool(torch.isfinite(queries).all()):
             return BoundedMean(torch.full_like(queries, torch.nan), torch.full_like(queries[:, 0], torch.inf), {})
-        found = self._grown(points).attend(as_numpy(queries), float(self.tol), paired)
+        found = self._grown(points, queries, float(self.tol)).attend(as_numpy(queries), float(self.tol), paired)
         return BoundedMean(found.mean.to(queries), found.bound.to(queries), found.work)
 
     def sums(self, points: Tensor, queries: Tensor, paired: bool = False) -> Sums:
@@ -93,13 +96,13 @@ class Prepared:
         """`sums` by the tree with another tolerance."""
         if not bool(torch.isfinite(queries).all()):
             return Sums.unknown(queries)
-        found = self._grown(points).sums(as_numpy(queries), tol, paired)
+        found = self._grown(points, queries, tol).sums(as_numpy(queries), tol, paired)
         return Sums(*(values.to(queries) for values in found))
 
-    def _grown(self, points: Tensor) -> Tree:
+    def _grown(self, points: Tensor, queries: Tensor, tol: float) -> Tree | Cells:
         """The tree at `points`."""
         if self._tree is None:
-            self._tree = grow(as_numpy(points), as_numpy(self.log_weights))
+            self._tree = grow(as_numpy(points), as_numpy(self.log_weights), as_numpy(queries), tol)
         else:
             self._tree.refit(as_numpy(points))
         return self._tree
@@ -121,17 +124,32 @@ def check_tolerance(tol: float) -> None:
         raise BadInput(f"tol is {tol!r}; the tree needs a tolerance between 0 and 1")
 
 
-def grow(points: np.ndarray, log_weights: np.ndarray) -> Tree:
-    """A new tree. The kernels are compiled first if they are not there yet, and one line on stderr says so."""
-    from metastable.attention.compilation import wait_for_tree
-    from metastable.attention.tree import Tree, compile_kernels, compiled
+EXPANDED_UP_TO = 4
+"""The largest dimension for which `Tree`, with its expansions of high order, is ever quicker than `Cells`. There it is
+where the queries see more than `engines.CLUSTERED` of all tokens."""
 
-    if not compiled():
-        print("metastable: compiling the tree engine, once, for about twenty seconds", file=sys.stderr)
-        wait_for_tree()
-        if not compiled():
-            compile_kernels()
-    return Tree(points, log_weights)
+
+def grow(points: np.ndarray, log_weights: np.ndarray, queries: np.ndarray, tol: float) -> Tree | Cells:
+    """What answers these queries for the engine "tree". It is compiled if need be, and a line on stderr says so."""
+    from metastable.attention import cells, tree
+    from metastable.attention.compilation import wait_for
+
+    d = points.shape[1]
+    if d >= EXPANDED_UP_TO:
+        _ready("cells", cells, "ten", wait_for)
+        if d > EXPANDED_UP_TO or cells.visible_share(points, log_weights, queries, tol) <= CLUSTERED:
+            return cells.Cells(points, log_weights)
+    _ready("tree", tree, "twenty", wait_for)
+    return tree.Tree(points, log_weights)
+
+
+def _ready(task: str, engine: ModuleType, seconds: str, wait_for: Callable[[str], None]) -> None:
+    """Compile an engine if it is not compiled."""
+    if not engine.compiled():
+        print(f"metastable: compiling the tree engine, once, for about {seconds} seconds", file=sys.stderr)
+        wait_for(task)
+        if not engine.compiled():
+            engine.compile_kernels()
 
 
 def as_numpy(a: Tensor) -> np.ndarray:

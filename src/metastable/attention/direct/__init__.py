@@ -71,7 +71,7 @@ def _compute(
     width, groups = layout(d)
     rows = groups * width + 1
     size = _multiple(64, min(BLOCK_BYTES // (rows * y.itemsize), n))
-    keys = _aligned((-(-n // size), rows, size), y.dtype)
+    keys = aligned((-(-n // size), rows, size), y.dtype)
     widest = np.zeros(d, y.dtype)
     heaviest = float(logs.max())
     count = arrange(y, logs, heaviest, keys, widest)
@@ -80,7 +80,7 @@ def _compute(
     sums = sums_of(width, groups > 1, y.dtype == np.float32)
 
     def work(first: int, last: int) -> None:
-        scores, asked = _aligned((size,), y.dtype), np.empty((TILE, rows - 1), y.dtype)
+        scores, asked = aligned((size,), y.dtype), np.empty((TILE, rows - 1), y.dtype)
         running = np.empty((TILE, rows + 1))
         sums(keys, count, u, widest, heaviest, faint, first, last, causal, scores, asked, running, means, log_z)
 
@@ -90,7 +90,7 @@ def _compute(
     run_all(work, itertools.pairwise(edges))
 
 
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Zeros that begin with a cache line: vectors that lie across two lines take twice as long to load."""
     room = np.zeros(math.prod(shape) * dtype.itemsize + LINE, np.uint8)
     first = -room.ctypes.data % LINE

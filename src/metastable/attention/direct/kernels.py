@@ -83,7 +83,7 @@ def exp2_double(x):
 
 
 @intrinsic
-def _larger(typing, x, y):
+def larger(typing, x, y):
     """The larger of two finite numbers. `max` does not carry the flags that let LLVM vectorise a maximum."""
 
     def code(context, builder, signature, arguments):
@@ -197,7 +197,7 @@ def sums_of(width, grouped, single):
                             if width > 7:
                                 s += u7 * y[7, i]
                             scores[i] = s
-                            top = _larger(s, top)
+                            top = larger(s, top)
                     total = running[q - low]
                     if top > total[0]:
                         factor = exp2_double(total[0] - np.float64(top))
