@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from tests.lab.conftest import SMALL
+from tests.labels import move, overlapping
 
 pytestmark = pytest.mark.browser
 
@@ -53,6 +54,7 @@ def assert_fits(tab):
             }).map(e => e.textContent); })"""
     )
     assert cut == []
+    assert overlapping(tab.page) == []
 
 
 def test_the_page_fits_every_window(tab):
@@ -83,6 +85,27 @@ def a_phone_has_one_column_and_no_horizontal_scrolling(tab):
     assert bar["y"] + bar["height"] <= 844, "the time is at hand beside the sphere"
     tab.page.click("#view-audit")
     assert_fits(tab)
+    assert overlapping(tab.page) == []
+    tab.page.click("#view-laboratory")
+
+
+COMPARED = ("n=60&until=4&compare=beta&other=10", "n=60&until=4&compare=n&other=30", "n=60&until=4&d=2&causal=yes")
+
+
+@pytest.mark.parametrize("query", COMPARED)
+def test_labels_of_comparisons_and_of_blocks_do_not_overlap(tab, query):
+    tab.show(query).done()
+    for width, height in ((1280, 720), (390, 844)):
+        resized(tab, width, height)
+        assert_fits(tab)
+
+
+def test_a_button_on_top_of_another_is_found(tab):
+    for button, onto in (("trails", "stop"), ("view-audit", "view-laboratory"), ("play", "now")):
+        move(tab.page, f"#{button}", f"#{onto}")
+        assert overlapping(tab.page) != []
+        tab.evaluate("id => { document.getElementById(id).style.translate = ''; }", button)
+    assert overlapping(tab.page) == []
 
 
 def test_everything_can_be_read_and_set_by_everybody(tab):

@@ -137,7 +137,7 @@ def figure(drawn: Picture) -> go.Figure:
         here = [s for s in drawn.series if s.panel == row - 1]
         across = [x for s in here for x in s.x]
         up = [y for s in here for y in (*s.y, *s.low, *s.high)]
-        made.update_xaxes(title_text=look.raised(panel.x), row=row, col=1, **_axis(panel.log_x, across))
+        made.update_xaxes(title_text=look.raised(panel.x), row=row, col=1, nticks=6, **_axis(panel.log_x, across))
         made.update_yaxes(title_text=look.raised(panel.y), row=row, col=1, **_axis(panel.log_y, up))
     made.update_annotations({"font": {"size": 15}, "x": 0, "xanchor": "left"})
     made.update_layout(

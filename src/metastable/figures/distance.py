@@ -292,7 +292,7 @@ def _without_limit(run: BaseRun) -> go.Figure:
     seen = run.observables()
     for row, key in enumerate(("mean_cosine", "effective_rank"), start=1):
         add_panel(figure, run, seen, key, row, 1)
-        figure.update_yaxes(title_text=key.replace("_", " "), row=row, col=1)
+        figure.update_yaxes(title_text=key.replace("_", "<br>"), row=row, col=1)
     figure.update_xaxes(title_text="time t", row=2, col=1)
     sentence = look.wrapped(f"Theory: {run.theory().no_limit}.", 46)
     place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yref": "paper", "yanchor": "bottom", "align": "left"}

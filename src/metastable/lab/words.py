@@ -43,6 +43,9 @@ HEAD_NUMBERS = (
     "alignment",
     "value_leading",
     "nonnormality",
+    "entropy",
+    "special_share",
+    "update_length",
 )
 """Columns of an audit that are shown for one head."""
 

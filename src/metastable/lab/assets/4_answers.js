@@ -140,7 +140,8 @@
       plot.on("plotly_afterplot", () => { lab.refresh(); lab.paint(); });
       if (name.startsWith("sphere")) plot.on("plotly_relayout", (change) => lab.turn(name, change));
       if (name === "curve") plot.on("plotly_click", (event) => lab.moveTo(event.points[0].x));
-      if (name === "heat-map") plot.on("plotly_click", (event) => lab.openHead(event.points[0].y, event.points[0].x));
+      // The second panel is the random twin, whose heads are not opened.
+      if (name === "heat-map") plot.on("plotly_click", ({ points: [at] }) => at.curveNumber || lab.openHead(at.y, at.x));
     }
     lab.refresh();
   };
