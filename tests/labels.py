@@ -10,8 +10,8 @@ OVERLAPS = r"""slack => {
     const faint = e => { const s = getComputedStyle(e);
         return parseFloat(s.fontSize) < 3 || s.fillOpacity === '0' || /, 0\)$/.test(s.fill); };
     // Headings of tables that are lists on a phone are for screen readers only.
-    const clipped = e => { for (; e; e = e.parentElement) if (getComputedStyle(e).clipPath === 'inset(50%)') return true;
-        return false; };
+    const clipped = e => { for (; e; e = e.parentElement)
+        if (getComputedStyle(e).clipPath === 'inset(50%)') return true; return false; };
     const over = e => { for (; e; e = e.parentElement)
         if (['sticky', 'fixed'].includes(getComputedStyle(e).position)) return e; return null; };
     // The corners of a text as it is drawn, turned if it is turned.
@@ -34,7 +34,8 @@ OVERLAPS = r"""slack => {
             add(e, e.getBoundingClientRect(), e.textContent);
     }
     for (const e of document.querySelectorAll('body *')) {
-        if (e.closest('svg, .modebar-container, noscript, option, optgroup, [data-stale]') || !shown(e) || clipped(e)) continue;
+        if (e.closest('svg, .modebar-container, noscript, option, optgroup, [data-stale]')) continue;
+        if (!shown(e) || clipped(e)) continue;
         if (e.matches('button, select, input, textarea')) add(e, e.getBoundingClientRect(), e.id + e.textContent);
         else if (!e.closest('button, select, textarea')) for (const node of e.childNodes) {
             if (node.nodeType !== 3 || !node.textContent.trim()) continue;
