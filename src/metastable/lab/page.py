@@ -54,6 +54,8 @@ LABELS = {
     "update_length": "length of the head's update",
     "share_in_E": "share of the tokens' energy in E",
     "maximiser_angle": "best token and best point, angle",
+    "distance_before": "distance to the predicted limit, before",
+    "distance_after": "distance to the predicted limit, after",
     "approach": "approach to the predicted limit",
     "predicted_approach": "approach, as predicted",
     "prediction": "predicted limit",
@@ -64,7 +66,7 @@ GROUPS = {
     "where tokens go": ("prediction", "dim", "layers_to_concentrate", "rate", "terminal", "alignment"),
     "on your texts": (
         *("entropy", "special_share", "logit_gap", "update_length", "share_in_E"),
-        *("maximiser_angle", "approach", "predicted_approach"),
+        *("maximiser_angle", "distance_before", "distance_after", "approach", "predicted_approach"),
     ),
     "temperature and scores": ("beta", "offset", "gain_spread", "residual", "unfolded"),
     "M: where sharp attention sends tokens": (
