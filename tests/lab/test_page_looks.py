@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from metastable.lab.state import State
 from tests.lab.conftest import SMALL
 from tests.labels import move, overlapping
 
@@ -30,8 +31,9 @@ CONTRAST = """() => {
 def resized(tab, width, height):
     tab.page.set_viewport_size({"width": width, "height": height})
     tab.wait(
-        """() => [...document.querySelectorAll('.js-plotly-plot')].filter(plot => plot.offsetWidth).every(plot =>
-            Math.abs(plot.querySelector('.main-svg').getBoundingClientRect().width - plot.offsetWidth) < 2)"""
+        """() => [...document.querySelectorAll('.js-plotly-plot')].filter(plot => plot.offsetWidth).every(plot => {
+            const {width, height} = plot.querySelector('.main-svg').getBoundingClientRect();
+            return Math.abs(width - plot.offsetWidth) < 2 && Math.abs(height - plot.offsetHeight) < 2; })"""
     )
 
 
@@ -89,13 +91,15 @@ def a_phone_has_one_column_and_no_horizontal_scrolling(tab):
     tab.page.click("#view-laboratory")
 
 
+ROTATION = State(n=60, until=4.0, beta=20.0, matrices="1 0 0\n0 1 0\n0 0 1\n\n0.8 -1 0\n1 0.8 0\n0 0 0.4").to_query()
 COMPARED = ("n=60&until=4&compare=beta&other=10", "n=60&until=4&compare=n&other=30", "n=60&until=4&d=2&causal=yes")
 
 
-@pytest.mark.parametrize("query", COMPARED)
+@pytest.mark.parametrize("query", [*COMPARED, ROTATION])
 def test_labels_of_comparisons_and_of_blocks_do_not_overlap(tab, query):
     tab.show(query).done()
-    for width, height in ((1280, 720), (390, 844)):
+    # The tour takes about 90 pixels of the height.
+    for width, height in ((1280, 720), (1280, 630), (390, 844)):
         resized(tab, width, height)
         assert_fits(tab)
 
