@@ -3,6 +3,7 @@
 import pytest
 
 import metastable as ms
+from tests.labels import move, overlapping
 from tests.problems import circle_head
 
 pytestmark = pytest.mark.browser
@@ -178,6 +179,27 @@ def test_play_and_pause(tab):
 def test_everything_fits_the_window(tab, width):
     resize(tab.page, width)
     assert overflow(tab.page) == []
+    assert overlapping(tab.page) == []
+
+
+@pytest.mark.parametrize(
+    ("moved", "onto"),
+    [
+        ("#figure-distance .g-ytitle text", "#figure-distance .ytick text"),
+        ("#figure-distance .legendtext", "#figure-distance .g-xtitle text"),
+        ("#figure-distance .annotation-text", "#figure-distance .xtick text"),
+        ("h1", "#figure-spectrum .xtick text"),
+    ],
+)
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_label_on_top_of_another_is_found(tab, moved, onto, width):
+    resize(tab.page, width)
+    before = overlapping(tab.page)
+    move(tab.page, moved, onto)
+    try:
+        assert len(overlapping(tab.page)) > len(before)
+    finally:
+        tab.page.evaluate("moved => { document.querySelector(moved).style.translate = ''; }", moved)
 
 
 def overflow(page):

@@ -384,12 +384,19 @@ class TestSphere:
         run, figure = case("sphere"), drawn("sphere", "sphere")
         e, v = run.theory().basis[:, 0].numpy(), run.theory().terminal.basis[:, 0].numpy()
         for start, direction, letter in (("±e", e, "e"), ("±v", v, "v")):
-            axis = trace(figure, start)
+            axis, labels = trace(figure, start), trace(figure, f"label ±{letter}")
             ends = np.stack([axis.x, axis.y, axis.z], axis=1)
             np.testing.assert_allclose(ends[0], -ends[1])
             assert abs(ends[1] @ direction) == pytest.approx(np.linalg.norm(ends[1]), rel=1e-3)
-            assert tuple(axis.text) == (f"−{letter}", f"+{letter}")
-        assert np.array([trace(figure, "±e").x[1], trace(figure, "±e").y[1], trace(figure, "±e").z[1]]) @ e > 1
+            assert tuple(labels.text) == (f"−{letter}", f"+{letter}")
+            places = np.stack([labels.x, labels.y, labels.z], axis=1)
+            assert np.linalg.norm(places[1]) > np.linalg.norm(ends[1]), "the labels are beyond the ends"
+            np.testing.assert_allclose(
+                places[1] @ ends[1], np.linalg.norm(places[1]) * np.linalg.norm(ends[1]), rtol=1e-6
+            )
+            np.testing.assert_allclose(places[0], -places[1])
+        axis = trace(figure, "±e")
+        assert np.array([axis.x[1], axis.y[1], axis.z[1]]) @ e > 1
 
     def test_plus_v_is_on_the_side_of_plus_e(self):
         turned = 0

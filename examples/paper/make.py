@@ -3,7 +3,8 @@
     python examples/paper/make.py --out figures [--full] [--width single] [CLAIM ...]
 
 Without names, all claims are checked. The quick sizes take some minutes, the sizes of the paper (--full) hours. Every
-finished claim is kept in FOLDER/findings, so that the next start only draws it again. Drawing needs kaleido or
+finished claim is kept in FOLDER/findings, so that the next start only draws it again. Figures of more than two panels
+have the width of two columns, so that they are not higher than a page. Drawing needs kaleido or
 playwright, and a Chromium or Chrome, but no network. `captions.txt` has the title and the caption of each figure.
 """
 
@@ -32,7 +33,9 @@ def main() -> None:
         print(f"{name}: {finding.outcome}, {finding.tally}", flush=True)
         for number, picture in enumerate(finding.pictures, start=1):
             path = given.out / f"{name}-{number}.{given.format}"
-            figures.export(report.figure(picture), path, width=given.width)
+            many = len(picture.panels) > 2
+            drawn = report.figure(picture, columns=2 if many else 1)
+            figures.export(drawn, path, width="double" if many else given.width)
             captions.append(f"{path.name}\n{picture.title}\n{picture.caption}\n")
             print(f"  {path}: {picture.title}", flush=True)
     (given.out / "captions.txt").write_text("\n".join(captions), encoding="utf-8")

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.claims.test_report import findings
+from tests.labels import overlapping
 
 pytestmark = pytest.mark.browser
 
@@ -45,6 +46,7 @@ def test_the_page_fits_and_draws_without_complaint_or_network(opened, width):
     assert _inside(page, "#figure-two-tokens-0 .legend", box)
     page.locator(".claims a").first.click()
     assert page.url.endswith("#two-tokens")
+    assert overlapping(page) == []
     assert not complaints
     assert [url for url in requests if not url.startswith("file:")] == []
 

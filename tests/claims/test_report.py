@@ -65,8 +65,17 @@ def test_the_headline_counts(tmp_path, outcome, words):
     assert "a &lt; b: 3, not" in html or "a: why" in html
 
 
-def test_a_picture_has_its_panels_names_and_bands():
-    figure = page.figure(DRAWN)
+def test_panels_can_stand_side_by_side():
+    below, beside = page.figure(DRAWN), page.figure(DRAWN, columns=2)
+    assert below.layout.xaxis.domain == below.layout.xaxis2.domain
+    assert beside.layout.xaxis.domain[1] < beside.layout.xaxis2.domain[0]
+    assert beside.layout.yaxis.domain == beside.layout.yaxis2.domain
+    assert beside.layout.height < below.layout.height
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_a_picture_has_its_panels_names_and_bands(columns):
+    figure = page.figure(DRAWN, columns)
     assert figure.layout.yaxis.type == "log"
     assert figure.layout.xaxis2.type == "log"
     assert {trace.name for trace in figure.data} == {"measured", "predicted", "allowed"}

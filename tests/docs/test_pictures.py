@@ -46,3 +46,14 @@ def test_screenshots_of_reports(tmp_path, monkeypatch):
     (tmp_path / "report.html").write_text("<h1>A report</h1>", encoding="utf-8")
     _run(monkeypatch, "screenshots.py", f"{tmp_path}=page", tmp_path / "images")
     assert (tmp_path / "images" / "page.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_screenshots_of_the_lab(tmp_path, monkeypatch):
+    if chromium() is None:
+        pytest.skip("no Chromium found")
+    _run(monkeypatch, "screenshots.py", tmp_path)
+    for name in ("laboratory", "compare", "audit"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 30_000, f"{name}.png is nearly empty"
+        assert (ROOT / "docs" / "images" / f"{name}.png").exists()

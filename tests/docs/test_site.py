@@ -6,9 +6,11 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
+import metastable as ms
 from tests.docs.pages import DOCS, ROOT, anchors, filled, inserts, pages, prose
 from tests.encoder.models import tiny
 
@@ -46,6 +48,20 @@ def test_links_lead_somewhere(path):
         assert found, f"{target}: there is no such file"
         if place:
             assert place in anchors(found[0].resolve()), f"{target}: there is no such heading"
+
+
+def test_the_version_is_the_same_everywhere():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert version == ms.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_every_python_of_the_classifiers_is_tested():
+    named = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    tested = (ROOT / ".github/workflows/tests.yml").read_text(encoding="utf-8")
+    assert re.findall(r'"(3\.\d+)"', tested) == named
+    assert "bash .ci/run" in tested
 
 
 def test_every_page_is_in_a_table_of_contents():

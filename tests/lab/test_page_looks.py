@@ -6,7 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from metastable.lab.state import State
 from tests.lab.conftest import SMALL
+from tests.labels import move, overlapping
 
 pytestmark = pytest.mark.browser
 
@@ -29,8 +31,9 @@ CONTRAST = """() => {
 def resized(tab, width, height):
     tab.page.set_viewport_size({"width": width, "height": height})
     tab.wait(
-        """() => [...document.querySelectorAll('.js-plotly-plot')].filter(plot => plot.offsetWidth).every(plot =>
-            Math.abs(plot.querySelector('.main-svg').getBoundingClientRect().width - plot.offsetWidth) < 2)"""
+        """() => [...document.querySelectorAll('.js-plotly-plot')].filter(plot => plot.offsetWidth).every(plot => {
+            const {width, height} = plot.querySelector('.main-svg').getBoundingClientRect();
+            return Math.abs(width - plot.offsetWidth) < 2 && Math.abs(height - plot.offsetHeight) < 2; })"""
     )
 
 
@@ -53,6 +56,7 @@ def assert_fits(tab):
             }).map(e => e.textContent); })"""
     )
     assert cut == []
+    assert overlapping(tab.page) == []
 
 
 def test_the_page_fits_every_window(tab):
@@ -83,6 +87,29 @@ def a_phone_has_one_column_and_no_horizontal_scrolling(tab):
     assert bar["y"] + bar["height"] <= 844, "the time is at hand beside the sphere"
     tab.page.click("#view-audit")
     assert_fits(tab)
+    assert overlapping(tab.page) == []
+    tab.page.click("#view-laboratory")
+
+
+ROTATION = State(n=60, until=4.0, beta=20.0, matrices="1 0 0\n0 1 0\n0 0 1\n\n0.8 -1 0\n1 0.8 0\n0 0 0.4").to_query()
+COMPARED = ("n=60&until=4&compare=beta&other=10", "n=60&until=4&compare=n&other=30", "n=60&until=4&d=2&causal=yes")
+
+
+@pytest.mark.parametrize("query", [*COMPARED, ROTATION])
+def test_labels_of_comparisons_and_of_blocks_do_not_overlap(tab, query):
+    tab.show(query).done()
+    # The tour takes about 90 pixels of the height.
+    for width, height in ((1280, 720), (1280, 630), (390, 844)):
+        resized(tab, width, height)
+        assert_fits(tab)
+
+
+def test_a_button_on_top_of_another_is_found(tab):
+    for button, onto in (("trails", "stop"), ("view-audit", "view-laboratory"), ("play", "now")):
+        move(tab.page, f"#{button}", f"#{onto}")
+        assert overlapping(tab.page) != []
+        tab.evaluate("id => { document.getElementById(id).style.translate = ''; }", button)
+    assert overlapping(tab.page) == []
 
 
 def test_everything_can_be_read_and_set_by_everybody(tab):

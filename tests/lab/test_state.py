@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import metastable as ms
 from metastable.block import KERNELS, NORMS
 from metastable.encoder.trained_head import prepare
-from metastable.lab.encoders import TEXTS
+from metastable.lab.encoders import MOST_TEXTS, TEXTS
 from metastable.lab.matrices import parse_matrices
 from metastable.lab.state import COMPARISONS, FIELDS, FRAMES_BYTES, LAWS, MOST_NUMBERS, State, problem_of, problems
 from tests.encoder import models
@@ -44,8 +44,11 @@ STATES = st.builds(
     other=TEXT,
     view=st.sampled_from(["laboratory", "audit"]),
     model=TEXT,
+    corpus=TEXT,
+    twin=st.sampled_from(["yes", "no"]),
     column=TEXT,
     head=st.none() | st.tuples(st.integers(0, 99), st.integers(0, 99)),
+    sample=st.integers(0, MOST_TEXTS - 1),
     time=st.floats(0, 1000),
     theme=st.sampled_from(["light", "dark"]),
 )
@@ -74,7 +77,9 @@ def test_a_link_restores_the_exact_state(state):
 @given(STATES)
 def test_the_fields_of_the_page_restore_the_state(state):
     state = replace(state, time=0.0, theme="light", trained="")
-    state = replace(state, **{name: getattr(state, name).strip() for name in ("matrices", "other", "model", "column")})
+    state = replace(
+        state, **{name: getattr(state, name).strip() for name in ("matrices", "other", "model", "corpus", "column")}
+    )
     if state.compare not in ("beta", "n"):
         state = replace(state, other="")
     assert State.from_page(state.to_page()) == state

@@ -4,6 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from metastable.cli.app import app
+from tests.labels import overlapping
 
 CONFIG = """
 until = 6.0
@@ -55,6 +56,7 @@ def test_every_map_is_drawn_in_a_wide_and_in_a_narrow_window(browser, made):
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth")
         assert all(count >= 1 for count in page.evaluate(drawn))
+        assert overlapping(page) == []
     assert complaints == []
     assert requests == [path.as_uri()]
     context.close()

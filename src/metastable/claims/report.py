@@ -119,27 +119,33 @@ def _cell(value: Any) -> str:
     return look.number(value) if isinstance(value, float) else str(value)
 
 
-def figure(drawn: Picture) -> go.Figure:
-    """Draw a picture: panels one below the other, so that they fit a phone; each name has one colour throughout."""
-    rows = len(drawn.panels)
+def figure(drawn: Picture, columns: int = 1) -> go.Figure:
+    """Draw a picture. Panels are one below the other, so that they fit a phone; each name has one colour throughout.
+
+    columns : panels side by side, for a page that is wider
+    """
+    rows = math.ceil(len(drawn.panels) / columns)
+    places = [{"row": i // columns + 1, "col": i % columns + 1} for i in range(len(drawn.panels))]
     names = list(dict.fromkeys(s.name for s in drawn.series))
     key = 60 + KEY_LINE * sum(_label(name).count("<br>") + 1 for name in names)
     inside = rows * PANEL_HEIGHT + (rows - 1) * GAP
     titles = [look.raised(panel.title) for panel in drawn.panels]
     spacing = GAP / inside if rows > 1 else 0.0
-    made = make_subplots(rows, 1, vertical_spacing=spacing, subplot_titles=titles if any(titles) else None)
+    grid = {"rows": rows, "cols": columns, "vertical_spacing": spacing, "horizontal_spacing": 0.16}
+    made = make_subplots(**grid, subplot_titles=titles if any(titles) else None)
     look.dress(made, drawn.title, look.TITLE_HEIGHT + inside + key, drawn.caption)
     shown: set[str] = set()
     for series in drawn.series:
-        _add(made, series, COLOURS[names.index(series.name) % len(COLOURS)], series.name not in shown)
+        place = places[series.panel]
+        _add(made, series, COLOURS[names.index(series.name) % len(COLOURS)], series.name not in shown, place)
         shown.add(series.name)
-    for row, panel in enumerate(drawn.panels, start=1):
-        here = [s for s in drawn.series if s.panel == row - 1]
+    for number, panel in enumerate(drawn.panels):
+        here, place = [s for s in drawn.series if s.panel == number], places[number]
         across = [x for s in here for x in s.x]
         up = [y for s in here for y in (*s.y, *s.low, *s.high)]
-        made.update_xaxes(title_text=look.raised(panel.x), row=row, col=1, **_axis(panel.log_x, across))
-        made.update_yaxes(title_text=look.raised(panel.y), row=row, col=1, **_axis(panel.log_y, up))
-    made.update_annotations({"font": {"size": 15}, "x": 0, "xanchor": "left"})
+        made.update_xaxes(title_text=look.raised(panel.x), nticks=6, **place, **_axis(panel.log_x, across))
+        made.update_yaxes(title_text=look.raised(panel.y), **place, **_axis(panel.log_y, up))
+    made.update_annotations({"font": {"size": 15}} | ({"x": 0, "xanchor": "left"} if columns == 1 else {}))
     made.update_layout(
         margin={"t": look.TITLE_HEIGHT + (18 if any(titles) else 4), "b": key},
         showlegend=True,
@@ -163,8 +169,8 @@ def _axis(logarithmic: bool, values: list[float]) -> dict[str, Any]:
     return axis
 
 
-def _add(made: go.Figure, series: Series, colour: str, legend: bool) -> None:
-    common = {"name": _label(series.name), "legendgroup": series.name, "row": series.panel + 1, "col": 1}
+def _add(made: go.Figure, series: Series, colour: str, legend: bool, place: dict[str, int]) -> None:
+    common = {"name": _label(series.name), "legendgroup": series.name, **place}
     if series.style == "band":
         edge: dict[str, Any] = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "x": series.x}
         made.add_scatter(y=series.low, showlegend=False, **edge, **common)

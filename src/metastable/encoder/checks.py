@@ -250,7 +250,7 @@ def _of_weights(audit: Audit) -> Iterator[AuditCheck]:
     count = len(rare["head"].unique()) if audit.tied else len(rare[["layer", "head"]].drop_duplicates())
     words = f"Heads with a value that is far from those of the other heads: {count} of {len(own)}."
     if count:
-        words += " An unusual value is no error; it is the first place to look. They are listed below."
+        words += " An unusual value is no error; it is the first place to look. The report lists them."
     status, rule = _judged(count / len(own), 0.25)
     yield _made("unusual", "unusual heads", count / len(own), status, rule, words, value=f"{count} of {len(own)}")
 

@@ -288,18 +288,20 @@ def _without_limit(run: BaseRun) -> go.Figure:
         f"all are equal) and their effective rank (1 for one direction, {run.cloud.dim} if all are equally used)."
     )
     title = "No limit law to measure a distance to"
-    figure = look.plain(title, 520, text, rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08)
+    keys = ("mean_cosine", "effective_rank")
+    grid: dict[str, Any] = {"rows": 2, "cols": 1, "shared_xaxes": True, "vertical_spacing": 0.16}
+    figure = look.plain(title, 520, text, **grid, subplot_titles=[key.replace("_", " ") for key in keys])
+    figure.update_annotations({"x": 0, "xanchor": "left"})
     seen = run.observables()
-    for row, key in enumerate(("mean_cosine", "effective_rank"), start=1):
+    for row, key in enumerate(keys, start=1):
         add_panel(figure, run, seen, key, row, 1)
-        figure.update_yaxes(title_text=key.replace("_", " "), row=row, col=1)
     figure.update_xaxes(title_text="time t", row=2, col=1)
     sentence = look.wrapped(f"Theory: {run.theory().no_limit}.", 46)
     place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yref": "paper", "yanchor": "bottom", "align": "left"}
-    place |= {"yshift": 8, "xshift": -52}
+    place |= {"yshift": 26, "xshift": -52}
     figure.add_annotation(text=sentence, name="no limit", showarrow=False, font={"size": 13}, **place)
     lines = sentence.count("<br>") + 1
-    figure.update_layout(margin_t=look.TITLE_HEIGHT + 10 + 19 * lines, showlegend=False)
+    figure.update_layout(margin_t=look.TITLE_HEIGHT + 28 + 19 * lines, showlegend=False)
     return figure
 
 

@@ -24,6 +24,8 @@ CLOSER = 0.86
 """Factor on the camera's distance if no controls take space below the sphere."""
 RIM = 1.3
 """Factor on the markers of the group drawn first: its rim stays visible where another group lies on top."""
+LABEL = 0.14
+"""Distance of a label from the end of its axis."""
 LEGEND = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "font": {"size": 13}, "itemsizing": "constant"}
 POINTS = (look.BLUE, look.VERMILLION, look.GREEN, look.PURPLE, look.ORANGE, look.INK)
 """Colours of tokens by the isolated point to which the theory sends them."""
@@ -185,19 +187,14 @@ def _add_space(
     if of.dim != 1:
         return
     tip, reach = _dominant(of, like) @ axes, 1.12 if first else 1.22
-    solid = len(tip) == 3
-    outward = ["middle left", "middle right"] if tip[0] >= 0 else ["middle right", "middle left"]
-    trace = _trace(
-        _rounded(np.stack([-reach * tip, reach * tip])),
-        mode="lines+text",
-        text=[f"−{letter}", f"+{letter}"],
-        name=f"±{letter}, dominant direction of {matrix}",
-        hoverinfo="skip",
-        textposition="top center" if solid else outward,
-        textfont={"size": 17, "color": colour},
-        line={"color": colour, "width": 5 if solid else 2.5},
-    )
-    figure.add_trace(trace)
+    ends, solid = np.stack([-tip, tip]), len(tip) == 3
+    line: dict[str, Any] = {"color": colour, "width": 5 if solid else 2.5}
+    name = f"±{letter}, dominant direction of {matrix}"
+    figure.add_trace(_trace(_rounded(reach * ends), mode="lines", name=name, hoverinfo="skip", line=line))
+    # Beyond the ends, so that neither the axis nor tokens hide the labels.
+    label: dict[str, Any] = {"text": [f"−{letter}", f"+{letter}"], "textfont": {"size": 17, "color": colour}}
+    label |= {"textposition": "middle center", "hoverinfo": "skip", "showlegend": False}
+    figure.add_trace(_trace(_rounded((reach + LABEL) * ends), mode="text", name=f"label ±{letter}", **label))
 
 
 def _dominant(of: Spectrum, like: Spectrum | None = None) -> Array:

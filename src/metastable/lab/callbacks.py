@@ -10,25 +10,31 @@ import logging
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any
 
 import dash
 import pandas as pd
 from dash import ClientsideFunction, Input, Output, html, no_update
 
 from metastable import figures
-from metastable.encoder.report import heat_map
+from metastable.encoder.report import FIRST_PANELS, heat_map
 from metastable.encoder.trained_head import LONGEST, TIMES
 from metastable.errors import BadInput
 from metastable.figures.look import TITLE_HEIGHT, caption, cursor, dark, enlarged, fitted, later, number
 from metastable.lab import words
-from metastable.lab.encoders import Audits, EncoderCache
+from metastable.lab.encoders import Audits, EncoderCache, lines_of
 from metastable.lab.moments import moments
-from metastable.lab.page import label_of
+from metastable.lab.page import GROUPS, label_of
 from metastable.lab.queue import one_line
 from metastable.lab.runs import Runs
 from metastable.lab.state import State, problems
 from metastable.report.sentences import headline
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from metastable.encoder.audit import Audit
 
 FRAMES = 51
 """The largest number of frames in an animation: every second saved time of a run."""
@@ -38,6 +44,9 @@ FIRST_COLUMN = "prediction"
 FOLLOWED = {"law": "tokens", "n": "500"}
 """Settings for following a head of an audit: start from at most 500 of the encoder's own tokens."""
 PLOTS = ("sphere-1", "sphere-2", "curve")
+RANDOM = "random weights, same shape"
+SAMPLE = 60
+"""The number of characters of a text in the list of texts."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +75,10 @@ class Backend:
 
 def register(app: dash.Dash, backend: Backend) -> None:
     """Connect the components of the page with the answers of the server and of the page's script."""
-    heat_map = [Output("heat-map", "figure"), Output("caption-heat-map", "children")]
+    heat_map = [Output("heat-map", "figure"), Output("caption-heat-map", "children"), Output("depth", "figure")]
     head = [
         Output("head-words", "children"),
+        Output("attends", "children"),
         Output("eigenvalues", "figure"),
         Output("caption-eigenvalues", "children"),
     ]
@@ -209,7 +219,7 @@ def audited(asked: dict[str, Any], backend: Backend) -> dict[str, Any]:
     try:
         if asked["start"]:
             backend.trusted.add(model)
-            backend.audits.start(tab, model)
+            backend.audits.start(tab, model, lines_of(str(asked["corpus"])))
         progress = backend.audits.progress(tab, model)
         answer |= {"status": progress.status, "fraction": progress.fraction, "message": progress.message}
         audit = backend.audits.audit(tab, model) if progress.status == "done" else None
@@ -217,24 +227,34 @@ def audited(asked: dict[str, Any], backend: Backend) -> dict[str, Any]:
             return answer
         column = asked["column"] if asked["column"] in audit.heads else FIRST_COLUMN
         label = label_of(column)
-        figure = heat_map(audit.heads, column)
+        figure = heat_map(audit.heads, column, audit.twin.heads if asked["twin"] == "yes" and audit.twin else None)
         return {
             **answer,
             "column": column,
+            "columns": [name for names in GROUPS.values() for name in names if name in audit.heads],
+            "samples": [shorten(text, SAMPLE) for text in backend.audits.texts(tab)],
             "title": f"{label[0].upper()}{label[1:]}, by layer and head",
             "headline": f"{model}, {audit.verdict.headline}",
+            "words": words.of_audit(audit),
             "layers": audit.shape["layers"],
             "heads": audit.shape["heads"],
             "interesting": interesting(audit.heads),
             "caption": caption(figure),
             "height": (figure.layout.height - TITLE_HEIGHT) * float(asked["scale"]),
             "figure": _figure(figure, asked),
+            "depth": None if audit.measured is None else _figure(_over_depth(audit, asked["twin"] == "yes"), asked),
         }
     except Exception as error:
         return {**answer, **_failure(error)}
 
 
-def opened(asked: dict[str, Any], backend: Backend) -> tuple[Any, Any, Any]:
+def _over_depth(audit: Audit, beside: bool) -> go.Figure:
+    """How tokens move with depth, beside the random twin."""
+    others = {RANDOM: audit.twin.layers} if beside and audit.twin else {}
+    return figures.depth_curves(audit.layers, FIRST_PANELS, others, title="How tokens move with depth")
+
+
+def opened(asked: dict[str, Any], backend: Backend) -> tuple[Any, Any, Any, Any]:
     """One head of an audit: what the theory says about it, what tokens attend to, and its eigenvalues."""
     model, layer, head = asked["model"].strip(), asked["layer"], asked["head"]
     audit = backend.audits.audit(asked["tab"], model)
@@ -243,9 +263,11 @@ def opened(asked: dict[str, Any], backend: Backend) -> tuple[Any, Any, Any]:
     table = audit.heads
     row = table[(table["layer"] == layer) & (table["head"] == head)].iloc[0]
     figure = figures.eigenvalues(*audit.weights.spectra[layer, head], "", audit.shape["width"])
-    attends = backend.audits.attends(model, layer, head)
-    text = words.of_head(row, audit.shape["layers"], settings_to_follow(model, row), attends)
-    return text, _figure(figure, asked), caption(figure)
+    texts = backend.audits.texts(asked["tab"])
+    text = texts[min(asked["sample"], len(texts) - 1)]
+    attends = backend.audits.attends(model, text, layer, head)
+    told = words.of_head(row, audit.shape["layers"], settings_to_follow(model, row))
+    return told, words.of_attention(attends), _figure(figure, asked), caption(figure)
 
 
 def interesting(heads: pd.DataFrame) -> list[int]:

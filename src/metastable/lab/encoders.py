@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from metastable.errors import BadInput
 from metastable.lab.queue import UNKNOWN, JobProgress, one_line
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 AUDITS_KEPT = 2
 """The number of finished audits in memory. An audit holds its encoder's weights."""
+MOST_TEXTS = 200
+"""The largest number of texts of an audit: the page is for looking, `metastable audit` for many texts."""
 
 TEXTS = (
     "The last bus had left, so they walked home along the canal.",
@@ -46,7 +48,20 @@ TEXTS = (
     "Where does the wind go when it stops?",
     "The children built a harbour out of boxes and sailed until supper.",
 )
-"""The texts of the law "tokens": about 300 tokens, which all attend to one another."""
+"""The texts of the law "tokens" (about 300 tokens, which all attend to one another), and those that an audit reads
+unless the user gives others."""
+
+
+class Wish(NamedTuple):
+    """What a tab wants to have audited. Without texts only the weights are read."""
+
+    model: str
+    texts: tuple[str, ...] = ()
+
+
+def lines_of(text: str) -> tuple[str, ...]:
+    """The texts in a field, one on a line."""
+    return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 
 class EncoderCache:
@@ -80,49 +95,57 @@ def files_of(model: str) -> tuple[tuple[str, int, int], ...]:
 
 
 class Audits:
-    """Audits by model, shared by all tabs. The last `AUDITS_KEPT` are kept until the files of the model change."""
+    """Audits by model and texts, shared by all tabs. The last ones are kept until the files of the model change."""
 
     def __init__(self, encoders: EncoderCache | None = None) -> None:
         self._encoders = encoders or EncoderCache()
         self._lock = threading.RLock()
-        self._wanted: dict[Hashable, str] = {}
-        self._progress: dict[str, JobProgress] = {}
-        self._kept: OrderedDict[str, tuple[object, Audit]] = OrderedDict()
+        self._wanted: dict[Hashable, Wish] = {}
+        self._progress: dict[Wish, JobProgress] = {}
+        self._kept: OrderedDict[Wish, tuple[object, Audit]] = OrderedDict()
         self._one_at_a_time = ThreadPoolExecutor(1, "lab audit")
         self._closed = False
 
-    def start(self, tab: Hashable, model: str) -> None:
-        """Audit a folder, an installed package or a hub id for a tab, instead of the model it asked for before."""
+    def start(self, tab: Hashable, model: str, texts: tuple[str, ...] = ()) -> None:
+        """Audit a folder, an installed package or a hub id for a tab, instead of what it asked for before."""
         with self._lock:
-            self._wanted[tab] = model
-            if self._closed or (model in self._progress and self._progress[model].status in ("waiting", "running")):
+            wish = self._wanted[tab] = Wish(model, texts)
+            if self._closed or (wish in self._progress and self._progress[wish].status in ("waiting", "running")):
                 return
-            if model in self._kept and self._kept[model][0] == files_of(model):
-                self._kept.move_to_end(model)
+            if wish in self._kept and self._kept[wish][0] == files_of(model):
+                self._kept.move_to_end(wish)
                 return
-            self._kept.pop(model, None)
-            self._progress[model] = JobProgress("waiting", 0.0, "waiting for another audit to end")
-            self._one_at_a_time.submit(self._work, model)
+            self._kept.pop(wish, None)
+            self._progress[wish] = JobProgress("waiting", 0.0, "waiting for another audit to end")
+            self._one_at_a_time.submit(self._work, wish)
 
     def progress(self, tab: Hashable, model: str) -> JobProgress:
         """The state of an audit: fraction 0 while the encoder is loaded, ½ during the audit, 1 at the end."""
         with self._lock:
-            return self._progress.get(model, UNKNOWN) if self._wanted.get(tab) == model else UNKNOWN
+            wish = self._wanted.get(tab)
+            return UNKNOWN if wish is None or wish.model != model else self._progress.get(wish, UNKNOWN)
 
     def audit(self, tab: Hashable, model: str) -> Audit | None:
         """The finished audit, or None if this tab has none."""
         with self._lock:
-            if self._wanted.get(tab) != model or model not in self._kept:
+            wish = self._wanted.get(tab)
+            if wish is None or wish.model != model or wish not in self._kept:
                 return None
-            self._kept.move_to_end(model)
-            return self._kept[model][1]
+            self._kept.move_to_end(wish)
+            return self._kept[wish][1]
 
-    def attends(self, model: str, layer: int, head: int) -> list[tuple[str, str, float]]:
-        """What each token of the first text attends to most in a head; empty if the model reads no text."""
+    def texts(self, tab: Hashable) -> tuple[str, ...]:
+        """The texts to look into: those of the tab's audit, or `TEXTS` if it has none."""
+        with self._lock:
+            wish = self._wanted.get(tab)
+        return wish.texts if wish is not None and wish.texts else TEXTS
+
+    def attends(self, model: str, text: str, layer: int, head: int) -> list[tuple[str, str, float]]:
+        """What each token of a text attends to most in a head; empty if the model reads no text."""
         from metastable.encoder.attention_map import attention_map
 
         try:
-            return attention_map(self._encoders.load(model), TEXTS[0], layer, head).strongest()
+            return attention_map(self._encoders.load(model), text, layer, head).strongest()
         except BadInput:
             return []
 
@@ -138,33 +161,42 @@ class Audits:
             self._wanted.clear()
         self._one_at_a_time.shutdown()
 
-    def _work(self, model: str) -> None:
+    def _work(self, wish: Wish) -> None:
         with self._lock:
-            if model not in self._wanted.values():
-                del self._progress[model]
+            if wish not in self._wanted.values():
+                del self._progress[wish]
                 return
         try:
-            stamp = files_of(model)
-            found = self._audited(model)
+            stamp = files_of(wish.model)
+            found = self._audited(wish)
             with self._lock:
-                self._kept[model] = stamp, found
+                self._kept[wish] = stamp, found
                 while len(self._kept) > AUDITS_KEPT:
                     del self._progress[self._kept.popitem(last=False)[0]]
-                self._report(model, "done", 1.0, found.verdict.headline)
+                self._report(wish, "done", 1.0, found.verdict.headline)
         except BaseException as error:
-            self._report(model, "failed", 0.0, one_line(error))
+            self._report(wish, "failed", 0.0, one_line(error))
 
-    def _report(self, model: str, status: str, fraction: float, message: str) -> None:
+    def _report(self, wish: Wish, status: str, fraction: float, message: str) -> None:
         with self._lock:
-            self._progress[model] = JobProgress(status, fraction, message)
+            self._progress[wish] = JobProgress(status, fraction, message)
 
-    def _audited(self, model: str) -> Audit:
+    def _audited(self, wish: Wish) -> Audit:
         from metastable.encoder.audit import audit
 
-        self._report(model, "running", 0.0, f"loading {model}")
-        encoder = self._encoders.load(model)
+        count = len(wish.texts)
+        if count > MOST_TEXTS:
+            raise BadInput(f"{count} texts; this page reads at most {MOST_TEXTS}, `metastable audit` any number")
+        self._report(wish, "running", 0.0, f"loading {wish.model}")
+        encoder = self._encoders.load(wish.model)
         layers = encoder.anatomy.layers
-        heads = sum(layer.heads for layer in layers)
-        self._report(model, "running", 0.5, f"auditing {heads} heads in {len(layers)} layers")
-        found = audit(encoder.model, tokenizer=encoder.tokenizer, beside_random=False)
-        return replace(found, name=model)
+        what = f"auditing {sum(layer.heads for layer in layers)} heads in {len(layers)} layers"
+        self._report(wish, "running", 0.5, what)
+
+        def read(done: int) -> None:
+            self._report(wish, "running", 0.5 + 0.5 * done / (count + 1), f"{what}: {done} of {count} texts")
+
+        # An encoder without a tokenizer has weights to look at.
+        texts = wish.texts if wish.texts and encoder.tokenizer is not None else None
+        found = audit(encoder.model, texts, tokenizer=encoder.tokenizer, batch_size=8, progress=read)
+        return replace(found, name=wish.model)

@@ -59,7 +59,7 @@ def _without_limit(run: Run) -> list[Moment]:
 
 def _gathered(clusters: int, cosine: float, rank: float, dim: int) -> str:
     """How close together tokens are at one time."""
-    groups = "the tokens are one cluster" if clusters == 1 else f"there are {clusters} clusters of tokens"
+    groups = "the tokens are one connected group" if clusters == 1 else f"there are {clusters} clusters of tokens"
     mean = f"{cosine:.2f}".replace("-0.00", "0.00").replace("-", "−")
     return f"Now {groups}, with a mean cosine of {mean} and an effective rank of {rank:.2f} of {dim}."
 

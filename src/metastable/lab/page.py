@@ -48,12 +48,26 @@ LABELS = {
     "residual": "residual scale ρ",
     "unfolded": "score terms left out",
     "alignment": "alignment of M and V",
+    "entropy": "attention entropy",
+    "logit_gap": "lead of the best token over the others",
+    "special_share": "attention on special tokens",
+    "update_length": "length of the head's update",
+    "share_in_E": "share of the tokens' energy in E",
+    "maximiser_angle": "best token and best point, angle",
+    "distance_before": "distance to the predicted limit, before",
+    "distance_after": "distance to the predicted limit, after",
+    "approach": "approach to the predicted limit",
+    "predicted_approach": "approach, as predicted",
     "prediction": "predicted limit",
     **{column: f"assumption: {name}" for name, column in CHECKS.items()},
 }
 """Labels of the columns of an audit."""
 GROUPS = {
     "where tokens go": ("prediction", "dim", "layers_to_concentrate", "rate", "terminal", "alignment"),
+    "on your texts": (
+        *("entropy", "special_share", "logit_gap", "update_length", "share_in_E"),
+        *("maximiser_angle", "distance_before", "distance_after", "approach", "predicted_approach"),
+    ),
     "temperature and scores": ("beta", "offset", "gain_spread", "residual", "unfolded"),
     "M: where sharp attention sends tokens": (
         *("leading", "second", "gap", "frequency", "complex", "negative", "multiplicity"),
@@ -227,29 +241,40 @@ def _examples() -> html.Div:
 
 def _audit(bundled: Sequence[str]) -> html.Section:
     installed = [_button("bundled", "Installed model: MiniLM", **{"data-model": model}) for model in bundled]
-    choices = [_columns(), _choice("at-layer", "Layer", {}), _choice("at-head", "Head", {})]
+    twin = _button("twin", "Random twin", title="the same with random weights", **{"aria-pressed": "true"})
+    choices = [_columns(), _choice("at-layer", "Layer", {}), _choice("at-head", "Head", {}), twin]
     click = html.P("Click a cell to open its head, or choose layer and head here.", id="click-a-cell")
+    start = html.Div(
+        [
+            _button("audit-run", "Audit", className="primary"),
+            *installed,
+            html.Progress(id="audit-progress", max="1", hidden=True, **_aria("progress of the audit")),
+            html.P(id="audit-status", role="status", **LIVE),
+        ],
+        className="buttons",
+    )
+    tables = [_figure("heat-map", "Layers × heads"), _figure("depth", "How tokens move with depth")]
+    title = html.H2("What each token attends to most")
+    attends = html.Section([title, _choice("sample", "In the text", {}), html.Div(id="attends")], id="box-attends")
+    eigenvalues = _figure("eigenvalues", "Eigenvalues")
     return html.Section(
         [
             html.Div(
                 [
-                    _field("model", "Model: a folder, a Hugging Face id or an installed package"),
-                    html.Div([_button("audit-run", "Audit", className="primary"), *installed], className="buttons"),
-                    html.Progress(id="audit-progress", max="1", hidden=True, **_aria("progress of the audit")),
-                    html.P(id="audit-status", role="status", **LIVE),
+                    html.Div([_field("model", "Model: a folder, a Hugging Face id or an installed package"), start]),
+                    _area("corpus", "Texts, one on a line; without texts only the weights are read", rows=3),
                 ],
                 id="audit-controls",
             ),
             html.P(
-                "The audit reads the weights of an encoder and shows where each attention head sends its tokens.",
+                "The audit shows where each attention head of an encoder sends its tokens, by its weights and on the "
+                "texts above, beside a model of the same shape with random weights.",
                 className="hint",
                 id="audit-hint",
             ),
-            html.P(id="audit-headline"),
-            html.Div(
-                [html.Div(choices, id="audit-column"), click, _figure("heat-map", "Layers × heads")], id="audit-table"
-            ),
-            html.Div([html.Div(id="head-words"), _figure("eigenvalues", "Eigenvalues")], id="audit-head"),
+            html.Div([html.P(id="audit-headline"), html.P(id="audit-words")], id="audit-said"),
+            html.Div([html.Div(choices, id="audit-column"), click, html.Div(tables, id="tables")], id="audit-table"),
+            html.Div([html.Div(id="head-words"), html.Div([attends, eigenvalues])], id="audit-head"),
         ],
         id="audit",
         className="view",
@@ -307,8 +332,9 @@ def _slider(name: str, label: str, low: float, high: float) -> html.Div:
     return _labelled(name, label, html.Div([slider, _text(name)], className="sliding"), _problem(name))
 
 
-def _area(name: str, label: str) -> html.Div:
-    return _labelled(name, label, dcc.Textarea(id=f"field-{name}", value="", rows=7, spellCheck=False), _problem(name))
+def _area(name: str, label: str, rows: int = 7) -> html.Div:
+    area = dcc.Textarea(id=f"field-{name}", value="", rows=rows, spellCheck=False)
+    return _labelled(name, label, area, _problem(name))
 
 
 def _choice(name: str, label: str, options: dict[str, str]) -> html.Div:

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from metastable.block import KERNELS, NORMS
 from metastable.errors import BadInput
-from metastable.lab.encoders import TEXTS, EncoderCache
+from metastable.lab.encoders import MOST_TEXTS, TEXTS, EncoderCache
 from metastable.lab.matrices import parse_matrices
 from metastable.problem import Problem
 
@@ -119,7 +119,9 @@ class State:
     until : the horizon
     compare, other : a second run with another β or N, or with graded weights (see `COMPARISONS`); `other` is the text
         of the second β or N
-    view : "laboratory" or "audit"; `model`, `column` and `head` (layer, head) belong to the audit
+    view : "laboratory" or "audit"
+    model, corpus, twin, column, head, sample : of the audit: its model and its texts, one on a line, whether the random
+        twin is shown, the column of the table, (layer, head), and the number of the text that a head is shown on
     time : the position of the time slider
     unread : (name, text) of each field whose text cannot be read; the field itself has its default value
     """
@@ -145,8 +147,11 @@ class State:
     other: Annotated[str, FieldReader(str)] = ""
     view: Annotated[str, _choice(("laboratory", "audit"))] = "laboratory"
     model: Annotated[str, FieldReader(str)] = ""
+    corpus: Annotated[str, FieldReader(str)] = "\n".join(TEXTS)
+    twin: Annotated[str, _choice(("yes", "no"))] = "yes"
     column: Annotated[str, FieldReader(str)] = ""
     head: Annotated[tuple[int, int] | None, FieldReader(_pair, "enter a layer and a head, as 3,7")] = None
+    sample: Annotated[int, _number(int, 0, MOST_TEXTS - 1)] = 0
     time: Annotated[float, _number(_real, 0, 1000)] = 0.0
     theme: Annotated[str, _choice(("light", "dark"))] = "light"
     unread: tuple[tuple[str, str], ...] = ()
@@ -204,8 +209,8 @@ class State:
     def to_page(self) -> dict[str, str]:
         """The texts for the page's fields: `from_page` restores this state from them."""
         texts = {name: text for name, text in self.texts().items() if name not in ("time", "theme")}
-        # Buttons set these two, so a user could not correct them.
-        texts |= {name: _written(getattr(self, name)) for name in ("view", "head")}
+        # Buttons and lists set these, so a user could not correct them.
+        texts |= {name: _written(getattr(self, name)) for name in ("view", "head", "twin", "sample")}
         lists = {name: texts[name].replace(",", ", ") for name in ("interaction", "value")}
         return {**texts, **lists, "source": self.source}
 
@@ -242,7 +247,10 @@ FIELDS: dict[str, FieldReader] = {
     if get_origin(kind) is Annotated
 }
 """All fields of the page and of a link."""
-VIEW_FIELDS = ("compare", "other", "view", "model", "column", "head", "time", "theme")
+VIEW_FIELDS = (
+    *("compare", "other", "view", "time", "theme"),
+    *("model", "corpus", "twin", "column", "head", "sample"),
+)
 """The fields that do not describe a simulation."""
 
 

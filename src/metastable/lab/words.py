@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
@@ -16,12 +16,14 @@ from metastable.encoder.report import ASSUMPTIONS, head_sentence
 from metastable.figures.distance import DistanceCurves
 from metastable.figures.heads import written
 from metastable.figures.look import number
-from metastable.lab.encoders import TEXTS
 from metastable.lab.page import label_of
 from metastable.report.sentences import KeyNumber, afterwards, assumptions, headline, key_numbers, rate
 from metastable.run.run import Run
 from metastable.theory import Theory
 from metastable.theory.block import BlockTheory
+
+if TYPE_CHECKING:
+    from metastable.encoder.audit import Audit
 
 MOST_EIGENVALUES = 5
 """The number of eigenvalues that are listed."""
@@ -41,6 +43,9 @@ HEAD_NUMBERS = (
     "alignment",
     "value_leading",
     "nonnormality",
+    "entropy",
+    "special_share",
+    "update_length",
 )
 """Columns of an audit that are shown for one head."""
 
@@ -70,13 +75,22 @@ def of_runs(
     return [*found, html.P(PHASES), *(html.P(text) for text in captions)]
 
 
-def of_head(
-    row: pd.Series, layers: int, settings: dict[str, str], attends: Sequence[tuple[str, str, float]] = ()
-) -> list[Any]:
-    """The text about one head of an audit. The button carries the settings of the simulation that it starts.
+def of_audit(audit: Audit) -> str:
+    """What the audit checked, and how its random twin differs."""
+    if audit.measured is None:
+        return "Give texts to see what the heads do, and not only what their weights say."
+    checks = audit.checks()
+    others = [check for check in checks if check.status != "ok"]
+    found = f"{len(checks) - len(others)} of {len(checks)} checks are ok on {audit.measured.counts.texts} texts."
+    found = " ".join([found, *(f"{check.name.capitalize()}: {check.sentence}." for check in others)])
+    if audit.twin is None:
+        return found
+    own, other = (number(float(table["hidden_cosine"].iloc[-1])) for table in (audit.layers, audit.twin.layers))
+    return f"{found} Mean cosine at the last depth: {own}; with random weights {other}."
 
-    attends : (token, the token that it attends to most, share of its attention) for the tokens of a text
-    """
+
+def of_head(row: pd.Series, layers: int, settings: dict[str, str]) -> list[Any]:
+    """The text about one head of an audit. The button carries the settings of the simulation that it starts."""
     data: dict[str, Any] = {f"data-{name}": text for name, text in settings.items()}
     facts = [KeyNumber(label_of(name), written(row[name]), meaning(name)[0]) for name in HEAD_NUMBERS if name in row]
     checks = [
@@ -91,18 +105,18 @@ def of_head(
         _numbers(facts, "Numbers of the head"),
         html.H3("Which assumptions hold"),
         _table(checks),
-        *_attends(attends),
     ]
 
 
-def _attends(attends: Sequence[tuple[str, str, float]]) -> list[Any]:
-    """For each token of a text, what it attends to most; nothing without tokens."""
+def of_attention(attends: Sequence[tuple[str, str, float]]) -> Any:
+    """What the tokens of a text attend to.
+
+    attends : (token, the token that it attends to most, share of its attention)
+    """
     if not attends:
-        return []
-    title = html.H3("What each token attends to most")
-    text = html.P(f"In the sentence “{TEXTS[0]}”, with the share of the token's attention:")
+        return html.P("This model has no tokenizer, so it reads no text.")
     found = [html.Li([f"{token} → ", html.Strong(most), f" {100 * share:.0f} %"]) for token, most, share in attends]
-    return [title, text, html.Ul(found, className="attends")]
+    return html.Ul(found, className="attends")
 
 
 def _early_departure(run: Run, measured: DistanceCurves) -> str:

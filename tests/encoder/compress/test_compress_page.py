@@ -19,6 +19,7 @@ from tests.encoder.audits import EVIL
 from tests.encoder.models import tiny
 from tests.encoder.test_audit_browser import Tab
 from tests.encoder.test_report import Reader
+from tests.labels import overlapping
 
 
 @pytest.fixture(scope="module")
@@ -315,6 +316,7 @@ def test_the_page_fits_every_screen(which, browser, request, tmp_path):
         assert tab.fits(), f"the page is wider than {width} pixels"
         assert tab.cut() == []
         assert tab.page.evaluate(SPILLED) == [], f"at {width} pixels"
+        assert overlapping(tab.page) == []
         wanted = "grid" if width <= 760 else "table-row"
         assert tab.page.evaluate("getComputedStyle(document.querySelector('#options tbody tr')).display") == wanted
     assert tab.page.locator("#options tr.chosen").count() == 1

@@ -6,6 +6,7 @@ import torch
 import metastable as ms
 from tests.encoder.history.test_history import merge, spread
 from tests.encoder.models import tiny
+from tests.labels import overlapping
 
 pytestmark = pytest.mark.browser
 
@@ -37,5 +38,6 @@ def test_the_page_fits_and_draws(browser, page_of, width):
     gaps += "p.querySelector('.main-svg').getBoundingClientRect().width)"
     assert max(map(abs, page.evaluate(gaps))) < 2
     assert page.locator("#warnings li").count() == 1
+    assert overlapping(page) == []
     assert not wrong
     context.close()

@@ -21,6 +21,7 @@ from tests.encoder.length.conftest import encoder
 from tests.encoder.models import tiny
 from tests.encoder.test_audit_browser import Tab
 from tests.encoder.test_report import Reader
+from tests.labels import overlapping
 
 
 def texts(many, words):
@@ -303,6 +304,7 @@ def test_the_page_draws_and_fits_every_screen(which, browser, request, tmp_path)
         tab.resize(width)
         assert tab.fits(), f"the page is wider than {width} pixels"
         assert tab.cut() == []
+        assert overlapping(tab.page) == []
     for kind in ("attention-0", "focus-0", "depths-1"):
         assert tab.page.locator(f"#figure-{kind} .main-svg").first.bounding_box()["width"] > 250
     tab.page.locator("summary", has_text="All heads").click()

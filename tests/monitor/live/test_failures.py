@@ -29,9 +29,10 @@ def test_training_mode_is_counted_and_not_scored(model, baseline, batch, encoder
         model(**batch)
         assert monitor.counts.unreadable == {"the model is in training mode; call model.eval()": 2}
         assert monitor.counts.texts == 0
-        # `examine` runs in evaluation mode, and the host's model stays in training mode.
+        # `examine` runs in evaluation mode, and the host's model stays in training mode. Dropout would change scores by
+        # far more than the rounding of float32.
         scores = [record.score for record in monitor.examine(["Rain."] * 2)]
-        assert scores[0] == scores[1]
+        assert scores[0] == pytest.approx(scores[1], rel=1e-5)
         assert model.training
         model.eval()
         model(**batch)

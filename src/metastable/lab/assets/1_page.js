@@ -74,7 +74,7 @@
   const usual = () => (preferred.matches ? "dark" : "light");
   setTheme(["dark", "light"].includes(asked) ? asked : usual(), asked !== null);
   preferred.addEventListener("change", () => lab.themeChosen || lab.changeTheme(usual(), false));
-  Object.assign(root.dataset, { view: "laboratory", source: "spectra", compare: "no", other: "no", audited: "no", head: "no" });
+  Object.assign(root.dataset, { view: "laboratory", source: "spectra", compare: "no", other: "no", audited: "no", measured: "no", head: "no" });
 
   /* On large screens the text of figures grows with the window, as the text of the page does (see lab.css). */
   const scale = () => (window.innerWidth < 1700 ? 1 : Math.min(2, Math.round(window.innerWidth / 142) / 10));

@@ -4,7 +4,7 @@
 
   const lab = window.lab, { by, root, clientside, send } = lab;
   const DEBOUNCE = 350, SLIDING = 150; // milliseconds without a change until the fields are sent
-  Object.assign(lab, { serial: 0, consent: "", model: "", patience: 10000 });
+  Object.assign(lab, { serial: 0, consent: "", model: "", corpus: "", patience: 10000 });
 
   /* The user asked for the model in the field: the server may load this model. */
   lab.agree = () => (lab.consent = lab.fields.trained.trim().split(":").slice(0, -2).join(":"));
@@ -32,6 +32,7 @@
     const text = lab.fields[name], place = SLIDERS[name] && SLIDERS[name].place(value(text));
     if (!slid && Number.isFinite(place)) clientside.set_props(`slide-${name}`, { value: Math.round(place) });
     if (name === "source") root.dataset.source = text;
+    if (name === "twin") by("twin").setAttribute("aria-pressed", String(text === "yes"));
     if (name === "source" || name === "d") offered();
     if (name === "compare") {
       root.dataset.compare = text ? "yes" : "no";
@@ -103,7 +104,8 @@
     mirror(name);
     if (name === "column") { lab.askModel(); return changed(0); }
     if (name.startsWith("at-")) return lab.openHead(Number(by("field-at-layer").value), Number(by("field-at-head").value));
-    if (name === "model") return;
+    if (name === "sample") { lab.askHead(); return changed(0); }
+    if (name === "model" || name === "corpus") return;
     if (FOLLOWS[name]) FOLLOWS[name]();
     changed(name === "trained" ? null : event.target.tagName === "SELECT" ? 0 : DEBOUNCE);
     if (name === "trained") lab.showStatus({ status: "asking", message: "press Enter to load this head", fraction: 0 });
@@ -171,6 +173,7 @@
     "download-script": () => lab.download("script"),
     "download-data": () => lab.download("data"),
     "audit-run": () => lab.auditModel(),
+    twin: () => lab.showTwin(lab.fields.twin === "no"),
     bundled: () => { put("model", by("bundled").dataset.model); lab.auditModel(); },
     follow: () => lab.follow(by("follow").dataset),
   };
@@ -195,6 +198,7 @@
     lab.setView(restored.fields.view);
     if (restored.trusted) {
       lab.model = lab.fields.model;
+      lab.corpus = lab.fields.corpus;
       lab.head = lab.fields.head ? lab.fields.head.split(",").map(Number) : null;
       lab.askModel(true);
     }

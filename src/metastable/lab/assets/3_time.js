@@ -102,7 +102,7 @@
       const said = run.filter(([from]) => from <= shownTime()).pop() || run[0];
       return (lab.names.length ? `${lab.names[i]}: ` : "") + said[1];
     });
-    const text = words.join(" ");
+    const text = words.join("\n");
     by("moment").setAttribute("aria-live", lab.player ? "off" : "polite");
     if (by("moment").textContent !== text) by("moment").textContent = text;
   };

@@ -37,7 +37,7 @@
     poll(lab.wanted !== null);
     if (root.dataset.audited !== "yes") return;
     lab.askModel();
-    if (lab.head) askHead();
+    if (lab.head) lab.askHead();
   };
 
   /* ---- the laboratory ---- */
@@ -140,7 +140,8 @@
       plot.on("plotly_afterplot", () => { lab.refresh(); lab.paint(); });
       if (name.startsWith("sphere")) plot.on("plotly_relayout", (change) => lab.turn(name, change));
       if (name === "curve") plot.on("plotly_click", (event) => lab.moveTo(event.points[0].x));
-      if (name === "heat-map") plot.on("plotly_click", (event) => lab.openHead(event.points[0].y, event.points[0].x));
+      // The second panel is the random twin, whose heads are not opened.
+      if (name === "heat-map") plot.on("plotly_click", ({ points: [at] }) => at.curveNumber || lab.openHead(at.y, at.x));
     }
     lab.refresh();
   };
@@ -149,10 +150,12 @@
 
   lab.auditModel = function () {
     lab.model = lab.fields.model.trim();
+    lab.corpus = lab.fields.corpus;
     lab.head = null;
     lab.fields.head = "";
     root.dataset.head = root.dataset.audited = "no";
-    by("audit-headline").textContent = "";
+    by("audit-headline").textContent = by("audit-words").textContent = "";
+    lab.put("sample", "0");
     lab.askModel(true);
     lab.changed(0);
   };
@@ -161,20 +164,27 @@
 
   lab.askModel = function (start) {
     lab.auditBusy = Date.now();
-    send("model-wanted", { ...looks(), column: lab.fields.column, start: Boolean(start), now: lab.auditBusy });
+    const { column, twin } = lab.fields, asked = { column, twin, corpus: lab.corpus, start: Boolean(start) };
+    send("model-wanted", { ...looks(), ...asked, now: lab.auditBusy });
     lab.auditing = true;
     clock();
   };
 
+  lab.showTwin = function (on) {
+    lab.put("twin", on ? "yes" : "no");
+    lab.askModel();
+    lab.changed(0);
+  };
+
   clientside.lab.model = function (answer) {
-    const nothing = clientside.no_update;
-    if (!answer || answer.model !== lab.model) return [nothing, nothing];
+    const nothing = clientside.no_update, none = [nothing, nothing, nothing];
+    if (!answer || answer.model !== lab.model) return none;
     lab.auditBusy = 0;
     // Audits of other tabs may have replaced it: start it again.
-    if (answer.status === "unknown" && root.dataset.audited === "yes") { lab.askModel(true); return [nothing, nothing]; }
-    if (answer.column && lab.fields.column && answer.column !== lab.fields.column && lab.columns().includes(lab.fields.column)) {
+    if (answer.status === "unknown" && root.dataset.audited === "yes") { lab.askModel(true); return none; }
+    if (answer.column && answer.column !== lab.fields.column && answer.columns.includes(lab.fields.column)) {
       lab.askModel();
-      return [nothing, nothing];
+      return none;
     }
     lab.auditing = ["waiting", "running"].includes(answer.status);
     clock();
@@ -183,8 +193,13 @@
     by("audit-progress").value = answer.fraction;
     lab.modelProblem = answer.status === "failed" ? answer.message : "";
     lab.showProblems(lab.problems);
-    if (answer.status !== "done") return [nothing, nothing];
+    if (answer.status !== "done") return none;
     by("audit-headline").textContent = answer.headline;
+    by("audit-words").textContent = answer.words;
+    for (const option of by("field-column").options) option.disabled = !answer.columns.includes(option.value);
+    by("field-sample").replaceChildren(...answer.samples.map((text, i) => new Option(text, String(i))));
+    by("field-sample").value = lab.fields.sample;
+    root.dataset.measured = answer.depth ? "yes" : "no";
     choices("field-at-layer", answer.layers);
     choices("field-at-head", answer.heads);
     lab.put("column", answer.column);
@@ -203,7 +218,8 @@
     }
     answer.figure.layout.shapes = frame();
     if (lab.head && root.dataset.head === "no") showHead();
-    return [answer.figure, answer.caption];
+    if (answer.depth) entitle("depth", answer.depth);
+    return [answer.figure, answer.caption, answer.depth || nothing];
   };
 
   function choices(id, count) {
@@ -225,7 +241,7 @@
     by("field-at-head").value = head;
     // Hide the head until its own text arrives.
     root.dataset.head = "no";
-    askHead();
+    lab.askHead();
   }
 
   new MutationObserver(() => {
@@ -233,17 +249,16 @@
     if (title && lab.head && title.textContent === `Layer ${lab.head[0]}, head ${lab.head[1]}`) root.dataset.head = "yes";
   }).observe(document.documentElement, { childList: true, subtree: true });
 
-  lab.columns = () => Array.from(by("field-column").options, (option) => option.value);
-
-  function askHead() {
-    send("head-wanted", { ...looks(), layer: lab.head[0], head: lab.head[1], sent: Date.now() });
+  lab.askHead = function () {
+    const [layer, head] = lab.head, sample = Number(lab.fields.sample);
+    send("head-wanted", { ...looks(), layer, head, sample, sent: Date.now() });
     clearTimeout(lab.heading);
     lab.heading = setTimeout(() => {
       if (!lab.head || root.dataset.head === "yes") return;
       lab.askModel(true);
-      askHead();
+      lab.askHead();
     }, HEAD_LOST);
-  }
+  };
 
   /* A frame around the selected head in the heat map. */
   function frame() {
