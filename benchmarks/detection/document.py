@@ -93,9 +93,10 @@ def _introduction(record: dict[str, Any]) -> Iterator[str]:
         "same splits and with the present adjustment for length. "
         "**Length-matched**: clean texts are weighted so that their lengths are "
         "distributed like those of the shifted texts. A detector of length alone then finds nothing. "
-        "**Frozen** shifts were fixed before any score on them was computed. They were reported for the settings "
-        "before, and were run once for the present settings, which were chosen on the **development** and "
-        "**seen** shifts of `editorials`. The domains `commons` and `manual` were not used "
+        "**Frozen** shifts were fixed before any score on them was computed. They were run once for each of three "
+        "forms of the settings: the first version, one without the probe of mean tokens, and the present one. Each "
+        "form was chosen on the **development** and **seen** shifts of `editorials`, but after the results of the form "
+        "before on frozen shifts were known. The domains `commons` and `manual` were not used "
         "during development; `editorials` and `news` were."
     )
     head = ("domain", "fitted on", "adjust", "calibrate", "test", "documents in the last three")
