@@ -31,7 +31,7 @@ from metastable.monitor.detectors.base import Detector, Gathering, Taught, addin
 from metastable.monitor.detectors.token_mahalanobis import TokenMahalanobis
 from metastable.monitor.moments import Moments
 from metastable.monitor.scoring import ColumnTable
-from metastable.monitor.spoiling import labelled, spoilt
+from metastable.monitor.spoiling import spoilt, with_copies
 
 FIT = 2000
 """Texts that detectors are fitted on, at least, as whole documents; half of the clean texts where these are few."""
@@ -166,7 +166,7 @@ def _learn(encoder: Encoder, texts: Sequence[str], detectors: list[Detector]) ->
             detector.settle(stage)
     taught = [detector for detector in detectors if isinstance(detector, Taught)]
     vocabulary = list(encoder.reads_text().get_vocab())
-    both, kinds = labelled(texts, texts, vocabulary, TAUGHT * len(texts), seed=1)
+    both, kinds = with_copies(texts, texts, vocabulary, TAUGHT * len(texts), seed=1)
     depths = {depth for detector in taught for depth in detector.depths}
     order = run(encoder, both, depths, lambda passage: passes.learning(taught, 0, passage))
     for detector in taught:

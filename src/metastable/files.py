@@ -194,9 +194,13 @@ def _beside(target: Path, ending: str) -> Path:
     return target.with_name(f".{target.name}.{ending}")
 
 
+class Taken(BadInput):
+    """A folder is held by another process or thread."""
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold `folder` against other processes and threads; BadInput with the holder's process id if it is taken."""
+    """Hold `folder` against other processes and threads; `Taken` with the holder's process id if it is taken."""
     path = folder / "lock"
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -205,7 +209,7 @@ def locked(folder: Path) -> Iterator[None]:
             lock.acquire()
         except Timeout:
             holder = path.read_text(errors="replace").strip() or "unknown"
-            raise BadInput(f"another process (pid {holder}) is at work in {folder}; wait for it or end it") from None
+            raise Taken(f"another process (pid {holder}) is at work in {folder}; wait for it or end it") from None
     try:
         # The process id is for people only, and the disk may be full.
         with contextlib.suppress(OSError):

@@ -167,3 +167,21 @@ def test_moved_tokens_are_a_new_cloud():
     cells.refit(moved)
     found = cells.attend(100 * points[:300], 1e-4).mean
     assert np.array_equal(found, Cells(moved, weights).attend(100 * points[:300], 1e-4).mean)
+
+
+@pytest.mark.parametrize(("d", "beta", "tol"), [(4, 1e6, 1e-9), (4, 1e4, 1e-11), (16, 1e3, 1e-12)])
+@pytest.mark.parametrize("seed", range(4))
+def test_two_places_with_many_tokens_keep_the_tolerance_in_spite_of_rounding(d, beta, tol, seed):
+    """m = (n₁ a + n₂ b r)/(n₁ + n₂ r), r = e^{⟨u,b−a⟩}: sums over duplicates must not lose digits that |u| magnifies."""
+    rng = np.random.default_rng(seed)
+    a, b = sphere(rng, 2, d)
+    counts = 4000, 500
+    points = np.repeat([a, b], counts, axis=0)
+    # A query between the two places sees both.
+    across = (b - a) / np.linalg.norm(b - a)
+    between = (a + b) / np.linalg.norm(a + b)
+    queries = beta * (between + np.linspace(-3, 3, 7)[:, None] / beta * across)
+    ratio = np.exp(queries @ (b - a))[:, None]
+    exact = (counts[0] * a + counts[1] * b * ratio) / (counts[0] + counts[1] * ratio)
+    found = Cells(points, np.full(len(points), -math.log(len(points)))).attend(queries, tol)
+    assert np.linalg.norm(found.mean.numpy() - exact, axis=1).max() <= tol

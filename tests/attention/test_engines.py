@@ -235,3 +235,14 @@ def test_bad_queries_and_engines_are_refused():
         ms.attend(cloud, np.eye(2))
     with pytest.raises(ms.BadInput, match="queries holds a number that is not finite"):
         ms.attend(cloud, [[math.inf, 0, 0]])
+
+
+@pytest.mark.parametrize("engine", ["tree", EITHER])
+def test_engines_with_a_tolerance_refuse_what_is_none(engine):
+    cloud = ms.uniform(300, d=3, seed=0)
+    for tol in (0.0, 5.0, -1.0):
+        with pytest.raises(ms.BadInput, match="tolerance between 0 and 1"):
+            ms.attend(cloud, cloud.points, engine=engine, tol=tol)
+    block = ms.Block([ms.Head.from_spectra(interaction=[1.5, 1.0, 0.6], value=[1.2, 0.9, 0.5])], norm="none")
+    with pytest.raises(ms.BadInput, match="unit sphere"):
+        ms.simulate(block, cloud, beta=5.0, until=0.1, engine=engine)

@@ -65,6 +65,9 @@ def test_the_program_names_the_engines_of_the_runs(tmp_path):
     text = script(state, runs)
     assert text.count("engine='flash'") + text.count('engine="flash"') == 1
     assert text.count("engine=") == 1
+    either = problem_of(state).replace(engine="direct or tree")
+    run = ms.simulate(either.block, either.cloud, **either.arguments)
+    assert "direct or tree" in script(state, [run, runs[1]])
     trained = State(trained=f"{models.minilm()}:2:3", law="tokens", n=30, beta=50.0, until=2.0)
     assert "engine='flash'" in script(trained, runs[:1])
 

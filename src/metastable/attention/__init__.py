@@ -61,7 +61,7 @@ def attend(cloud: Cloud, queries: Array, engine: str = "auto", tol: float = TREE
 def attend_with_bound(cloud: Cloud, queries: Array, tol: float = TREE_TOLERANCE) -> BoundedMean:
     """`attend` by the tree, in float64, with the bound that was reached for each query and the work it took.
 
-    The bound is that of exact arithmetic; rounding adds about 1e-13, so a `tol` below 1e-12 is refused.
+    The bound is that of exact arithmetic; rounding adds about 1e-16·|u|, and a `tol` below 1e-12 is refused.
     """
     if not real(tol, "tol", "it is a tolerance") >= LEAST_TOLERANCE:
         raise BadInput(f"tol is {tol!r}; float64 can be certified to {LEAST_TOLERANCE:g} and no better")

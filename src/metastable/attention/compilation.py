@@ -38,6 +38,9 @@ AGAIN = 2.0
 TAKEN = 75
 """Exit code of a process that found another one compiling for the same cache."""
 
+CELLS_FROM = 4
+"""The dimension from which the engine "tree" may need the kernels of "cells"."""
+
 Task = tuple[str, int, str]
 """What can be compiled: an engine, the dimension and the dtype. One compilation of "tree", and of "cells", which stands
 for the tree in high dimension, serves all of them."""
@@ -48,13 +51,17 @@ def missing(best: str, d: int, dtype: torch.dtype, pairs: float) -> frozenset[st
 
     Their compilation is started. `pairs` is the number of (query, token) pairs in all calls that are expected.
     """
-    wanted = () if best in ("dense", "flash") else ("direct",) if best == "direct" else ("direct", "tree")
-    found = frozenset(name for name in wanted if not _ready(_task(name, d, dtype)))
+    wanted: tuple[str, ...] = (
+        () if best in ("dense", "flash") else ("direct",) if best == "direct" else ("direct", "tree")
+    )
+    if "tree" in wanted and d >= CELLS_FROM:
+        wanted = (*wanted, "cells")
+    absent = [name for name in wanted if not _ready(_task(name, d, dtype))]
+    found = frozenset("tree" if name == "cells" else name for name in absent)
     if best == "tree" and "tree" in found and pairs > TREE_WORTH:
         return found - {"tree"}
-    for name in wanted:
-        if name in found:
-            _BESIDE.compile(_task(name, d, dtype))
+    for name in absent:
+        _BESIDE.compile(_task(name, d, dtype))
     return found
 
 
@@ -187,11 +194,11 @@ class _Beside:
                     self._thread = None
                     return
                 task = self._todo[0]
-            try:
+            # What cannot be compiled here is compiled by the caller, who then gets the error.
+            with suppress(OSError, RuntimeError):
                 _run(task)
-            finally:
-                with self._lock:
-                    self._todo.remove(task)
+            with self._lock:
+                self._todo.remove(task)
 
     def wait(self, task: Task) -> None:
         """Wait while a process compiles for this task."""
@@ -208,12 +215,12 @@ from contextlib import ExitStack
 from pathlib import Path
 sys.path.append({root!r})
 from metastable import files
-from metastable.errors import BadInput
 with ExitStack() as held:
-    try:
-        held.enter_context(files.locked(Path({folder!r})))
-    except BadInput:
-        sys.exit({taken})
+    if {lock}:
+        try:
+            held.enter_context(files.locked(Path({folder!r})))
+        except files.Taken:
+            sys.exit({taken})
     from metastable.attention.compilation import compile_into_cache
     compile_into_cache(*{task!r})
 """
@@ -223,7 +230,8 @@ with ExitStack() as held:
 def _run(task: Task) -> None:
     """Compile in a process of its own that uses neither the streams of the host nor the signals of its terminal.
 
-    While another process compiles for the same cache, wait for it. It may compile something else, so try again.
+    While another process compiles for the same cache, wait for it. It may compile something else, so try again. After
+    `PATIENCE` compile beside it, which costs time and nothing else.
     """
     if not sys.executable or getattr(sys, "frozen", False):
         # There is no interpreter to start; `sys.executable` is perhaps the host program.
@@ -236,17 +244,16 @@ def _run(task: Task) -> None:
     if folder is None:
         return
     root = Path(__file__).resolve().parents[2]
-    program = PROGRAM.format(root=str(root), folder=str(folder / "compilation"), taken=TAKEN, task=task)
     silent: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     ends = time.monotonic() + PATIENCE
-    with suppress(OSError, RuntimeError):
-        while time.monotonic() < ends:
-            # The local name lives as long as this thread, also when the interpreter exits: no warning about a process
-            # that still runs.
-            # -P: modules of the working directory are not imported.
-            child = subprocess.Popen([sys.executable, "-P", "-c", program], start_new_session=True, **silent)
-            if child.wait() != TAKEN:
-                return
+    code = TAKEN
+    while code == TAKEN and not _compiled(task):
+        lock = time.monotonic() < ends
+        program = PROGRAM.format(root=str(root), folder=str(folder / "compilation"), lock=lock, taken=TAKEN, task=task)
+        # The local name lives as long as this thread, also when the interpreter exits: no warning about a process that
+        # still runs.
+        # -P: modules of the working directory are not imported.
+        child = subprocess.Popen([sys.executable, "-P", "-c", program], start_new_session=True, **silent)
+        code = child.wait()
+        if code == TAKEN:
             time.sleep(AGAIN)
-            if _compiled(task):
-                return

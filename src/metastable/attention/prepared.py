@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from metastable.arrays import real
-from metastable.attention.engines import CLUSTERED, EITHER, ENGINES, SUMS, crowded
+from metastable.attention.engines import CLUSTERED, EITHER, ENGINES, SUMS, crowded, needed
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Prepared:
     causal = False
 
     def __init__(self, log_weights: Tensor, engine: str, tol: float) -> None:
-        if engine == "tree":
+        if "tree" in needed(engine):
             check_tolerance(tol)
         self.log_weights, self.engine, self.tol = log_weights, engine, tol
         self._tree: Tree | Cells | None = None
@@ -132,10 +132,10 @@ where the queries see more than `engines.CLUSTERED` of all tokens."""
 def grow(points: np.ndarray, log_weights: np.ndarray, queries: np.ndarray, tol: float) -> Tree | Cells:
     """What answers these queries for the engine "tree". It is compiled if need be, and a line on stderr says so."""
     from metastable.attention import cells, tree
-    from metastable.attention.compilation import wait_for
+    from metastable.attention.compilation import CELLS_FROM, wait_for
 
     d = points.shape[1]
-    if d >= EXPANDED_UP_TO:
+    if d >= CELLS_FROM:
         _ready("cells", cells, "ten", wait_for)
         if d > EXPANDED_UP_TO or cells.visible_share(points, log_weights, queries, tol) <= CLUSTERED:
             return cells.Cells(points, log_weights)

@@ -514,7 +514,7 @@ class StopSignal(KeyboardInterrupt):
 
 @contextmanager
 def _signals() -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """SIGINT and SIGTERM raise `Stopped` inside this context. Inside the shield that it gives, they wait."""
+    """SIGINT and SIGTERM raise `StopSignal` inside this context. Inside the shield that it gives, they wait."""
     shielded, waiting = False, 0
 
     def handle(number: int, frame: Any) -> None:

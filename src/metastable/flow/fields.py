@@ -20,6 +20,7 @@ from torch import Tensor
 from metastable.arrays import Array, inverse_temperature
 from metastable.attention import Attention, argmax_mean, choose, softmax_mean
 from metastable.attention.compilation import missing
+from metastable.attention.engines import needed
 from metastable.block import SPHERES, Block, as_block
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
@@ -84,9 +85,9 @@ def engine_of(
     """The engine that `engine` stands for; `without` as in `choose`."""
     if block.norm == "none":
         # Tokens off the sphere.
-        if engine == "tree":
+        if "tree" in needed(engine):
             raise BadInput(
-                "engine is 'tree', which needs tokens on the unit sphere; for norm 'none' use 'direct' or 'auto'"
+                f"engine is {engine!r}, which needs tokens on the unit sphere; for norm 'none' use 'direct' or 'auto'"
             )
         if engine == "auto" and block.kernel != "softmax":
             return "dense"

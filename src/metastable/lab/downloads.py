@@ -13,6 +13,7 @@ import xarray as xr
 
 from metastable import __version__, problem
 from metastable.attention import ENGINES
+from metastable.attention.engines import needed
 from metastable.errors import BadInput
 from metastable.lab.callbacks import Backend, names
 from metastable.lab.state import State, check, common_frames, problem_of
@@ -98,5 +99,6 @@ def script(state: State, runs: Sequence[Run] = ()) -> str:
 
 def _engine(run: Run) -> dict[str, str]:
     """The argument of `simulate` that names the engine of a run; {} for hardmax and for a run that is not finished."""
-    engine = run.configuration.get("engine")
-    return {"engine": engine} if engine in (*ENGINES, "tree") and math.isfinite(run.beta) else {}
+    engine = run.configuration.get("engine", "")
+    known = engine != "" and {*ENGINES, "tree"}.issuperset(needed(engine))
+    return {"engine": engine} if known and math.isfinite(run.beta) else {}

@@ -245,7 +245,7 @@ class _Part(AbstractContextManager):
         frames = common_frames([part.state for part in self.job.parts])
         problem = self.problem = problem_of(self.state, self.runs.encoders, frames)
         engine = _engine(problem)
-        self._report(COMPILING if engine == "tree" and not compiled() else "starting")
+        self._report(COMPILING if "tree" in needed(engine) and not compiled() else "starting")
         alone = len(problem.cloud) >= MANY_TOKENS or "tree" in needed(engine)
         if alone:
             self.turns = self.runs.many_threads

@@ -36,7 +36,7 @@ from metastable.monitor.exposure import called
 from metastable.monitor.length_adjustment import shaped
 from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, Setting, Spoilt, wholes, within
 from metastable.monitor.split import TOKENS, Split, digest, enough
-from metastable.monitor.spoiling import labelled, spoilt
+from metastable.monitor.spoiling import spoilt, with_copies
 from metastable.notebook import curve, table
 from metastable.run import storage as store
 
@@ -158,6 +158,7 @@ class Baseline:
             found = cls(*made_with, learning.special, {}, {}, arrays)
             found.check(encoder)
             found.settings = learning.scorers(found.detectors)
+            learning.end()
             found.facts = {**learning.facts(), "seed": int(seed), "versions": store.versions()}
             found.known, found.fitted = (
                 np.unique(np.array(own, dtype=np.uint64)) for own in (split.known, split.fitted)
@@ -332,8 +333,7 @@ class _Learning:
         # Texts that detectors are fitted on go through the model once for each stage, and once more beside their
         # spoilt copies.
         stages = max(DETECTORS[name].stages for name in _members(self._settings))
-        taught = min(split.counts["fit"], MOST // COPIES)
-        self._passes = split.texts + (stages - 1) * split.counts["fit"] + (1 + COPIES) * taught + self._copies
+        self._passes = split.texts + (stages - 1) * split.counts["fit"] + (1 + COPIES) * self._taught + self._copies
         self._counts: dict[str, TextCounts] = {}
         self._lengths: Counter[int] = Counter()
 
@@ -341,6 +341,11 @@ class _Learning:
     def _copies(self) -> int:
         """The number of spoilt copies of the "adjust" part."""
         return min(COPIES * self.split.counts["adjust"], MOST)
+
+    @property
+    def _taught(self) -> int:
+        """The number of texts of the "fit" part that spoilt copies are made of."""
+        return min(self.split.counts["fit"], MOST // COPIES)
 
     def _some(self, part: str, most: int) -> list[str]:
         """At most so many texts of a part, in an order that does not depend on the order in which they came."""
@@ -360,8 +365,8 @@ class _Learning:
 
     def _teach(self, learners: list[Taught]) -> None:
         """Fit detectors on texts of the "fit" part beside spoilt copies of them."""
-        own, copies = self._some("fit", MOST // COPIES), COPIES * min(self.split.counts["fit"], MOST // COPIES)
-        texts, kinds = labelled(own, own, list(self.encoder.reads_text().get_vocab()), copies, self.split.seed)
+        own, vocabulary = self._some("fit", self._taught), list(self.encoder.reads_text().get_vocab())
+        texts, kinds = with_copies(own, own, vocabulary, COPIES * self._taught, self.split.seed)
         order = self._run(texts, learners, partial(passes.learning, learners, 0), TextCounts())
         for learner in learners:
             learner.teach(kinds[order])
@@ -435,6 +440,11 @@ class _Learning:
     def _left_out(self) -> Counter[str]:
         skipped = sum(counts.skipped for counts in self._counts.values())
         return self.split.left_out + Counter({NO_TOKEN: skipped})
+
+    def end(self) -> None:
+        """Report that all is done: some copies are equal to their text and were not made."""
+        if self.progress is not None:
+            self.progress(self._passes, self._passes)
 
     def facts(self) -> dict[str, Any]:
         """Facts about the texts, see `Baseline`."""

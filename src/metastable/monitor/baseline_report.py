@@ -109,7 +109,9 @@ def _hundredths(share: float) -> str:
 
 def _detectors(setting: Any) -> list[tuple[str, str, str]]:
     """Rows of the table of a setting: a detector, why it finds a text strange, and its weight in the score."""
-    rows = [(member, DETECTORS[member].words, setting.weights.get(member, 0.0)) for member in setting.members]
+    own = {name: DETECTORS[name] for name in setting.members}
+    silent = "only the classifier of spoilt texts sees it"
+    rows = [(n, d.words if d.explains else silent, setting.weights.get(n, 0.0)) for n, d in own.items()]
     if setting.exposed:
         kinds = f"{', '.join(list(KINDS)[:-1])} or {list(KINDS)[-1]}"
         words = (

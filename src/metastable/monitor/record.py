@@ -214,6 +214,7 @@ def _decisive(surprises: np.ndarray, names: Sequence[str]) -> int:
     language is which spoilt texts are the nearest.
     """
     own = [place for place, name in enumerate(names) if name != EXPOSURE and DETECTORS[name].explains]
+    own = own or list(range(len(names)))
     best = max(own, key=lambda place: surprises[place])
     classifier = names.index(EXPOSURE) if EXPOSURE in names else best
     return best if surprises[best] >= SURE or surprises[best] >= surprises[classifier] else classifier

@@ -44,8 +44,8 @@ class Setting:
     members : by the name of a detector, which of its depths: those nearest to these shares of the encoder's layers;
         None for all columns
     exposed : the detectors whose columns the classifier of spoilt texts sees; () for no classifier
-    weights : of the surprises in the sum, by the name of a detector or `EXPOSURE`; others have no weight and only
-        explain
+    weights : of the surprises in the sum, by the name of a detector or `EXPOSURE`; others have no weight, and only
+        explain or serve the classifier
     """
 
     name: str

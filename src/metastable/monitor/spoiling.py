@@ -143,7 +143,7 @@ class Copy:
 CLEAN = -1
 
 
-def labelled(
+def with_copies(
     texts: Sequence[str], others: Sequence[str], vocabulary: Sequence[str], copies: int, seed: int
 ) -> tuple[list[str], np.ndarray]:
     """The texts and then spoilt copies of them, with the number of each one's kind in `KINDS`, `CLEAN` for the texts.

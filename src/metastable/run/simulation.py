@@ -96,8 +96,8 @@ def simulate(
     step : longest step of the fixed-step methods, 0.01 by default; for "layers" the length of a layer, 1 by default
     t_eval : how many equally spaced times to save, or the times themselves; 0 and `until` are always saved.
         By default 101, fewer when the frames would exceed 256 MiB. For "layers" the times are those of layers
-    engine : "auto", "dense", "flash", "direct" or "tree" (certified to `tol`, d ≤ 3), see `attend`. "auto" is decided
-        once, at the start. For medium clouds in d = 3 it stands for "direct or tree", where the tokens decide at every
+    engine : "auto", "dense", "flash", "direct" or "tree" (certified to `tol`), see `attend`. "auto" is decided once,
+        at the start. For medium clouds in d = 3 it stands for "direct or tree", where the tokens decide at every
         step. Engines that were not compiled then are recorded as `without` in the configuration
     merge : δ. Tokens closer than this become one weighted token, so that long runs of clusters cost little; the frames
         show each token where its cluster is, and `Run.merge_error` bounds what merging changed (see `merging`)

@@ -155,7 +155,7 @@ class Cells:
 
     def _order(self, queries: np.ndarray, paired: bool) -> np.ndarray:
         """Queries that walk together should be close."""
-        if paired and len(queries) == len(self._index) == len(self._alive):
+        if paired and len(queries) == len(self._index):
             return self._index
         return grouped(queries)[1]
 

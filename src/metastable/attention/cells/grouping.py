@@ -286,6 +286,14 @@ def measure(points, log_weights, nodes, count, centres, sizes, normal):
             for k in range(d):
                 centre[k] = (a * centres[left, k] + b * centres[left + 1, k]) / (a + b)
         size[5] = size[4] - math.log(hi - lo)
+        # Σ w (y − b) = 0 to the last digit of b, as expansions need it: a sum of many terms loses some.
+        normal[:] = 0.0
+        for i in range(lo, hi):
+            w = math.exp(log_weights[i] - size[4])
+            for k in range(d):
+                normal[k] += w * (points[i, k] - centre[k])
+        for k in range(d):
+            centre[k] += normal[k]
         norm = 0.0
         for k in range(d):
             norm += centre[k] ** 2

@@ -173,7 +173,7 @@ class Taught(Detector):
 
     @abstractmethod
     def teach(self, kinds: np.ndarray) -> None:
-        """End of learning. kinds : (texts,), as in `spoiling.labelled`, in the order in which texts were learned."""
+        """End of learning. kinds : (texts,), as in `spoiling.with_copies`, in the order in which texts were learned."""
 
 
 class Gathering:

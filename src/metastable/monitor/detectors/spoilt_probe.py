@@ -27,9 +27,10 @@ class SpoiltProbe(Taught):
         log P(kind j | x̄) − log P(clean | x̄) = ⟨w_j, clip((x̄ − centre)/unit)⟩ + b_j
 
     is an `Exposure` of the mean tokens themselves, side by side, which is learned from clean texts and from spoilt
-    copies of the same texts. A copy has the topic of its text, so the probe cannot learn topics: it finds the direction
-    in which spoiling moves hidden states. Such a linear map of hidden states is called a probe (Alain and Bengio,
-    "Understanding intermediate layers using linear classifier probes", 2017).
+    copies of the same texts. The clip at ±6 limits what it says far from both. A copy has the topic of its text, so the
+    probe cannot learn topics: it finds the direction in which spoiling moves hidden states. Such a linear map of hidden
+    states is called a probe (Alain and Bengio, "Understanding intermediate layers using linear classifier probes",
+    2017).
 
     Its columns are for the classifier of spoilt texts, which weighs them against those of the other detectors.
     """
