@@ -172,7 +172,7 @@ def test_moved_tokens_are_a_new_cloud():
 @pytest.mark.parametrize(("d", "beta", "tol"), [(4, 1e6, 1e-9), (4, 1e4, 1e-11), (16, 1e3, 1e-12)])
 @pytest.mark.parametrize("seed", range(4))
 def test_two_places_with_many_tokens_keep_the_tolerance_in_spite_of_rounding(d, beta, tol, seed):
-    """m = (n₁ a + n₂ b r)/(n₁ + n₂ r), r = e^{⟨u,b−a⟩}: sums over duplicates must not lose digits that |u| magnifies."""
+    """m = (n₁ a + n₂ b r)/(n₁ + n₂ r), r = e^{⟨u,b−a⟩}: sums over duplicates lose no digits that |u| magnifies."""
     rng = np.random.default_rng(seed)
     a, b = sphere(rng, 2, d)
     counts = 4000, 500
