@@ -133,10 +133,11 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(command):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
-def test_a_full_disk_behind_standard_output_is_named():
+def test_a_full_disk_behind_standard_output_is_named(tmp_path):
     asked = ["simulate", "--beta", "5", "--until", "0.1", "--n", "9", "--json"]
     with open("/dev/full", "wb") as full:
-        done = subprocess.run([sys.executable, "-m", "metastable", *asked], stdout=full, stderr=subprocess.PIPE)
+        command = [sys.executable, "-m", "metastable", *asked]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.count(b"\n") == 1
     assert b"standard output" in done.stderr
