@@ -35,7 +35,7 @@ def start(path, interval, save, method, beyond=None):
         if beyond is not None:
             threading.Thread(target=kill, daemon=True).start()
         simulation.CHECKPOINT_SECONDS = interval
-        cloud = ms.uniform(300, d=2, seed=0)
+        cloud = ms.uniform(1500, d=2, seed=0)
         ms.simulate(HEAD, cloud, beta=60.0, until=2.0, t_eval=save, method=method, checkpoint=path)
 
     process = multiprocessing.get_context("fork").Process(target=compute)

@@ -22,7 +22,7 @@ from tests.encoder import models
 from tests.lab.conftest import until
 
 SMALL = State(n=60, until=2.0)
-LONG = State(n=300, until=1000.0, beta=1000.0)
+LONG = State(n=700, until=1000.0, beta=1000.0)
 PLANE = State(n=400, until=1.0, interaction=(1.0, 1.0, 0.5), value=(1.0, 1.0, 0.5))
 """M's dominant eigenspace is a plane here, so that measuring takes longer than the run."""
 
