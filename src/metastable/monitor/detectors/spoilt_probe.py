@@ -13,7 +13,7 @@ from metastable.monitor.detectors.base import Column, Gathering, Reading, Taught
 from metastable.monitor.exposure import CLIP, Exposure
 from metastable.monitor.spoiling import KINDS
 
-# Where mean tokens are read, as shares of the encoder's layers. Chosen on the development shifts of the benchmark.
+# Where mean tokens are read, as shares of the layers. Chosen on development and seen shifts of the benchmark.
 SHARES = (1 / 3, 1 / 2)
 # A coordinate of x̄ with a smaller standard deviation is constant up to the rounding of float32.
 CONSTANT = 1e-7
