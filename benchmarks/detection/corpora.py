@@ -42,6 +42,7 @@ SOURCES: dict[str, Callable[[], Iterable[Text]]] = {
     "random": sources.random_characters,
     "commons": lambda: frozen.debates("en/parlspeech-v2-sample-houseofcommons.zip"),
     "manual": frozen.manual,
+    "bbc": frozen.bbc,
     "articles": frozen.articles,
     "health tweets": frozen.health_tweets,
     "film reviews": frozen.film_reviews,
@@ -58,7 +59,7 @@ SOURCES: dict[str, Callable[[], Iterable[Text]]] = {
     "random words": frozen.random_words,
     "base64": frozen.base64_strings,
 }
-"""Everything by name. In domain: editorials, news, commons, manual."""
+"""Everything by name. In domain: editorials, news, commons, manual, bbc."""
 
 
 @cache

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from bench import ABLATIONS, COMBINATIONS, CONTROLS, SINGLE, STREAMED, UNADJUSTED, unadjusted
 from shifts import FROZEN, KINDS
-from streams import AFTER, ALPHA, BEFORE, METHODS, WINDOW
+from streams import AFTER, ALPHA, BEFORE, METHODS, RESET, SHARES, WINDOW
 
 from metastable.monitor.scoring import SETTINGS
 
@@ -221,18 +221,20 @@ def _streams(record: dict[str, Any]) -> Iterator[str]:
     yield from _by_length(record)
     yield from _words(
         "The number of clean streams with an alarm. `alarm`, KS and MMD guarantee a probability of at most "
-        f"{ALPHA:g} per stream. `change alarm` guarantees an average of 10 000 texts between alarms. Windows of KS "
-        f"and MMD hold {WINDOW} texts. All guarantees are for independent texts. Texts of one document are not "
-        "independent, and neither are the parts of a split of few documents."
+        f"{ALPHA:g} per stream, and so do `restarts` (the evidence begins again {RESET} texts after an alarm) and "
+        f"`slices` (restarts, and alarms of their own for {len(SHARES)} slices of different sizes). `change alarm` "
+        f"guarantees an average of 10 000 texts between alarms. Windows of KS and MMD hold {WINDOW} texts. All "
+        "guarantees are for independent texts. Texts of one document are not independent, and neither are the parts "
+        "of a split of few documents."
     )
     rows = []
     for domain, found in record["domains"].items():
         streams = found["clean streams"]
         for setting in STREAMED:
             own = streams["false alarms"][setting]
-            cells = [f"{own[method]['alarms']} of {own[method]['streams']}" for method in METHODS]
+            cells = [f"{own[method]['alarms']} of {own[method]['streams']}" for method in own]
             rows.append((domain, setting, str(streams["texts"]), *cells))
-    yield from _table(("domain", "setting", "texts", *METHODS), rows)
+    yield from _table(("domain", "setting", "texts", *own), rows)
     yield from _words(
         f"Streams of {BEFORE} clean texts and then {AFTER} shifted texts; there are fewer clean texts where the "
         "test part is smaller. The number is the median number of shifted texts until the alarm. In brackets: the "

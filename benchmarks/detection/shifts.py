@@ -28,8 +28,8 @@ SIZE = 300
 
 SHARES = {"clean": 0.87, "development": 0.065, "held-out": 0.065}
 
-DOMAINS = ("editorials", "news", "commons", "manual")
-"""Clean texts of four kinds. On the first two detectors were chosen or looked at; the last two are fresh."""
+DOMAINS = ("editorials", "news", "commons", "manual", "bbc")
+"""Clean texts of five kinds. On the first two detectors were chosen or looked at. The others are fresh."""
 
 DEVELOPMENT = ("tweets", "german", "typos 10 %", "word shuffle", "half tweet", "swaps, common words")
 """What the settings were chosen on, in the domain of editorials."""

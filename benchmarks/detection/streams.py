@@ -17,11 +17,16 @@ from bench import COMBINATIONS, STREAMED, Clean, scorer
 
 from metastable.monitor.alarm import Alarm
 from metastable.monitor.detectors.base import Detector
+from metastable.monitor.episodes import Episodes, Place
 from metastable.monitor.scoring import ColumnTable, Scorer
+from metastable.monitor.slices import Slices
 
 ALPHA, WINDOW = 0.01, 50
-CLEAN, LONGEST = 50, 2000
+CLEAN, LONGEST = 200, 2000
 """Clean streams of at most so many texts."""
+
+RESET, SHARES = 100, (0.6, 0.25, 0.1, 0.05)
+"""Texts after an alarm until the evidence starts again, and the shares of the slices of a clean stream."""
 
 BEFORE, AFTER, STREAMS = 500, 500, 20
 """Texts before and after a change, and streams with one."""
@@ -81,8 +86,25 @@ class Watch:
         return np.concatenate([m.first(table.columns[m.name][:, m.places], table.lengths) for m in members], axis=1)
 
 
+def alarms_with_restarts(p: np.ndarray, texts: int) -> int:
+    """How many alarms a stream raises that starts its evidence again after each."""
+    found = Episodes(texts, ALPHA, reset_after=RESET)
+    found.take(p, p <= ALPHA, [Place(number + 1) for number in range(len(p))])
+    return found.total
+
+
+def alarms_with_slices(p: np.ndarray, texts: int, seed: int) -> int:
+    """How many alarms a stream raises in all that is cut into slices at random, the one over all slices included."""
+    found, strange = Slices(texts, ALPHA, RESET), p <= ALPHA
+    places = [Place(number + 1) for number in range(len(p))]
+    values = np.random.default_rng(seed).choice(len(SHARES), size=len(p), p=SHARES).tolist()
+    found.overall.take(p, strange, places)
+    found.take(p, strange, places, values)
+    return found.overall.total + sum(own.episodes.total for own in found)
+
+
 def clean_streams(deals: list[Deal]) -> dict[str, Any]:
-    """By setting and method: in how many clean streams an alarm was raised."""
+    """By setting and method: in how many clean streams an alarm was raised, and how many alarms there were in all."""
     texts = min(LONGEST, *(len(deal.clean) for deal in deals))
     found: dict[str, Any] = {"streams": len(deals), "texts": texts, "false alarms": {}}
     for setting in STREAMED:
@@ -98,7 +120,24 @@ def clean_streams(deals: list[Deal]) -> dict[str, Any]:
             }
             for method in METHODS
         }
+        for method, rows in _life(deals, setting, texts).items():
+            found["false alarms"][setting][method] = {
+                "streams": len(rows),
+                "alarms": sum(row > 0 for row in rows),
+                "in all": sum(rows),
+            }
     return found
+
+
+def _life(deals: list[Deal], setting: str, texts: int) -> dict[str, list[int]]:
+    """Of each stream, the number of its alarms with restarts, and with restarts and slices."""
+    rows: dict[str, list[int]] = {"restarts": [], "slices": []}
+    for deal in deals:
+        scorer = deal.scorers[setting]
+        p = scorer.calibration.p_values(scorer.scale(deal.clean[:texts]).total)
+        rows["restarts"].append(alarms_with_restarts(p, scorer.texts))
+        rows["slices"].append(alarms_with_slices(p, scorer.texts, deal.seed))
+    return rows
 
 
 def changed_streams(deals: list[Deal], shifted: Mapping[str, ColumnTable]) -> dict[str, Any]:

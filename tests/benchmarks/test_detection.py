@@ -279,6 +279,21 @@ def test_streams_raise_alarms_after_the_change_and_not_before(monkeypatch):
     assert clean["texts"] == 300
     assert clean["false alarms"]["s"]["alarm"] == {"streams": 3, "alarms": 0}
     assert clean["false alarms"]["s"]["MMD"]["streams"] == 1
+    for method in ("restarts", "slices"):
+        assert clean["false alarms"]["s"][method] == {"streams": 3, "alarms": 0, "in all": 0}
+
+
+def test_restarts_and_slices_count_every_alarm():
+    clean = np.ceil(np.random.default_rng(5).uniform(size=1000) * 1001) / 1001
+    assert streams.alarms_with_restarts(clean, 1000) == streams.alarms_with_slices(clean, 1000, 0) == 0
+    shifted = np.minimum(clean, 2 / 1001)
+    # Each episode takes a few texts until its alarm, and 100 after it.
+    assert 5 <= streams.alarms_with_restarts(shifted, 1000) <= 10
+    # The alarm over all slices and that of the largest slice, 600 texts, at the least.
+    assert streams.alarms_with_slices(shifted, 1000, 0) >= 10
+    only = clean.copy()
+    only[np.random.default_rng(0).choice(4, size=1000, p=streams.SHARES) == 3] = 1 / 1001
+    assert streams.alarms_with_slices(only, 1000, 0) > streams.alarms_with_restarts(only, 1000)
 
 
 def test_a_stream_in_two_parts_is_the_stream(monkeypatch):
