@@ -261,13 +261,13 @@ def typical(values: Tensor) -> Tensor:
 
 
 def over_tokens(values: Tensor, passage: Passage) -> Tensor:
-    """Mean, and mean of the three highest, of the chosen tokens' values (texts, n): (texts, 2); 0 without any."""
+    """Mean, and mean of the three highest, of the chosen tokens' values (…, texts, n): (…, texts, 2); 0 without any."""
     counts = passage.counts
-    highest = torch.where(passage.chosen, values, -torch.inf).topk(min(WORST, values.shape[1]), dim=1).values
-    there = torch.arange(highest.shape[1], device=counts.device) < counts.unsqueeze(1)
-    worst = torch.where(there, highest, 0.0).sum(dim=1) / counts.clamp(1, WORST)
-    mean = torch.where(passage.chosen, values, 0.0).sum(dim=1) / counts.clamp_min(1)
-    return torch.stack([mean, worst], dim=1)
+    highest = torch.where(passage.chosen, values, -torch.inf).topk(min(WORST, values.shape[-1]), dim=-1).values
+    there = torch.arange(highest.shape[-1], device=counts.device) < counts.unsqueeze(1)
+    worst = torch.where(there, highest, 0.0).sum(dim=-1) / counts.clamp(1, WORST)
+    mean = torch.where(passage.chosen, values, 0.0).sum(dim=-1) / counts.clamp_min(1)
+    return torch.stack([mean, worst], dim=-1)
 
 
 def token_columns(depths: tuple[int, ...]) -> tuple[Column, ...]:
@@ -303,20 +303,20 @@ class TokenReading(TextReading):
     ) -> None:
         super().__init__(detector, passage, score)
         self._arrays = arrays
-        self._tokens: list[Tensor] = []
+        self._of_tokens: dict[int, Tensor] = {}
 
     def visit(self, depth: Depth) -> None:
-        values = self._score(depth)
-        self._found[depth.index] = over_tokens(values, self._passage)
-        mean, deviation = self._arrays[f"typical.{depth.index}"]
-        self._tokens.append((values - mean) / deviation)
+        self._of_tokens[depth.index] = self._score(depth)
 
     def values(self) -> Values:
-        columns = super().values().columns
-        if not self._tokens:
-            return Values(columns)
-        strange = sum(self._tokens[1:], start=self._tokens[0]) / len(self._tokens)
-        return Values(columns, torch.where(self._passage.chosen, strange, 0.0))
+        # One call for all depths is quicker than one for each.
+        if not self._of_tokens:
+            return super().values()
+        values = torch.stack([*self._of_tokens.values()])
+        self._found = dict(zip(self._of_tokens, over_tokens(values, self._passage), strict=True))
+        mean, deviation = torch.stack([self._arrays[f"typical.{depth}"] for depth in self._of_tokens], dim=1)
+        strange = ((values - mean[:, None, None]) / deviation[:, None, None]).mean(dim=0)
+        return Values(super().values().columns, torch.where(self._passage.chosen, strange, 0.0))
 
 
 def gaussian(moments: Moments) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,9 @@ from metastable.monitor.detectors.base import Column, Leading, Reading, Unfitted
 LEADING = 128
 # What is computed from the cosines at each depth, in the order of the columns.
 PAIRS = ("mean_cosine", "mean_square_cosine", "nearest", "three_nearest", "neighbours", "next_neighbours")
+# Pairs of tokens of a passage that are kept until the pass ends: 32 MiB. One call for all depths is much quicker than
+# one for each if texts are short.
+KEPT = 2**23
 
 
 class Concentration(Unfitted):
@@ -63,6 +66,7 @@ class _Course(Reading):
         self._columns, self._passage = columns, passage
         self._leading = Leading(passage, LEADING)
         self._found: dict[Column, Tensor] = {}
+        self._apart: dict[int, Tensor] = {}
         self._before: _Cloud | None = None
 
     def visit(self, depth: Depth) -> None:
@@ -74,43 +78,58 @@ class _Course(Reading):
                 depth.lens.shift.to(centre) - centre.unsqueeze(1), depth.lens.scale.to(centre), leading.forth(depth.v)
             )
         )
-        for name, value in zip(PAIRS, pair_statistics(x, leading), strict=True):
-            self._found[Column(name, depth.index)] = value
+        self._apart[depth.index] = half_squares(x)
+        if (len(self._apart) + 1) * self._apart[depth.index].numel() > KEPT:
+            self._look_at_pairs()
         if self._before is not None and self._before.depth == depth.index - 1:
             moved = self._before.x.sub_(x).add_((self._before.centre - centre).unsqueeze(1))
             length = torch.where(leading.there, torch.linalg.vector_norm(moved, dim=-1), 0.0).sum(dim=1)
             self._found[Column("update_length", depth.index, depth.index - 1)] = length / leading.count.clamp_min(1)
         self._before = _Cloud(depth.index, x, centre)
 
+    def _look_at_pairs(self) -> None:
+        """Compute the statistics of all depths whose pairs are kept."""
+        if self._apart:
+            found = pair_statistics(torch.stack([*self._apart.values()]), self._leading)
+            for place, depth in enumerate(self._apart):
+                self._found |= {Column(name, depth): own[place] for name, own in zip(PAIRS, found, strict=True)}
+            self._apart.clear()
+
     def values(self) -> Values:
+        self._look_at_pairs()
         none = torch.zeros(len(self._passage.ids), dtype=torch.float64, device=self._passage.ids.device)
         columns = torch.stack([self._found.get(column, none).double() for column in self._columns], dim=1)
         return Values(torch.where(self._passage.counts.unsqueeze(1) > 0, columns, 0.0))
 
 
-def pair_statistics(x: Tensor, leading: Leading) -> list[Tensor]:
-    """The statistics `PAIRS` of each text, (texts,) of float64 each, from D_ij = 1 − G_ij = ½|x_i − x_j|².
-
-    x : (texts, n, d), the tokens of each text minus any common vector, and then zeros, as `leading` says
-    """
-    n, m, there = x.shape[1], leading.count, leading.there
+def half_squares(x: Tensor) -> Tensor:
+    """D_ij = 1 − G_ij = ½|x_i − x_j|² of the tokens (texts, n, d) of each text minus any common vector."""
     half = 0.5 * torch.linalg.vecdot(x, x)
-    apart = torch.baddbmm(half.unsqueeze(2) + half.unsqueeze(1), x, x.transpose(1, 2), alpha=-1)
-    own = apart.diagonal(dim1=1, dim2=2)
+    return torch.baddbmm(half.unsqueeze(2) + half.unsqueeze(1), x, x.transpose(1, 2), alpha=-1)
+
+
+def pair_statistics(apart: Tensor, leading: Leading) -> list[Tensor]:
+    """The statistics `PAIRS` of each text, (…, texts) of float64 each, from D_ij = 1 − G_ij.
+
+    apart : (…, texts, n, n), D of the tokens that `leading` is about. It is changed.
+    """
+    n, m, there = apart.shape[-1], leading.count, leading.there
+    own = apart.diagonal(dim1=-2, dim2=-1)
     own.zero_()
     if not leading.full:
         apart.masked_fill_(~(there.unsqueeze(1) & there.unsqueeze(2)), 0.0)
     pairs = (m * (m - 1)).clamp_min(1)
-    mean, square = apart.sum(dim=(1, 2)).double() / pairs, apart.square().sum(dim=(1, 2)).double() / pairs
-    along = [apart.diagonal(step, dim1=1, dim2=2).sum(dim=1) for step in (1, 2)]
+    mean = apart.sum(dim=(-2, -1)).double() / pairs
+    square = torch.linalg.vector_norm(apart, dim=(-2, -1)).double().square() / pairs
+    along = [apart.diagonal(step, dim1=-2, dim2=-1).sum(dim=-1) for step in (1, 2)]
     own.fill_(torch.inf)
     if not leading.full:
         apart.masked_fill_(~there.unsqueeze(1), torch.inf)
-    nearest = apart.amin(dim=2)
-    means = [mean, 2 * mean - square, torch.where(there, nearest, 0.0).sum(dim=1) / m.clamp_min(1)]
-    highest = torch.where(there, nearest, torch.inf).topk(min(3, n), dim=1, largest=False).values
-    among = torch.arange(highest.shape[1], device=x.device) < m.unsqueeze(1)
-    means.append(torch.where(among, highest, 0.0).sum(dim=1) / m.clamp(1, 3))
+    nearest = apart.amin(dim=-1)
+    means = [mean, 2 * mean - square, torch.where(there, nearest, 0.0).sum(dim=-1) / m.clamp_min(1)]
+    highest = torch.where(there, nearest, torch.inf).topk(min(3, n), dim=-1, largest=False).values
+    among = torch.arange(highest.shape[-1], device=apart.device) < m.unsqueeze(1)
+    means.append(torch.where(among, highest, 0.0).sum(dim=-1) / m.clamp(1, 3))
     for step, total in enumerate(along, start=1):
         means.append(torch.where(m > step, total / (m - step).clamp_min(1), 0.0))
     return [1 - torch.where(m > 1, found.double(), 0.0) for found in means]
