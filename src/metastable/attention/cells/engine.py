@@ -174,10 +174,12 @@ class Cells:
         nodes = np.flatnonzero(narrow & (tokens >= MANY * d))
         slots, seconds = np.full(len(self._nodes), -1), np.zeros((len(nodes), d, d))
         slots[nodes] = np.arange(len(nodes))
-        z = np.zeros(d)
-        for slot, node in enumerate(nodes):
+
+        def fill(slot: int, node: int) -> None:
             lo, hi = self._nodes[node, :2]
-            covariance(self._points, self._log_weights, lo, hi, self._centres[node], z, seconds[slot])
+            covariance(self._points, self._log_weights, lo, hi, self._centres[node], np.zeros(d), seconds[slot])
+
+        run_all(fill, enumerate(nodes))
         return slots, seconds
 
     def _within(
@@ -301,6 +303,8 @@ def _groups(points: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _labels(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
     """The nearest centre of each point."""
+    # Another memory order would be compiled once more.
+    points = np.ascontiguousarray(points)
     n, labels = len(points), np.empty(len(points), np.int64)
     columns, halves = np.ascontiguousarray(centres.T), 0.5 * np.square(centres).sum(axis=1)
 
