@@ -288,7 +288,7 @@ def test_settings_choose_depths_by_place(encoder):
     assert {course.columns[i].depth for i in light.places(course)} == {0, 3}
     tokens, pooled = detectors["token-mahalanobis"], detectors["pooled-mahalanobis"]
     assert [tokens.columns[i].depth for i in full.places(tokens)] == [0, 0, 2, 2, 4, 4, 6, 6]
-    assert [pooled.columns[i].depth for i in light.places(pooled)] == [0, 2, 4, 6]
+    assert [pooled.columns[i].depth for i in light.places(pooled)] == [0, 2, 4]
     with pytest.raises(BadInput, match="needs the detector 'place-surprise'"):
         Scale.of(
             light, {"pooled-mahalanobis": pooled}, ColumnTable({"pooled-mahalanobis": np.zeros((3, 7))}, np.ones(3))

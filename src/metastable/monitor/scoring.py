@@ -96,28 +96,27 @@ SETTINGS = {
         Setting(
             "light",
             {
-                "pooled-mahalanobis": (0, 1 / 3, 2 / 3, 1),
+                "pooled-mahalanobis": (0, 1 / 3, 2 / 3),
                 "place-surprise": (1 / 3,),
                 "nearest-texts": None,
                 "concentration": (0, 1 / 2),
                 "spoilt-probe": None,
             },
             ("pooled-mahalanobis", "place-surprise", "concentration", "spoilt-probe"),
-            {EXPOSURE: 2.0, "pooled-mahalanobis": 1.0, "nearest-texts": 1.0},
+            {EXPOSURE: 2.0, "pooled-mahalanobis": 1.0, "nearest-texts": 1.5, "spoilt-probe": 1.0},
         ),
         Setting(
             "full",
             {
                 "token-mahalanobis": None,
                 "place-surprise": None,
-                "pooled-mahalanobis": (0, 1 / 3, 2 / 3, 1),
                 "nearest-texts": None,
-                "concentration": None,
+                "concentration": (0, 1 / 3, 2 / 3, 1),
                 "attention-entropy": None,
                 "spoilt-probe": None,
             },
             ("token-mahalanobis", "place-surprise", "concentration", "attention-entropy", "spoilt-probe"),
-            {EXPOSURE: 2.0, "token-mahalanobis": 1.0, "pooled-mahalanobis": 0.5, "nearest-texts": 1.0},
+            {EXPOSURE: 2.0, "token-mahalanobis": 1.5, "nearest-texts": 1.5, "spoilt-probe": 1.0},
         ),
     )
 }
