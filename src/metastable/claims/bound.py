@@ -163,8 +163,8 @@ def check(
             _row(found, name, bound, curve, "A, first half" if curve is cold else "nothing" if i % 2 else "C")
         _picture(found, name, bound, [cold, *others[:3]])
         sentences.append(
-            f"{name}: A = {bound.front:.3g}, C = {bound.growth:.3g} and c = {bound.decay:.3g} give a bound of which "
-            f"the distances at the other β reach at most {max(bound.worst(curve) for curve in others):.2g}; the first "
+            f"{name}, t ≤ {until:g}: A = {bound.front:.3g}, C = {bound.growth:.3g} and c = {bound.decay:.3g} give a bound "
+            f"of which the distances at the other β reach at most {max(bound.worst(curve) for curve in others):.2g}; the first "
             f"term alone needs C = {growth:.2g}"
         )
     found.sentence = "; ".join(sentences)
