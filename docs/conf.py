@@ -24,6 +24,8 @@ exclude_patterns = ["_static"]
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 suppress_warnings = ["myst.header"]
+# Quotes and hyphens stay as they are typed: `--out` must not become –out.
+smartquotes = False
 html_theme = "furo"
 html_title = "metastable"
 html_static_path = ["_static"]
@@ -66,6 +68,8 @@ def _inside(app: Any, docname: str, source: list[str]) -> None:
         if target.is_relative_to(base):
             return f"]({os.path.relpath(target, here)}{place})"
         outer = target.relative_to(base.parent).as_posix()
+        if place := inserts.section(outer):
+            return f"](#{place})"
         if outer in MOVED:
             return f"]({os.path.relpath(base / MOVED[outer], here)}.md)"
         if target.is_dir():

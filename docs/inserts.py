@@ -101,8 +101,9 @@ def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 # ---------------------------------------------------------------------------------------------- names of the package
 
 SPECIAL = re.compile(r"([\\*_<>\[\]$|{}#~])")
+EMPHASIS = re.compile(r"(?<![\w*])(\*{1,2})(?=[^\s*])([^*]*[^\s*])\1(?![\w*])")
 SCRIPT = re.compile(
-    r"\^(?P<up>\{[^{}]*\}|\([^()]*\)|−?[\w½∞]+)|(?<=(?<![A-Za-z0-9_])\w)_(?P<down>\{[^{}]*\}|[\w∞#](?!\w))"
+    r"\^(?P<up>\{[^{}]*\}|\([^()]*\)|[−-]?[\w½∞]+(?:\.\d+)?)|(?<=(?<![A-Za-z0-9_])\w)_(?P<down>\{[^{}]*\}|[\w∞#](?!\w))"
 )
 """A raised or lowered part of a formula in plain text: e^{βt}, β^(−1/2), 10^6, W_p, x_{ij}."""
 ITEM = re.compile(r"^(?P<names>[\w\"'*][^:`]{0,80}?) : (?P<text>.*)$")
@@ -132,11 +133,20 @@ def _public() -> frozenset[str]:
 
 
 def _literal(text: str) -> str:
+    """Text outside of code: *words* stay emphasised, every other sign with a meaning in Markdown is shown as it is."""
+    out, end = "", 0
+    for found in EMPHASIS.finditer(text):
+        out += f"{_plain(text[end : found.start()])}{found[1]}{_plain(found[2])}{found[1]}"
+        end = found.end()
+    return out + _plain(text[end:])
+
+
+def _plain(text: str) -> str:
     out, end = [], 0
     for found in SCRIPT.finditer(text):
         tag, inner = ("sup", found["up"]) if found["up"] else ("sub", found["down"])
         inner = inner[1:-1] if inner[0] in "{(" else inner
-        out += [SPECIAL.sub(r"\\\1", text[end : found.start()]), f"<{tag}>", _literal(inner), f"</{tag}>"]
+        out += [SPECIAL.sub(r"\\\1", text[end : found.start()]), f"<{tag}>", _plain(inner), f"</{tag}>"]
         end = found.end()
     return "".join([*out, SPECIAL.sub(r"\\\1", text[end:])])
 
@@ -167,9 +177,12 @@ def markdown(doc: str) -> str:
             at = end
         elif found := ITEM.match(line):
             end = indented(at + 1)
-            text = " ".join([found["text"], *(part.strip() for part in lines[at + 1 : end])])
-            names = ", ".join(f"`{name.strip()}`" for name in found["names"].split(","))
-            out += [f"- {names}: {escaped(text)}"]
+            whole = " ".join(part.strip() for part in lines[at:end])
+            # A short entry may stand on the same line: `name : meaning; other : meaning`.
+            for entry in re.split(r"; (?=\w+(?:, \w+)* : )", whole):
+                listed, _, text = entry.partition(" : ")
+                names = ", ".join(f"`{name.strip()}`" for name in listed.split(","))
+                out += [f"- {names}: {escaped(text)}"]
             at = end
         elif section == "Returns" and line[:1].isalpha() and lines[at + 1 : at + 2] and lines[at + 1].startswith("  "):
             end = indented(at + 1)
@@ -214,7 +227,7 @@ class _Shown:
 
     def __init__(self, value: Any) -> None:
         text = value.__name__ if inspect.isroutine(value) or inspect.isclass(value) else repr(value)
-        self.text = "…" if " at 0x" in text or len(text) > 40 else text.replace("mappingproxy({})", "{}")
+        self.text = "…" if " at 0x" in text or "<lambda>" in text or len(text) > 40 else text.replace("mappingproxy({})", "{}")
 
     def __repr__(self) -> str:
         return self.text
@@ -266,7 +279,7 @@ def _entry(name: str, found: Any, package: str = "metastable") -> str:
     for what, member, shown in _members(found):
         arguments = "" if what == "property" else signature(shown)
         parts.append(
-            _directive(what, f"{name}.{member}", arguments, markdown(shown.__doc__ or ""), package, fence="::::")
+            _directive(what, f"{name}.{member}", arguments, markdown(inspect.getdoc(shown) or ""), package, fence="::::")
         )
     made = signature(found)
     # Results are made by functions: their many fields are explained in the docstring.
@@ -301,23 +314,28 @@ def commands() -> str:
             "",
             f"```text\n{usage}\n```",
             "",
-            escaped(inspect.cleandoc(command.help or "")),
+            escaped(_said(command.help)),
         ]
         if command.epilog:
             text += ["", "Example:", "", f"```bash\n{command.epilog.removeprefix('Example:').strip()}\n```"]
         if places:
             text += [
                 "",
-                table(["argument", "meaning"], ([f"`{p.name.upper()}`", escaped(p.help or "")] for p in places)),
+                table(["argument", "meaning"], ([f"`{p.name.upper()}`", escaped(_said(p.help))] for p in places)),
             ]
         text += [
             "",
             table(
-                ["option", "meaning", "default"], ([_option(p), escaped(p.help or ""), _default(p)] for p in options)
+                ["option", "meaning", "default"], ([_option(p), escaped(_said(p.help)), _default(p)] for p in options)
             ),
             "",
         ]
     return "\n".join(text)
+
+
+def _said(text: str | None) -> str:
+    """A help text as a terminal shows it: there a backslash keeps [axes] from being read as a colour."""
+    return inspect.cleandoc(text or "").replace("\\[", "[")
 
 
 def _place(parameter: Any) -> str:
@@ -443,8 +461,25 @@ def outcomes() -> str:
 
 
 def label(claim: str) -> str:
-    """The label of a claim: pages link to it with [text](#claim-NAME)."""
+    """The label of the section about a claim."""
     return f"claim-{claim}"
+
+
+def section(path: str) -> str:
+    """The label of the section that shows a program of the gallery or a claim, by the path of its file; else empty.
+
+    Pages link to the file, so that the link also works where a page is read as a file.
+    """
+    folder, _, file = path.rpartition("/")
+    name = file.removesuffix(".py")
+    if folder == "examples/gallery" and name in gallery_names():
+        return f"gallery-{name}"
+    if folder == "src/metastable/claims":
+        from metastable import claims as room
+
+        claim = name.replace("_", "-")
+        return label(claim) if claim in room.NAMES else ""
+    return ""
 
 
 def ratios() -> str:
