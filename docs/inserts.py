@@ -175,7 +175,7 @@ def markdown(doc: str) -> str:
             end = next((i for i in range(at, len(lines)) if not lines[i].strip()), len(lines))
             out += ["", "```python", *(inspect.cleandoc("\n".join(lines[at:end])).splitlines()), "```", ""]
             at = end
-        elif found := ITEM.match(line):
+        elif ITEM.match(line):
             end = indented(at + 1)
             whole = " ".join(part.strip() for part in lines[at:end])
             # A short entry may stand on the same line: `name : meaning; other : meaning`.
@@ -227,7 +227,9 @@ class _Shown:
 
     def __init__(self, value: Any) -> None:
         text = value.__name__ if inspect.isroutine(value) or inspect.isclass(value) else repr(value)
-        self.text = "…" if " at 0x" in text or "<lambda>" in text or len(text) > 40 else text.replace("mappingproxy({})", "{}")
+        self.text = (
+            "…" if " at 0x" in text or "<lambda>" in text or len(text) > 40 else text.replace("mappingproxy({})", "{}")
+        )
 
     def __repr__(self) -> str:
         return self.text
@@ -279,7 +281,9 @@ def _entry(name: str, found: Any, package: str = "metastable") -> str:
     for what, member, shown in _members(found):
         arguments = "" if what == "property" else signature(shown)
         parts.append(
-            _directive(what, f"{name}.{member}", arguments, markdown(inspect.getdoc(shown) or ""), package, fence="::::")
+            _directive(
+                what, f"{name}.{member}", arguments, markdown(inspect.getdoc(shown) or ""), package, fence="::::"
+            )
         )
     made = signature(found)
     # Results are made by functions: their many fields are explained in the docstring.
@@ -504,6 +508,14 @@ def measured(name: str) -> str:
         return (
             f"A complete run ({first['what']}) with its distance curve took {first['seconds']:.0f} seconds and "
             f"{first['peak_gib']:.1f} GiB on two cores (`benchmarks/million.py`)."
+        )
+    if name == "family":
+        causal = next(row for row in rows if row["what"] == "causal")
+        others = max(row["ratio"] for row in rows if row is not causal)
+        return (
+            f"At a million tokens a step with the mask takes {causal['ratio']:.0f} times as long as without it "
+            f"({causal['lowest']:.1f} to {causal['highest']:.1f}). Other members that the tree serves take at most "
+            f"{others:.1f} times as long per head as one softmax head (`benchmarks/family.py`)."
         )
     if name == "callback":
         middle, low, high = (f"{100 * first[key]:.2f}" for key in ("overhead", "overhead_lowest", "overhead_highest"))

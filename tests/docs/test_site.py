@@ -178,7 +178,9 @@ def test_docstrings_become_markdown():
     """
     found = inserts().markdown(doc)
     assert "Sum of W<sub>p</sub> over \\|x\\|, an\\_example." in found
-    assert "- `beta`: inverse temperature, see {py:obj}`simulate <metastable.simulate>` and *more*, 2\\*3\\*4\n" in found
+    assert (
+        "- `beta`: inverse temperature, see {py:obj}`simulate <metastable.simulate>` and *more*, 2\\*3\\*4\n" in found
+    )
     assert "\n- `a`, `b`: numbers\n- `c`: a letter" in found
     assert "```text\nx' = P_x V m\n```" in found
     assert "```python\n>>> 1 + 1\n2\n```" in found
