@@ -51,9 +51,9 @@ How to read the tables, one for each encoder and its texts:
 - **Speed** is the time of the full encoder over that of the smaller one: median and range of five pairs of timings on
   two cores. **MB** is the size in memory.
 - **Rule** says how parts were chosen. `compress` itself uses *greedy* for layers (one after the other, each time the
-  one that is missed least) and *gradient* for heads and neurons (the effect on the embedding, to first order). The other
-  rules are baselines: *influence* (the change of the hidden state in a layer), *last* (the last layers), *update* (the
-  change of the hidden state by a head or neuron), *magnitude* (the size of its weights), *random*.
+  one that is missed least) and *gradient* for heads and neurons (the effect on the embedding, to first order). The
+  other rules are baselines: *influence* (the change of the hidden state in a layer), *last* (the last layers),
+  *update* (the change of the hidden state by a head or neuron), *magnitude* (the size of its weights), *random*.
 - The maps beside a gap are refitted to the hidden states of the full encoder. Rows *not refitted* are baselines too."""
 """The beginning of docs/compression.md."""
 

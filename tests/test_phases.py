@@ -227,8 +227,9 @@ def test_sentences_of_a_whole_story():
     found = detect(T, stairs(T, [1.0, 0.05, 0.5], [4, 26]))
     assert found.sentences[0].startswith("concentrated from t = ")
     assert found.sentences[1].startswith("least distance 0.05 at t = ")
-    assert found.sentences[-2].endswith("to the end of the run")
-    assert found.sentences[-1].startswith("terminal phase from t = 2")
+    assert found.sentences[-2].startswith("terminal phase from t = 2")
+    assert found.sentences[-1].startswith("then at rest at distance 0.5 from t = ")
+    assert found.sentences[-1].endswith("to the end of the run")
 
 
 def test_tensors_and_labelled_arrays_are_read():
