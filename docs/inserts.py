@@ -72,7 +72,7 @@ SCHEMAS: dict[str, tuple[str, str]] = {
     "metastable.length/2": ("length.json", "all tables of a study of lengths"),
     "metastable.compress/1": ("compress.json", "the options of a compression; also beside a smaller model"),
     "metastable.exit/1": ("exit.json", "scores by depth, the chosen layer and its loss"),
-    "metastable.probe/1": ("probe.json", "the linear probe of the chosen layer; its weights are beside it"),
+    "metastable.probe/1": ("probe.json", "the linear probe of the chosen layer, with its weights"),
     "metastable.history/1": ("audit-history.jsonl", "first line of a history; one line per record and depth follows"),
     "metastable.baseline/6": ("baseline.json", "a baseline; its arrays are in safetensors files beside it"),
     "metastable.calibrate/1": ("calibrate --json", "what a calibration made"),
@@ -308,7 +308,7 @@ def commands() -> str:
     from metastable.cli.app import app
 
     group: Any = typer.main.get_command(app)
-    text = ["`metastable --version` prints the version. `metastable --help` lists the commands.\n"]
+    text = ["`metastable --version` prints the version.\n"]
     for name, command in group.commands.items():
         places = [p for p in command.params if not p.opts[0].startswith("-")]
         options = [p for p in command.params if p.opts[0].startswith("-") and not p.hidden]
