@@ -40,10 +40,19 @@ class Plateau(_ShortRepr):
 
 @dataclass(frozen=True, repr=False)
 class Phases(_ShortRepr):
-    """What `detect` found. A time is None if the event was not seen up to `horizon`, which is not "never".
+    """When a run concentrated, rested and left. A time is None if the event was not seen up to `horizon`.
 
-    `course` is "one time" (a single point is no curve), "still" (the distance stays within `factor`), "falling"
-    (it was falling when the run ended) or "settled" (it came to a least value or to rest).
+    Attributes
+    ----------
+    concentrated : the first time at which the distance is within `factor` of its least
+    terminal : the first time after `least_time` at which the distance exceeds `factor` times its least
+    horizon : the last saved time
+    least, least_time : the least distance, and the first time at which it is attained
+    plateaus : stretches of time, from `start` to `end`, in which the distance rests near `level`, in their order; those
+        that start after `terminal` are later rests
+    factor : what counts as a change
+    course : "one time" (a single point is no curve), "still" (the distance stays within `factor`), "falling" (it was
+        falling when the run ended) or "settled" (it came to a least value or to rest)
     """
 
     concentrated: float | None
