@@ -406,7 +406,13 @@ def _record() -> str:
     for item in re.findall(r"^ *- (`.*)$", markdown(Record.__doc__ or ""), flags=re.MULTILINE):
         names, _, what = item.partition(": ")
         meanings |= {name.strip("` "): what for name in names.split(",")}
-    meanings["reason"] = "the finding in words"
+    meanings |= {
+        "reason": "the finding in words",
+        "line": "number of the line in the file or pipe",
+        "id": "`id` of the text, if it has one",
+        "slice_log_e": "evidence of the alarm of this slice after this text",
+        "slice_alarm": "whether this very text raised the alarm of this slice",
+    }
     return table(["field", "meaning"], ([f"`{name}`", meanings[name]] for name in WRITTEN))
 
 
