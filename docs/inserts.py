@@ -372,13 +372,19 @@ def columns(which: str) -> str:
     """A table of columns, from the table in the code that the reports use."""
     from metastable.encoder import columns as audit
     from metastable.encoder.compare import COLUMNS as COMPARED
-    from metastable.encoder.compress.result import COLUMNS as OPTIONS
-    from metastable.encoder.compress.result import TASK_COLUMNS
+    from metastable.encoder.compress.columns import MEANINGS as OPTIONS
+    from metastable.encoder.exit.columns import MEANINGS as DEPTHS
     from metastable.encoder.history.record import COLUMNS as HISTORY
-    from metastable.encoder.length.result import TABLES
+    from metastable.encoder.length.columns import MEANINGS as LENGTHS
     from metastable.scale.dataset import WORDS
 
-    two = {"layers": audit.LAYER_COLUMNS, "compare": COMPARED, "history": HISTORY}
+    two = {
+        "layers": audit.LAYER_COLUMNS,
+        "compare": COMPARED,
+        "history": HISTORY,
+        "compress": OPTIONS,
+        "exit": DEPTHS,
+    }
     three = {"heads": audit.COLUMNS, "text": audit.TEXT}
     if which in two:
         return table(["column", "meaning"], ([f"`{name}`", escaped(what)] for name, what in two[which].items()))
@@ -389,11 +395,11 @@ def columns(which: str) -> str:
         rows = ([f"`{name}`", escaped(what), escaped(unit)] for name, (what, unit) in WORDS.items())
         return table(["axis or variable", "meaning", "unit"], rows)
     if which == "length":
-        rows = ([f"`{name}.csv`", ", ".join(f"`{column}`" for column in own)] for name, own in TABLES.items())
-        return table(["table", "columns"], rows)
-    if which == "compress":
-        named = {"always": OPTIONS, "with `--pairs`": TASK_COLUMNS}
-        return table(["when", "columns"], ([when, ", ".join(f"`{c}`" for c in own)] for when, own in named.items()))
+        parts = []
+        for name, own in LENGTHS.items():
+            rows = ([f"`{column}`", escaped(what)] for column, what in own.items())
+            parts.append(f"**{name}.csv**\n\n{table(['column', 'meaning'], rows)}")
+        return "\n\n".join(parts)
     if which == "record":
         return _record()
     raise KeyError(which)

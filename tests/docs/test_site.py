@@ -134,6 +134,25 @@ def test_every_field_of_a_record_and_every_detector_has_a_meaning():
         assert re.search(rf"^\| `{name}` \| \S+", page, flags=re.MULTILINE), name
 
 
+def test_every_column_of_lengths_options_and_exits_has_a_meaning():
+    from metastable.encoder.compress import columns as options
+    from metastable.encoder.compress.result import COLUMNS, TASK_COLUMNS
+    from metastable.encoder.exit import columns as exits
+    from metastable.encoder.exit.scores import SCORES
+    from metastable.encoder.length import columns as lengths
+    from metastable.encoder.length.result import TABLES
+
+    def told(columns):
+        return [c for c in columns if not re.search("_(low|high)$|^select_", c)]
+
+    assert {name: list(own) for name, own in lengths.MEANINGS.items()} == {
+        name: told(own) for name, own in TABLES.items()
+    }
+    assert list(options.MEANINGS) == told([*COLUMNS, *TASK_COLUMNS])
+    scores = [score for task in SCORES.values() for score in task]
+    assert list(exits.MEANINGS) == ["depth", *scores, "chosen_by", "penalty"]
+
+
 NAMES = inserts().gallery_names()
 
 
