@@ -34,6 +34,30 @@ TEXTS, LENGTH = 400, 64
 SHOWN = ("cosine", "cosine_p10", "nn_overlap", "spearman", "speed")
 
 
+HEAD = f"""\
+This page shows what can be removed from five pairs of encoder and texts, at what loss, and what is gained. [Make an
+encoder smaller](howto/compress.md) explains the command `metastable compress`. `python benchmarks/compression.py`
+measures everything and writes this page from its records, `benchmarks/results/compression.json` and, for the last
+section, `benchmarks/results/compression_tasks.json`.
+
+How to read the tables, one for each encoder and its texts:
+
+- **Fidelity** compares the embeddings of the smaller encoder with those of the full one, on texts that no choice saw,
+  cut to {LENGTH} tokens. Intervals of 95 % are over texts.
+  - *mean cosine* and *10th percentile*: of the cosines between the two embeddings of each text;
+  - *same neighbours*: of the 10 nearest texts among those that the smaller encoder was fitted on, the share that both
+    encoders agree on;
+  - *rank correlation*: Spearman's correlation of the similarities of texts in both encoders.
+- **Speed** is the time of the full encoder over that of the smaller one: median and range of five pairs of timings on
+  two cores. **MB** is the size in memory.
+- **Rule** says how parts were chosen. `compress` itself uses *greedy* for layers (one after the other, each time the
+  one that is missed least) and *gradient* for heads and neurons (the effect on the embedding, to first order). The
+  other rules are baselines: *influence* (the change of the hidden state in a layer), *last* (the last layers),
+  *update* (the change of the hidden state by a head or neuron), *magnitude* (the size of its weights), *random*.
+- The maps beside a gap are refitted to the hidden states of the full encoder. Rows *not refitted* are baselines too."""
+"""The beginning of docs/compression.md."""
+
+
 @dataclass(frozen=True)
 class Case:
     """An encoder and texts. tuned : whether the method was tried on this case while it was built"""
@@ -82,15 +106,7 @@ def markdown(rows: Sequence[dict[str, Any]], tasks: Sequence[dict[str, Any]]) ->
 def _lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield "# Compression: what can go, and at what loss"
     yield ""
-    yield (
-        "`python benchmarks/compression.py` writes this page. Every number comes from "
-        "`benchmarks/results/compression.json`. [Make an encoder smaller](howto/compress.md) explains the command "
-        f"`metastable compress`. Texts are cut to {LENGTH} tokens. Fidelity is measured on texts that no choice saw, "
-        "with intervals of 95 % over texts. Speed is the time of the full encoder over that of the smaller one: median "
-        "and range of five pairs on two cores. *Same neighbours*: the share of the 10 nearest of the fit texts that "
-        "both encoders agree on. Rows with another rule than *greedy* or *gradient*, and rows that are not refitted, "
-        "are baselines."
-    )
+    yield from HEAD.splitlines()
     for row in rows:
         tried = "used while the method was built" if row["tuned"] else "not used while the method was built"
         yield from ("", f"## {row['name']}", "")

@@ -198,17 +198,22 @@ def section(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The part of docs/compression.md about tasks."""
     yield from ("", "## On tasks", "")
     yield (
-        "*Removed layer*: the score of the task after one layer was removed and the rest healed, with the layer that "
-        "`compress` chose from texts without labels, with the layer that it chose with `--pairs` (1500 pairs of the "
-        "dev part of STS-B, of which 750 choose), and with the layer that is best on the test part, which nobody "
-        "can know beforehand. STS-B: Spearman's correlation of cosines and human scores. Lee: the same for all pairs "
-        "of 50 news stories. Its row with pairs shows what pairs of another task, STS-B, do there: pairs of Lee "
-        "itself cannot be given, because each story is in 49 of them, and the two halves of the pairs must share no "
-        "text. Reuters R8: accuracy of a logistic probe. *Exit layer*: the layer that `exit` chose from "
-        f"{TRAIN} training texts with a loss of at most {LOSS:g}, scored on the test part of the corpus. The promised "
-        "interval is that of the difference to full depth that `exit` prints. A layer that is best for embeddings in "
-        "general need not be best for a task: a choice without labels can lose points of the task that another layer "
-        "would have kept."
+        "Does a removed layer cost points of a task? A layer that is best for embeddings in general need not be best "
+        "for a task, so a choice without labels can lose points that another layer would have kept."
+    )
+    yield from (
+        "",
+        "- *Removed layer*: the score of the task after one layer was removed and the rest refitted. *Chosen*: the "
+        "layer that `compress` chooses from texts without labels. *With pairs*: the layer that it chooses with "
+        "`--pairs`, from 1500 pairs of the dev part of STS-B, of which 750 choose. *Best*: the layer that is best on "
+        "the test part, which nobody can know beforehand.",
+        f"- *Exit layer*: the layer that `exit` chose from {TRAIN} training texts with a loss of at most {LOSS:g}, "
+        "scored on the test part of the corpus. *Promised difference*: the interval of the difference to full depth "
+        "that `exit` prints, and the difference that was found.",
+        "- STS-B is scored by Spearman's correlation of cosines and human scores, and so is Lee, all pairs of 50 news "
+        "stories. Reuters R8 and 20 Newsgroups are scored by the accuracy of a linear probe.",
+        "- Lee has no pairs of its own to give: each story is in 49 pairs, and the two halves of the pairs must share "
+        "no text. Its column *with pairs* shows what pairs of another task, STS-B, do there.",
     )
     yield ""
     yield (
@@ -247,9 +252,9 @@ def _few_pairs(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """What fewer pairs lose."""
     yield ""
     yield (
-        "How many pairs are enough? Loss on the test part of STS-B against the best layer, for a choice by this many "
-        f"pairs of the dev part, of which one half chooses: mean and 95th percentile of {DRAWS} draws. The loss of the "
-        f"choice without labels stands in the first column. `compress` asks for at least {LEAST} pairs."
+        "How many pairs are enough? The table has the loss on the test part of STS-B against the best layer if the "
+        "layer is chosen by this many pairs of the dev part, of which one half chooses: the mean and, in brackets, the "
+        f"95th percentile of {DRAWS} draws. `compress` asks for at least {LEAST} pairs."
     )
     yield ""
     heads = [f"{one['pairs']} pairs" for one in rows[0]["by_count"]]

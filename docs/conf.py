@@ -24,6 +24,8 @@ exclude_patterns = ["_static"]
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 suppress_warnings = ["myst.header"]
+# Quotes and hyphens stay as they are typed: `--out` must not become –out.
+smartquotes = False
 html_theme = "furo"
 html_title = "metastable"
 html_static_path = ["_static"]
@@ -63,17 +65,20 @@ def _inside(app: Any, docname: str, source: list[str]) -> None:
                 break
         else:
             return found[0]
+        if target.is_dir():
+            return "](#folder)"
         if target.is_relative_to(base):
             return f"]({os.path.relpath(target, here)}{place})"
         outer = target.relative_to(base.parent).as_posix()
+        if label := inserts.section(outer):
+            return f"](#{label})"
         if outer in MOVED:
-            return f"]({os.path.relpath(base / MOVED[outer], here)}.md)"
-        if target.is_dir():
-            return "](#folder)"
+            return f"]({os.path.relpath(base / MOVED[outer], here)}.md{place})"
         return f"](<path:{os.path.relpath(target, here)}>)"
 
     text = OUTSIDE.sub(linked, inserts.filled(source[0]))
-    source[0] = re.sub(r"\[([^\]]*)\]\(#folder\)", r"`\1`", text).replace("``", "`") if "#folder" in text else text
+    # A folder has no page and is no download: its name is shown.
+    source[0] = re.sub(r"\[`?([^\]`]*)`?\]\(#folder\)", r"`\1`", text)
 
 
 def _mathml(self: Any, node: nodes.Element) -> None:

@@ -72,7 +72,7 @@ SCHEMAS: dict[str, tuple[str, str]] = {
     "metastable.length/2": ("length.json", "all tables of a study of lengths"),
     "metastable.compress/1": ("compress.json", "the options of a compression; also beside a smaller model"),
     "metastable.exit/1": ("exit.json", "scores by depth, the chosen layer and its loss"),
-    "metastable.probe/1": ("probe.json", "the linear probe of the chosen layer; its weights are beside it"),
+    "metastable.probe/1": ("probe.json", "the linear probe of the chosen layer, with its weights"),
     "metastable.history/1": ("audit-history.jsonl", "first line of a history; one line per record and depth follows"),
     "metastable.baseline/7": ("baseline.json", "a baseline; its arrays are in safetensors files beside it"),
     "metastable.calibrate/1": ("calibrate --json", "what a calibration made"),
@@ -101,8 +101,9 @@ def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 # ---------------------------------------------------------------------------------------------- names of the package
 
 SPECIAL = re.compile(r"([\\*_<>\[\]$|{}#~])")
+EMPHASIS = re.compile(r"(?<![\w*])(\*{1,2})(?=[^\s*])([^*]*[^\s*])\1(?![\w*])")
 SCRIPT = re.compile(
-    r"\^(?P<up>\{[^{}]*\}|\([^()]*\)|−?[\w½∞]+)|(?<=(?<![A-Za-z0-9_])\w)_(?P<down>\{[^{}]*\}|[\w∞#](?!\w))"
+    r"\^(?P<up>\{[^{}]*\}|\([^()]*\)|[−-]?[\w½∞]+(?:\.\d+)?)|(?<=(?<![A-Za-z0-9_])\w)_(?P<down>\{[^{}]*\}|[\w∞#](?!\w))"
 )
 """A raised or lowered part of a formula in plain text: e^{βt}, β^(−1/2), 10^6, W_p, x_{ij}."""
 ITEM = re.compile(r"^(?P<names>[\w\"'*][^:`]{0,80}?) : (?P<text>.*)$")
@@ -132,11 +133,20 @@ def _public() -> frozenset[str]:
 
 
 def _literal(text: str) -> str:
+    """Text outside of code: *words* stay emphasised, every other sign with a meaning in Markdown is shown as it is."""
+    out, end = "", 0
+    for found in EMPHASIS.finditer(text):
+        out += f"{_plain(text[end : found.start()])}{found[1]}{_plain(found[2])}{found[1]}"
+        end = found.end()
+    return out + _plain(text[end:])
+
+
+def _plain(text: str) -> str:
     out, end = [], 0
     for found in SCRIPT.finditer(text):
         tag, inner = ("sup", found["up"]) if found["up"] else ("sub", found["down"])
         inner = inner[1:-1] if inner[0] in "{(" else inner
-        out += [SPECIAL.sub(r"\\\1", text[end : found.start()]), f"<{tag}>", _literal(inner), f"</{tag}>"]
+        out += [SPECIAL.sub(r"\\\1", text[end : found.start()]), f"<{tag}>", _plain(inner), f"</{tag}>"]
         end = found.end()
     return "".join([*out, SPECIAL.sub(r"\\\1", text[end:])])
 
@@ -165,11 +175,14 @@ def markdown(doc: str) -> str:
             end = next((i for i in range(at, len(lines)) if not lines[i].strip()), len(lines))
             out += ["", "```python", *(inspect.cleandoc("\n".join(lines[at:end])).splitlines()), "```", ""]
             at = end
-        elif found := ITEM.match(line):
+        elif ITEM.match(line):
             end = indented(at + 1)
-            text = " ".join([found["text"], *(part.strip() for part in lines[at + 1 : end])])
-            names = ", ".join(f"`{name.strip()}`" for name in found["names"].split(","))
-            out += [f"- {names}: {escaped(text)}"]
+            whole = " ".join(part.strip() for part in lines[at:end])
+            # A short entry may stand on the same line: `name : meaning; other : meaning`.
+            for entry in re.split(r"; (?=\w+(?:, \w+)* : )", whole):
+                listed, _, text = entry.partition(" : ")
+                names = ", ".join(f"`{name.strip()}`" for name in listed.split(","))
+                out += [f"- {names}: {escaped(text)}"]
             at = end
         elif section == "Returns" and line[:1].isalpha() and lines[at + 1 : at + 2] and lines[at + 1].startswith("  "):
             end = indented(at + 1)
@@ -214,7 +227,9 @@ class _Shown:
 
     def __init__(self, value: Any) -> None:
         text = value.__name__ if inspect.isroutine(value) or inspect.isclass(value) else repr(value)
-        self.text = "…" if " at 0x" in text or len(text) > 40 else text.replace("mappingproxy({})", "{}")
+        self.text = (
+            "…" if " at 0x" in text or "<lambda>" in text or len(text) > 40 else text.replace("mappingproxy({})", "{}")
+        )
 
     def __repr__(self) -> str:
         return self.text
@@ -266,7 +281,9 @@ def _entry(name: str, found: Any, package: str = "metastable") -> str:
     for what, member, shown in _members(found):
         arguments = "" if what == "property" else signature(shown)
         parts.append(
-            _directive(what, f"{name}.{member}", arguments, markdown(shown.__doc__ or ""), package, fence="::::")
+            _directive(
+                what, f"{name}.{member}", arguments, markdown(inspect.getdoc(shown) or ""), package, fence="::::"
+            )
         )
     made = signature(found)
     # Results are made by functions: their many fields are explained in the docstring.
@@ -291,7 +308,7 @@ def commands() -> str:
     from metastable.cli.app import app
 
     group: Any = typer.main.get_command(app)
-    text = ["`metastable --version` prints the version. `metastable --help` lists the commands.\n"]
+    text = ["`metastable --version` prints the version.\n"]
     for name, command in group.commands.items():
         places = [p for p in command.params if not p.opts[0].startswith("-")]
         options = [p for p in command.params if p.opts[0].startswith("-") and not p.hidden]
@@ -301,23 +318,28 @@ def commands() -> str:
             "",
             f"```text\n{usage}\n```",
             "",
-            escaped(inspect.cleandoc(command.help or "")),
+            escaped(_said(command.help)),
         ]
         if command.epilog:
             text += ["", "Example:", "", f"```bash\n{command.epilog.removeprefix('Example:').strip()}\n```"]
         if places:
             text += [
                 "",
-                table(["argument", "meaning"], ([f"`{p.name.upper()}`", escaped(p.help or "")] for p in places)),
+                table(["argument", "meaning"], ([f"`{p.name.upper()}`", escaped(_said(p.help))] for p in places)),
             ]
         text += [
             "",
             table(
-                ["option", "meaning", "default"], ([_option(p), escaped(p.help or ""), _default(p)] for p in options)
+                ["option", "meaning", "default"], ([_option(p), escaped(_said(p.help)), _default(p)] for p in options)
             ),
             "",
         ]
     return "\n".join(text)
+
+
+def _said(text: str | None) -> str:
+    """A help text as a terminal shows it: there a backslash keeps [axes] from being read as a colour."""
+    return inspect.cleandoc(text or "").replace("\\[", "[")
 
 
 def _place(parameter: Any) -> str:
@@ -350,13 +372,19 @@ def columns(which: str) -> str:
     """A table of columns, from the table in the code that the reports use."""
     from metastable.encoder import columns as audit
     from metastable.encoder.compare import COLUMNS as COMPARED
-    from metastable.encoder.compress.result import COLUMNS as OPTIONS
-    from metastable.encoder.compress.result import TASK_COLUMNS
+    from metastable.encoder.compress.columns import MEANINGS as OPTIONS
+    from metastable.encoder.exit.columns import MEANINGS as DEPTHS
     from metastable.encoder.history.record import COLUMNS as HISTORY
-    from metastable.encoder.length.result import TABLES
+    from metastable.encoder.length.columns import MEANINGS as LENGTHS
     from metastable.scale.dataset import WORDS
 
-    two = {"layers": audit.LAYER_COLUMNS, "compare": COMPARED, "history": HISTORY}
+    two = {
+        "layers": audit.LAYER_COLUMNS,
+        "compare": COMPARED,
+        "history": HISTORY,
+        "compress": OPTIONS,
+        "exit": DEPTHS,
+    }
     three = {"heads": audit.COLUMNS, "text": audit.TEXT}
     if which in two:
         return table(["column", "meaning"], ([f"`{name}`", escaped(what)] for name, what in two[which].items()))
@@ -367,11 +395,11 @@ def columns(which: str) -> str:
         rows = ([f"`{name}`", escaped(what), escaped(unit)] for name, (what, unit) in WORDS.items())
         return table(["axis or variable", "meaning", "unit"], rows)
     if which == "length":
-        rows = ([f"`{name}.csv`", ", ".join(f"`{column}`" for column in own)] for name, own in TABLES.items())
-        return table(["table", "columns"], rows)
-    if which == "compress":
-        named = {"always": OPTIONS, "with `--pairs`": TASK_COLUMNS}
-        return table(["when", "columns"], ([when, ", ".join(f"`{c}`" for c in own)] for when, own in named.items()))
+        parts = []
+        for name, own in LENGTHS.items():
+            rows = ([f"`{column}`", escaped(what)] for column, what in own.items())
+            parts.append(f"**{name}.csv**\n\n{table(['column', 'meaning'], rows)}")
+        return "\n\n".join(parts)
     if which == "record":
         return _record()
     raise KeyError(which)
@@ -384,7 +412,13 @@ def _record() -> str:
     for item in re.findall(r"^ *- (`.*)$", markdown(Record.__doc__ or ""), flags=re.MULTILINE):
         names, _, what = item.partition(": ")
         meanings |= {name.strip("` "): what for name in names.split(",")}
-    meanings["reason"] = "the finding in words"
+    meanings |= {
+        "reason": "the finding in words",
+        "line": "number of the line in the file or pipe",
+        "id": "`id` of the text, if it has one",
+        "slice_log_e": "evidence of the alarm of this slice after this text",
+        "slice_alarm": "whether this very text raised the alarm of this slice",
+    }
     return table(["field", "meaning"], ([f"`{name}`", meanings[name]] for name in WRITTEN))
 
 
@@ -443,8 +477,25 @@ def outcomes() -> str:
 
 
 def label(claim: str) -> str:
-    """The label of a claim: pages link to it with [text](#claim-NAME)."""
+    """The label of the section about a claim."""
     return f"claim-{claim}"
+
+
+def section(path: str) -> str:
+    """The label of the section that shows a program of the gallery or a claim, by the path of its file; else empty.
+
+    Pages link to the file, so that the link also works where a page is read as a file.
+    """
+    folder, _, file = path.rpartition("/")
+    name = file.removesuffix(".py")
+    if folder == "examples/gallery" and name in gallery_names():
+        return f"gallery-{name}"
+    if folder == "src/metastable/claims":
+        from metastable import claims as room
+
+        claim = name.replace("_", "-")
+        return label(claim) if claim in room.NAMES else ""
+    return ""
 
 
 def ratios() -> str:
@@ -469,6 +520,14 @@ def measured(name: str) -> str:
         return (
             f"A complete run ({first['what']}) with its distance curve took {first['seconds']:.0f} seconds and "
             f"{first['peak_gib']:.1f} GiB on two cores (`benchmarks/million.py`)."
+        )
+    if name == "family":
+        causal = next(row for row in rows if row["what"] == "causal")
+        others = max(row["ratio"] for row in rows if row is not causal)
+        return (
+            f"At a million tokens a step with the mask takes {causal['ratio']:.0f} times as long as without it "
+            f"({causal['lowest']:.1f} to {causal['highest']:.1f}). Other members that the tree serves take at most "
+            f"{others:.1f} times as long per head as one softmax head (`benchmarks/family.py`)."
         )
     if name == "callback":
         middle, low, high = (f"{100 * first[key]:.2f}" for key in ("overhead", "overhead_lowest", "overhead_highest"))

@@ -141,3 +141,14 @@ def test_a_full_disk_behind_standard_output_is_named(tmp_path):
     assert done.returncode == 2
     assert done.stderr.count(b"\n") == 1
     assert b"standard output" in done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+@pytest.mark.parametrize("asked", ["--help", "--version", "simulate --help"])
+def test_help_and_version_behind_a_full_disk_are_refused_in_one_line(asked):
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "metastable", *asked.split()]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert done.stderr.count(b"\n") == 1
+    assert b"standard output" in done.stderr

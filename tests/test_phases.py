@@ -88,6 +88,17 @@ def test_staircase_has_every_step_also_with_noise(seed):
     assert found.terminal == pytest.approx(14, abs=1)
 
 
+def test_a_rest_after_the_departure_is_told_after_it_and_is_no_plateau():
+    sentences = detect(T, stairs(T, [1.0, 0.05, 0.4], [4, 20])).sentences
+    assert [sentence.split(" at ")[0].split(" from ")[0] for sentence in sentences[-4:]] == [
+        "plateau",
+        "plateau",
+        "terminal phase",
+        "then",
+    ]
+    assert re.fullmatch(r"then at rest at distance 0\.4 from t = \d+\.?\d* to the end of the run", sentences[-1])
+
+
 def test_two_plateaus_on_the_way_down():
     found = detect(T, stairs(T, [1.0, 0.3, 0.02], [3, 20]))
     assert [p.level for p in found.plateaus[-2:]] == pytest.approx([0.3, 0.02], rel=0.02)
@@ -216,8 +227,9 @@ def test_sentences_of_a_whole_story():
     found = detect(T, stairs(T, [1.0, 0.05, 0.5], [4, 26]))
     assert found.sentences[0].startswith("concentrated from t = ")
     assert found.sentences[1].startswith("least distance 0.05 at t = ")
-    assert found.sentences[-2].endswith("to the end of the run")
-    assert found.sentences[-1].startswith("terminal phase from t = 2")
+    assert found.sentences[-2].startswith("terminal phase from t = 2")
+    assert found.sentences[-1].startswith("then at rest at distance 0.5 from t = ")
+    assert found.sentences[-1].endswith("to the end of the run")
 
 
 def test_tensors_and_labelled_arrays_are_read():

@@ -1,6 +1,6 @@
 """A complex eigenvalue makes tokens circle.
 
-If the dominant eigenvalues of M are a complex pair, tokens turn for ever and there is no limit. The verdict of the
+If the dominant eigenvalues of M are a complex pair, tokens keep turning and there is no limit. The verdict of the
 head says so before any run.
 """
 

@@ -231,11 +231,13 @@ def graded(n: int, head: Head, smallest: float = 1e-8, seed: int = 0) -> Cloud:
     """A weighted quadrature of the uniform law with tokens crowded towards {Πx = 0}.
 
     Tokens that start near {Πx = 0} decide how fast the law converges and when the plateau ends. Among N tokens of equal
-    weight there are few of them. Write x = r·a + √(1−r²)·b with a in the row space of Π (dimension m) and
-    b orthogonal to it; under the uniform law r² ~ Beta(m/2, (d−m)/2), independent of the directions a and b.
-    The n strata of r are the n-quantiles of ½·(law of r) + ½·(log-uniform on [smallest, 1]); each carries one
-    token with the exact mass of its stratum and directions a, b that fill their spheres evenly (see
-    `_directions`; random from `seed` in three dimensions and more).
+    weight there are few of them.
+
+    Write x = r·a + √(1−r²)·b with unit vectors a in the row space of Π (dimension m) and b orthogonal to it. Under the
+    uniform law r² ~ Beta(m/2, (d−m)/2), independent of the directions a and b. The values of r are cut into n strata,
+    the n-quantiles of ½·(law of r) + ½·(log-uniform on [smallest, 1]). Each stratum has one token with its exact mass.
+    The directions a and b fill their spheres evenly; spheres of three dimensions and more are filled at random from
+    `seed`.
     """
     n, th, d = token_count(n), head.theory(), head.dim
     m = th.dim

@@ -51,6 +51,7 @@ def small(head: Head | None = None) -> Finding:
 def test_holds() -> None:
     found = small()
     assert found.outcome == claims.PASS, found.checks
+    assert "t ≤ 5: A = " in found.headline
     assert len(found.tables["curves"]) == 6
     assert found.pictures
 

@@ -22,16 +22,23 @@ SOURCES = {
 """Pages that show a file from outside of docs/, and the folder that its links start from."""
 SOURCES |= dict.fromkeys((DOCS / "changelog.md", DOCS / "contributing.md"), ROOT)
 
-BLOCK = re.compile(r"(?:^<!-- (slow|given): ([^\n]+) -->\n)?^```python\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    r"(?:^<!-- (slow|given): ([^\n]+) -->\n)?^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?",
+    flags=re.DOTALL | re.MULTILINE,
+)
+"""A block of Python, its mark, and what it prints if that is shown right below it."""
 RUN = [path for folder in ("start", "howto", "understand") for path in sorted((DOCS / folder).glob("*.md"))]
 
 
 def blocks():
-    """(mark, code) of the Python blocks that readers are told to run. Programs of examples/ have tests of their own."""
+    """(mark, code, output) of the Python blocks that readers are told to run.
+
+    Programs of examples/ have tests of their own.
+    """
     for path in RUN:
-        for number, (kind, _, code) in enumerate(BLOCK.findall(path.read_text(encoding="utf-8")), start=1):
+        for number, (kind, _, code, output) in enumerate(BLOCK.findall(path.read_text(encoding="utf-8")), start=1):
             name = f"{path.relative_to(DOCS).with_suffix('')}-{number}"
-            yield pytest.param(kind, code, id=name, marks=[pytest.mark.slow] if kind == "slow" else [])
+            yield pytest.param(kind, code, output, id=name, marks=[pytest.mark.slow] if kind == "slow" else [])
 
 
 @pytest.mark.parametrize("path", pages(), ids=lambda path: str(path.relative_to(DOCS)))
@@ -77,14 +84,16 @@ def test_every_page_is_in_a_table_of_contents():
     assert listed == set(pages())
 
 
-@pytest.mark.parametrize(("kind", "code"), list(blocks()))
-def test_code_blocks_run(kind, code, tmp_path, monkeypatch, request):
+@pytest.mark.parametrize(("kind", "code", "output"), list(blocks()))
+def test_code_blocks_run_and_print_what_the_page_shows(kind, code, output, tmp_path, monkeypatch, request, capsys):
     monkeypatch.chdir(tmp_path)
     given = {}
     if kind == "given":
         texts = request.getfixturevalue("texts")
         given = {"model": tiny("bert"), "tokenizer": request.getfixturevalue("tokenizer"), "clean_texts": texts}
     exec(compile(code, "block", "exec"), given)
+    if output:
+        assert capsys.readouterr().out == output
 
 
 def test_every_public_name_is_in_the_reference():
@@ -123,6 +132,25 @@ def test_every_field_of_a_record_and_every_detector_has_a_meaning():
         assert re.search(rf"^\| `{name}` \| \S+", page, flags=re.MULTILINE), name
     for name in ("p_value", "slice_log_e", "sha", "reason"):
         assert re.search(rf"^\| `{name}` \| \S+", page, flags=re.MULTILINE), name
+
+
+def test_every_column_of_lengths_options_and_exits_has_a_meaning():
+    from metastable.encoder.compress import columns as options
+    from metastable.encoder.compress.result import COLUMNS, TASK_COLUMNS
+    from metastable.encoder.exit import columns as exits
+    from metastable.encoder.exit.scores import SCORES
+    from metastable.encoder.length import columns as lengths
+    from metastable.encoder.length.result import TABLES
+
+    def told(columns):
+        return [c for c in columns if not re.search("_(low|high)$|^select_", c)]
+
+    assert {name: list(own) for name, own in lengths.MEANINGS.items()} == {
+        name: told(own) for name, own in TABLES.items()
+    }
+    assert list(options.MEANINGS) == told([*COLUMNS, *TASK_COLUMNS])
+    scores = [score for task in SCORES.values() for score in task]
+    assert list(exits.MEANINGS) == ["depth", *scores, "chosen_by", "penalty"]
 
 
 NAMES = inserts().gallery_names()
@@ -164,8 +192,8 @@ def test_docstrings_become_markdown():
     Parameters
     ----------
     beta : inverse temperature, see `simulate`
-        and *more*
-    a, b : numbers
+        and *more*, 2*3*4
+    a, b : numbers; c : a letter
 
     The formula is
 
@@ -178,8 +206,10 @@ def test_docstrings_become_markdown():
     """
     found = inserts().markdown(doc)
     assert "Sum of W<sub>p</sub> over \\|x\\|, an\\_example." in found
-    assert "- `beta`: inverse temperature, see {py:obj}`simulate <metastable.simulate>` and \\*more\\*\n" in found
-    assert "\n- `a`, `b`: numbers" in found
+    assert (
+        "- `beta`: inverse temperature, see {py:obj}`simulate <metastable.simulate>` and *more*, 2\\*3\\*4\n" in found
+    )
+    assert "\n- `a`, `b`: numbers\n- `c`: a letter" in found
     assert "```text\nx' = P_x V m\n```" in found
     assert "```python\n>>> 1 + 1\n2\n```" in found
 

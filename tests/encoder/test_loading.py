@@ -347,6 +347,18 @@ def test_a_hub_id_that_cannot_be_fetched(name):
     assert "folder" in refusal(name)
 
 
+@pytest.mark.parametrize("name", ["own-encodr", "./own_encoder"])
+def test_a_refused_name_is_told_the_installed_package_that_is_meant(name, folder, tmp_path, monkeypatch):
+    package = tmp_path / "site" / "own_encoder"
+    shutil.copytree(folder, package / "model")
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(package.parent))
+    assert "did you mean the installed package 'own_encoder'?" in refusal(name)
+    said = refusal("something/else")
+    assert "installed packages with an encoder: " in said
+    assert "own_encoder" in said
+
+
 def test_a_folder_is_loaded_without_asking_the_network(folder, calls, monkeypatch):
     load(folder)
     assert not calls

@@ -145,7 +145,7 @@ BAD = {
     "twice": (lambda: plan({"seed": [1, 1]}), "holds a value twice"),
     "mixed": (lambda: plan({"seed": [1, "a"]}), "all numbers, all words or all lists"),
     "none": (lambda: plan({"merge": [None, 0.1]}), "all numbers, all words or all lists"),
-    "nan": (lambda: plan({"tol": [math.nan]}), "numbers"),
+    "nan": (lambda: plan({"tol": [1e-6, math.nan]}), "nan is no value"),
     "fixed too": (lambda: plan({"beta": [1.0]}), "both an axis and a fixed value"),
     "no beta": (lambda: make({"until": [1.0]}, SPECTRA, {"n": 3}, {}), "beta is missing"),
     "beta and gamma": (lambda: plan({"gamma": [1.0]}), "both beta and gamma"),

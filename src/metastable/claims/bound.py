@@ -162,10 +162,11 @@ def check(
         for i, curve in enumerate([*warm, cold]):
             _row(found, name, bound, curve, "A, first half" if curve is cold else "nothing" if i % 2 else "C")
         _picture(found, name, bound, [cold, *others[:3]])
+        constants = f"A = {bound.front:.3g}, C = {bound.growth:.3g} and c = {bound.decay:.3g}"
+        worst = max(bound.worst(curve) for curve in others)
         sentences.append(
-            f"{name}: A = {bound.front:.3g}, C = {bound.growth:.3g} and c = {bound.decay:.3g} give a bound of which "
-            f"the distances at the other β reach at most {max(bound.worst(curve) for curve in others):.2g}; the first "
-            f"term alone needs C = {growth:.2g}"
+            f"{name}, t ≤ {until:g}: {constants} give a bound of which the distances at the other β reach at most "
+            f"{worst:.2g}; the first term alone needs C = {growth:.2g}"
         )
     found.sentence = "; ".join(sentences)
     return found

@@ -17,6 +17,7 @@ from metastable.cli.claims import claims
 from metastable.cli.compare import compare
 from metastable.cli.compress import compress
 from metastable.cli.exit import exit_layer
+from metastable.cli.exits import one_line_errors
 from metastable.cli.lab import lab
 from metastable.cli.length import length
 from metastable.cli.recalibrate import recalibrate
@@ -83,4 +84,18 @@ def main() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if sys.stderr is None or not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    app()
+    try:
+        # Help and version are printed outside of the commands, which report their own errors.
+        with one_line_errors(debug="--debug" in sys.argv):
+            code = _exit_code()
+    except typer.Exit as ended:
+        code = ended.exit_code
+    sys.exit(code)
+
+
+def _exit_code() -> int | str | None:
+    try:
+        app()
+    except SystemExit as ended:
+        return ended.code
+    return 0

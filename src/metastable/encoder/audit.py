@@ -47,8 +47,8 @@ PLAIN = ("name", "family", "fingerprint", "shape", "tied", "made")
 class Audit:
     """The findings about one encoder. Made by `audit`, or read from audit.json by `Audit.load`.
 
-    heads : one row a head: the columns of `columns.COLUMNS`, and on text those of `Measurements.head_table`
-    layers : one row a depth: phase, prediction, totals over the heads, and on text those of `Measurements.depth_table`
+    heads : one row a head. The page Columns of the documentation, or `metastable audit --columns`, explains the columns
+    layers : one row a depth: phase, prediction, totals over the heads, and on text the statistics of the tokens
     verdict : headline, a judgement for each depth, sentences, unusual heads
     twin, reference : audits for comparison: random weights of the same shape, and the reference of the user
     ladder : what of the theory survives in each layer; None without texts, or with very few

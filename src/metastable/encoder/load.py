@@ -6,11 +6,13 @@ A model with missing weights is refused: transformers would fill them with rando
 from __future__ import annotations
 
 import copy
+import difflib
 import hashlib
 import json
 import os
 import pickle
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -273,7 +275,7 @@ def _folder(name: str, allow_pickle: bool) -> Path:
         # sentence-transformers have the encoder in 0_Transformer.
         return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["[!01]*/*"]))
     except HFValidationError as error:
-        problem = f"{name!r} does not exist; give the folder of a model, or a hub id such as 'owner/name'"
+        problem = f"{name!r} does not exist; give the folder of a model, or a hub id such as 'owner/name'{_offer(name)}"
         raise BadInput(problem) from error
     except Exception as error:
         # An incomplete cache of another program may have all files that are needed here.
@@ -285,7 +287,8 @@ def _folder(name: str, allow_pickle: bool) -> Path:
             why = "the hub is switched off (HF_HUB_OFFLINE)"
         elif isinstance(error, RepositoryNotFoundError):
             why = "the hub has no public model of that name"
-        raise BadInput(f"{name!r} is no folder, not in the hub's local cache, and {why}; give a folder") from error
+        places = "is no folder, no installed package with an encoder, not in the hub's local cache"
+        raise BadInput(f"{name!r} {places}, and {why}; give a folder{_offer(name)}") from error
 
 
 def _packaged(name: str) -> Path | None:
@@ -293,6 +296,15 @@ def _packaged(name: str) -> Path | None:
     found = find_spec(name) if name.isidentifier() else None
     inside = None if found is None or not found.origin else Path(found.origin).parent / "model"
     return inside if inside is not None and (inside / "config.json").is_file() else None
+
+
+def _offer(name: str) -> str:
+    """The installed packages with an encoder, to end the refusal of an unknown name; empty if there are none."""
+    holders = (config.parts[-3] for each in sys.path for config in Path(each).glob("*/model/config.json"))
+    found = sorted(package for package in set(holders) if _packaged(package) is not None)
+    if close := difflib.get_close_matches(name.lower().replace("-", "_"), found, 1):
+        return f"; did you mean the installed package {close[0]!r}?"
+    return f"; installed packages with an encoder: {', '.join(found)}" if found else ""
 
 
 def _settings(name: str, folder: Path) -> dict[str, Any]:

@@ -273,6 +273,10 @@ class Run(BaseRun):
 
     Attributes
     ----------
+    block, cloud, beta : the member of the family, the starting cloud and the inverse temperature
+    times : (T,) saved times, from 0 to the horizon
+    frames : (T, N, d) positions at those times, directions where tokens have a radius
+    configuration : how the run was made (method, tolerance, engine, …) and what it took (seconds, cpu_seconds)
     field_errors : (S, 2) rows (t, ε): at each accepted step the root mean square over tokens (by weight) of
         |𝒱_β[μ_t](x) − 𝒱_∞(x)|; no rows for other members of the family than one softmax head
     radii : (T, N), |h| of the tokens, or |z| for norm "none"; None for tokens on the sphere

@@ -246,6 +246,8 @@ def _axis_values(name: str, given: Any) -> list[Any]:
     values = plain(given)
     if not isinstance(values, list) or not values:
         raise BadInput(f"axis {name} is {given!r}; give a list of values")
+    if any(isinstance(value, float) and math.isnan(value) for value in values):
+        raise BadInput(f"axis {name} is {given!r}; nan is no value of a parameter")
     kinds = {_kind(value) for value in values}
     if kinds == {"flag"} and name in FLAGS:
         return values
@@ -272,7 +274,7 @@ def _kind(value: Any) -> str:
     if isinstance(value, bool):
         return "flag"
     if isinstance(value, (int, float)):
-        return "other" if math.isnan(value) else "number"
+        return "number"
     return "word" if isinstance(value, str) else "list" if isinstance(value, list) else "other"
 
 

@@ -71,7 +71,7 @@ class BlockTheory:
 
     @property
     def lipschitz(self) -> float:
-        """There is no bound of how fast zero-temperature flows of a block separate."""
+        """inf: no bound is known of how fast two tokens separate under the zero-temperature flow of a block."""
         return math.inf
 
     def law_rate(self, p: float = 2) -> float:

@@ -65,41 +65,50 @@ PATIENCE = 40.0
 
 
 class Basins(NamedTuple):
-    """Shares of the uniform law that go to each stable fixed point (k of them), from n tokens."""
+    """Shares of the uniform law that go to each stable fixed point (k of them), from n tokens.
+
+    Attributes
+    ----------
+    share : (k,) share of the tokens
+    low, high : (k,) ends of the 95 % interval of Clopper and Pearson
+    nowhere : share that had reached no stable fixed point at the horizon: limit cycles, or points where the field is
+        undefined
+    n : the number of tokens
+    """
 
     share: np.ndarray
-    """(k,) share of the tokens."""
     low: np.ndarray
-    """(k,) lower end of the 95 % interval of Clopper and Pearson."""
     high: np.ndarray
-    """(k,) upper end."""
     nowhere: float
-    """Share that had reached no stable fixed point at the horizon: limit cycles, or points where F is undefined."""
     n: int
 
 
 @dataclass(frozen=True, eq=False)
 class FixedPoints:
-    """The fixed points that were found, those with the smallest largest real part first.
+    """The fixed points of the zero-temperature field F of several heads that were found, the most stable ones first.
 
-    A point is "stable", "unstable" (a source), a "saddle", or "degenerate" if a real part is 0 within the tolerance.
+    Attributes
+    ----------
+    points : (m, d)
+    eigenvalues : (m, d − 1), complex: of the covariant derivative of F on the tangent space, by decreasing real part
+    kinds : for each point "stable", "unstable" (a source), "saddle", or "degenerate" if a real part is 0 within the
+        tolerance
+    rates : (m,): minus the largest real part, the rate at which tokens nearby converge; negative for saddles and
+        sources
+    residuals : (m,): |F|
+    complete : whether the sum of the indices is that of the Poincaré–Hopf theorem, which is necessary for a complete
+        list. None if a point is degenerate or F is undefined somewhere: the theorem does not apply then
+    scale : root mean square of |F| over the sphere, the unit of all tolerances
     """
 
     field: SeveralHeads
     points: Tensor
-    """(m, d)"""
     eigenvalues: Tensor
-    """(m, d − 1), complex: of the covariant derivative A on the tangent space, by decreasing real part."""
     kinds: tuple[str, ...]
     rates: Tensor
-    """(m,): minus the largest real part, the rate at which tokens nearby converge; negative for saddles and sources."""
     residuals: Tensor
-    """(m,): |F|."""
     complete: bool | None
-    """Whether the sum of the indices is that of the Poincaré–Hopf theorem, which is necessary for a complete list.
-    None if a point is degenerate or the field is undefined somewhere: the theorem does not apply then."""
     scale: float
-    """Root mean square of |F| over the sphere, the unit of all tolerances."""
 
     def __len__(self) -> int:
         return len(self.points)

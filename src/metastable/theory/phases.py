@@ -40,10 +40,19 @@ class Plateau(_ShortRepr):
 
 @dataclass(frozen=True, repr=False)
 class Phases(_ShortRepr):
-    """What `detect` found. A time is None if the event was not seen up to `horizon`, which is not "never".
+    """When a run concentrated, rested and left. A time is None if the event was not seen up to `horizon`.
 
-    `course` is "one time" (a single point is no curve), "still" (the distance stays within `factor`), "falling"
-    (it was falling when the run ended) or "settled" (it came to a least value or to rest).
+    Attributes
+    ----------
+    concentrated : the first time at which the distance is within `factor` of its least
+    terminal : the first time after `least_time` at which the distance exceeds `factor` times its least
+    horizon : the last saved time
+    least, least_time : the least distance, and the first time at which it is attained
+    plateaus : stretches of time, from `start` to `end`, in which the distance rests near `level`, in their order; those
+        that start after `terminal` are later rests
+    factor : what counts as a change
+    course : "one time" (a single point is no curve), "still" (the distance stays within `factor`), "falling" (it was
+        falling when the run ended) or "settled" (it came to a least value or to rest)
     """
 
     concentrated: float | None
@@ -69,14 +78,18 @@ class Phases(_ShortRepr):
             within = f"within a factor {self.factor:g} of the least distance"
             concentration = f"concentrated from t = {self.concentrated:.4g}: {within}"
         lines = [concentration, f"least distance {self.least:.3g} at t = {self.least_time:.4g}"]
-        for plateau in self.plateaus:
-            end = "the end of the run" if plateau.end == self.horizon else f"t = {plateau.end:.4g}"
-            lines.append(f"plateau at distance {plateau.level:.3g} from t = {plateau.start:.4g} to {end}")
-        departure = f"terminal phase not seen {until}"
-        if self.terminal is not None:
-            above = f"the distance exceeds {self.factor:g} times its least"
-            departure = f"terminal phase from t = {self.terminal:.4g}: {above}"
-        return (*lines, departure)
+        left = math.inf if self.terminal is None else self.terminal
+        lines += [self._rest("plateau", each) for each in self.plateaus if each.start < left]
+        if self.terminal is None:
+            return (*lines, f"terminal phase not seen {until}")
+        above = f"the distance exceeds {self.factor:g} times its least"
+        departure = f"terminal phase from t = {self.terminal:.4g}: {above}"
+        later = [self._rest("then at rest", each) for each in self.plateaus if each.start >= left]
+        return (*lines, departure, *later)
+
+    def _rest(self, name: str, plateau: Plateau) -> str:
+        end = "the end of the run" if plateau.end == self.horizon else f"t = {plateau.end:.4g}"
+        return f"{name} at distance {plateau.level:.3g} from t = {plateau.start:.4g} to {end}"
 
 
 def detect(times: Any, distance: Any, factor: float = 1.5, floor: float = 1e-9) -> Phases:

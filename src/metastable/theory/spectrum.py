@@ -43,14 +43,17 @@ class _Group:
 class Spectrum:
     """Spectrum of M = L·R, (d, k)·(k, d), or of a square M when R is not given.
 
+    The dominant group are the eigenvalues with the largest real part, λ₁ its mean, and Π the spectral projector onto
+    it. The limit map is x ↦ Gx/|Gx| with the limit operator G, which is Π if λ₁ is semisimple. E is the range of G.
+
     Attributes
     ----------
     eigenvalues : (d,) complex, by decreasing real part
     gap : λ₁ − max Re of the other eigenvalues; inf when there are no others
     multiplicity : algebraic multiplicity of the dominant group
-    dim : dimension of E, the range of the limit operator
+    dim : dimension of E
     basis : (d, dim) orthonormal basis of E
-    co_basis : (d, dim) orthonormal basis of the row space of the limit operator, so {Gx = 0} is orthogonal to it
+    co_basis : (d, dim) orthonormal basis of the row space of G: the set {Gx = 0} is orthogonal to it
     projector : (d, d), Π, oblique in general
     """
 

@@ -162,10 +162,11 @@ class Theory:
 
     @cached_property
     def escape_rate(self) -> float:
-        """κ = g/|Bᵀx_r|: how fast tokens near {Πx = 0} leave it, x_r being where that set is drawn to (E₂).
+        """κ = g/|Bᵀx_r|: how fast tokens near the set {Πx = 0} leave it.
 
-        For a complex second pair |Bᵀx| is averaged over one turn; when dim E₂ ≥ 2 the slowest point of E₂
-        counts; inf when there is no such set or Bᵀ vanishes there (tokens leave in finite time).
+        Tokens of that set are drawn to E₂, the eigenspace of the second group of eigenvalues, and x_r is a unit vector
+        of E₂. If this group is a complex pair, |Bᵀx| is averaged over one turn. If dim E₂ ≥ 2, the slowest point of E₂
+        counts. κ is inf if there is no such set, or if Bᵀ vanishes there: tokens then leave in finite time.
         """
         if self.no_limit or not self.attention.semisimple:
             return 0.0
@@ -179,10 +180,10 @@ class Theory:
     def law_rate(self, p: float = 2) -> float:
         """The rate at which W_p(μ_t^∞, ν) decays, up to a factor polynomial in t.
 
-        Let E_k be the k-th group of eigenvalues, by decreasing real part, and s_k = |Bᵀx| there. Tokens that start
-        near the set from which E_k is reached first rest near E_k; what has not left it by time t has the mass
-        exp(−t Σ_j (λ_j − λ_k)/s_k), the sum over all eigenvalues with larger real part, with multiplicity. They are at
-        a distance of order 1, the others at e^{−ct}, hence
+        Let E_k be the eigenspace of the k-th group of eigenvalues, by decreasing real part, and s_k = |Bᵀx| there.
+        Some tokens first come to rest near E_k. Those that have not left it by time t have the mass
+        exp(−t Σ_j (λ_j − λ_k)/s_k), with the sum over all eigenvalues of larger real part, with multiplicity. They are
+        at a distance of order 1 from the limit, the others at e^{−ct}. Hence the rate is
 
             min( c, min_k Σ_j (λ_j − λ_k)/(p·s_k) ).
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 WINDOW = 0.25
-"""Near tokens are at most this share of n positions away. From the trial of issue 16 with n₀ = 128."""
+"""Near tokens are at most this share of n positions away. Chosen in trials with n₀ = 128."""
 
 STATISTICS = ("entropy", "log_participation", "top_weight", "special_share")
 """What is forecast."""
