@@ -1,4 +1,4 @@
-"""The detection benchmark: every detector on every shift, in four domains, with the alarms on streams beside it.
+"""The detection benchmark: every detector on every shift, in five domains, with the alarms on streams beside it.
 
     python benchmarks/detection/run.py                    # everything; an hour or two on one core at the first time
     python benchmarks/detection/run.py --domain commons   # one domain; the others in the record stay as they are
