@@ -94,9 +94,9 @@ def _introduction(record: dict[str, Any]) -> Iterator[str]:
         "**Length-matched**: clean texts are weighted so that their lengths are "
         "distributed like those of the shifted texts. A detector of length alone then finds nothing. "
         "**Frozen** shifts were fixed before any score on them was computed. On `commons` and `manual` they were run "
-        "once for each of four forms of the settings: the first version, one without the probe of mean tokens, one in "
-        "which the probe had no weight of its own, and the present one. Each form was chosen on the **development** and "
-        "**seen** shifts of `editorials`, but after the results of the form before on frozen shifts were known. "
+        "once for each of four forms of the settings: the first version, one without the probe of mean tokens, one "
+        "in which the probe had no weight of its own, and the present one. Each form was chosen on the **development** "
+        "and **seen** shifts of `editorials`, but after the results of the form before on frozen shifts were known. "
         "The domain `bbc` is fresh: nothing was run on it before the present settings."
     )
     head = ("domain", "fitted on", "adjust", "calibrate", "test", "documents in the last three")
@@ -177,6 +177,41 @@ def _losses_table(record: dict[str, Any]) -> Iterator[str]:
             own = frozen[name]["methods"]["full"]["matched"]
             rows.append((domain, name, f"{own:.1f}", f"{best:.1f} {which}", _signed(own - best)))
     yield from _table(("domain", "shift", "full", "best single", "difference"), rows)
+    yield from _within_reach(record)
+
+
+def _within_reach(record: dict[str, Any]) -> Iterator[str]:
+    """How close a merging can stay to the best single detector when it is chosen on the answers."""
+    least = {domain: min(row["largest shortfall"] for row in rows) for domain, rows in record["oracle"].items()}
+    beyond = [domain for domain, value in least.items() if value > MARGIN]
+    yield "**Is that target within reach?**"
+    yield ""
+    yield from _words(
+        "A shortfall is how far a setting is below the best single detector of a shift. `oracle.py` chooses the "
+        "weights of all detectors and of the classifier on the frozen shifts themselves, so that the largest shortfall "
+        "becomes as small as possible. No user can do that. The score is (1/r) log Σ w e^(r s) of the surprises s: "
+        "r = 0 is the weighted sum of the settings, r = 1 close to Cauchy's combination, large r the smallest p-value. "
+        + (
+            f"Even so the largest shortfall is above {MARGIN:g} on {' and '.join(f'`{name}`' for name in beyond)}. "
+            "So no fixed merging of these detectors that the search found meets the target there: what helps against "
+            "one shift costs more than that on another."
+            if beyond
+            else f"Then the largest shortfall is at most {MARGIN:g} on every domain, so the target is within reach."
+        )
+    )
+    rows = [
+        (
+            domain,
+            f"{row['r']:g}",
+            f"{row['largest shortfall']:.1f} ({max(row['shortfalls'], key=row['shortfalls'].get)})",
+            str(row["beyond the target"]),
+            f"{row['mean']:.1f}",
+        )
+        for domain, found in record["oracle"].items()
+        for row in found
+    ]
+    head = ("domain", "r", "largest shortfall (shift)", f"shifts with more than {MARGIN:g}", "mean AUROC of all shifts")
+    yield from _table(head, rows)
 
 
 def _overview(record: dict[str, Any]) -> Iterator[str]:

@@ -5,6 +5,8 @@
     python benchmarks/detection/run.py --twin             # the same encoder with random weights
     python benchmarks/detection/run.py --write-docs       # docs/detection.md from the record, nothing is computed
 
+`oracle.py` adds to the record how close any merging of the detectors can stay to the best one.
+
 Writes benchmarks/results/detection.json. Columns and attacks are kept in the cache: see `columns` and `shifts`.
 """
 
@@ -113,6 +115,11 @@ def record(about: dict[str, Any], domain: str | None, found: dict[str, Any]) -> 
     else:
         whole["domains"][domain] = found
         whole["domains"] = {name: whole["domains"][name] for name in shifts.DOMAINS if name in whole["domains"]}
+    write(whole)
+
+
+def write(whole: dict[str, Any]) -> None:
+    """Replace the record."""
     partial = RESULTS.with_suffix(".partial")
     partial.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     partial.rename(RESULTS)

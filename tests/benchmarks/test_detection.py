@@ -380,3 +380,30 @@ def test_texts_of_one_length_are_matched_with_their_like():
     assert usable.all()
     np.testing.assert_allclose(weight, [0.5] * 6 + [0.0] * 4)
     assert not measures.weights(np.array([8] * 9), np.array([7, 7]))[1].any()
+
+
+def test_a_merged_score_is_that_of_its_formula():
+    """r = 0 is the sum, r = 1 orders like the harmonic mean of p-values, and a large r like the smallest of them."""
+    merged = module("oracle").merged
+    draw = np.random.default_rng(0)
+    p, w = draw.uniform(1e-4, 1, (200, 3)), np.array([0.5, 1.0, 2.0])
+    surprises = -np.log(p)
+    assert np.allclose(merged(surprises, w, 0.0), surprises @ w)
+    assert np.allclose(np.exp(merged(surprises, w, 1.0)), (w / p).sum(axis=1))
+    assert (merged(surprises, np.ones(3), 400.0).argsort() == (-p.min(axis=1)).argsort()).all()
+
+
+def test_weights_on_the_answers_find_a_detector_that_is_right_everywhere():
+    """Negative control of the search: where one detector is best on every shift, its weight alone loses nothing."""
+    oracle = module("oracle")
+    draw = np.random.default_rng(1)
+    terms = len(oracle.SINGLE) + 1
+    lengths = np.full(400, 9), np.full(300, 9)
+    found = {}
+    for name in ("one", "two"):
+        clean, shifted = draw.exponential(1, (400, terms)), draw.exponential(1, (300, terms))
+        shifted[:, 2] += 3
+        found[name] = [oracle.Shifted(clean, shifted, lengths)]
+    for r in (0.0, 1.0):
+        assert max(oracle.shortfalls(found, oracle.searched(found, r), r).values()) < 0.5
+    assert max(oracle.shortfalls(found, np.ones(terms), 0.0).values()) > 2

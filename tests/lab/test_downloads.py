@@ -81,8 +81,8 @@ def test_two_runs_share_a_head_and_equal_runs_are_still_two():
 
 def test_large_runs_say_how_many_frames_they_keep():
     wide = {"d": 32, "interaction": (1.0,) * 31 + (2.0,), "value": (1.0,) * 32}
-    assert "t_eval=26)" in script(State(**wide, n=10_000))
-    assert "t_eval=51)" in script(State(n=5000))
+    assert "t_eval=26, tol=1e-05)" in script(State(**wide, n=10_000))
+    assert "t_eval=51, tol=1e-05)" in script(State(n=5000))
     assert "t_eval=" not in script(State(**wide, n=500))
 
 

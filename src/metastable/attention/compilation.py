@@ -140,8 +140,6 @@ def cells_ready() -> bool:
 
 def compile_into_cache(engine: str, d: int, dtype: str) -> None:
     """What the process does: compile, unless another one has done so meanwhile."""
-    if hasattr(os, "nice"):
-        os.nice(10)
     if _compiled((engine, d, dtype)):
         return
     if engine in ("tree", "cells"):
@@ -210,7 +208,9 @@ _BESIDE = _Beside()
 
 
 PROGRAM = """
-import sys
+import os, sys
+if hasattr(os, "nice"):
+    os.nice(10)
 from contextlib import ExitStack
 from pathlib import Path
 sys.path.append({root!r})
@@ -224,7 +224,8 @@ with ExitStack() as held:
     from metastable.attention.compilation import compile_into_cache
     compile_into_cache(*{task!r})
 """
-"""The process takes the lock of the cache before it imports torch. A process that finds the lock taken costs little."""
+"""The process takes the lock of the cache before it imports torch, so one that finds the lock taken costs little. Its
+priority is low from its first line on: importing torch would take a core from the caller's first answer."""
 
 
 def _run(task: Task) -> None:

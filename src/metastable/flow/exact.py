@@ -106,7 +106,8 @@ class _Panels:
 
     def _elapsed(self, x: np.ndarray) -> np.ndarray:
         """Chebyshev coefficients, (n, NODES + 1), of the time elapsed since the start of the panel."""
-        rates = np.stack([np.linalg.norm(_unit(x @ step) @ self.B, axis=1) for step in self.node_maps], axis=1)
+        moved = (x @ step for step in self.node_maps)
+        rates = np.stack([np.sqrt(_squares(y @ self.B) / _squares(y)) for y in moved], axis=1)
         return np.asarray(chebyshev.chebint(rates @ self.fit.T, lbnd=-1, scl=0.5 * self.width, axis=1))
 
     def _invert(self, series: np.ndarray, elapsed: np.ndarray) -> np.ndarray:
@@ -137,4 +138,9 @@ class _Panels:
 
 
 def _unit(x: np.ndarray) -> np.ndarray:
-    return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
+    return np.asarray(x / np.sqrt(_squares(x))[:, None])
+
+
+def _squares(x: np.ndarray) -> np.ndarray:
+    """|x|² of each row."""
+    return np.asarray(np.einsum("ij,ij->i", x, x))

@@ -54,6 +54,8 @@ FRAMES_BYTES = 64 * 2**20
 ALL_FRAMES, FEW_FRAMES, FEWEST_FRAMES = 101, 51, 21
 MANY_TOKENS = 2000
 """Runs with more tokens and runs of trained heads save few frames: each saved time ends a step, and steps are slow."""
+TOLERANCE_OF_MANY = 1e-5
+"""The tolerance of runs with more tokens than that: two samples of that size differ by a thousand times as much."""
 MOST_NUMBERS = FRAMES_BYTES // (8 * FEWEST_FRAMES)
 """The largest N·d."""
 
@@ -343,7 +345,7 @@ def _dimension(state: State) -> int:
 def problem_of(state: State, encoders: EncoderCache | None = None, frames: int = ALL_FRAMES) -> Problem:
     """The simulation of a state with one run, with at most so many frames. A trained head is loaded."""
     count = min(_frames(state), frames)
-    options = {} if count == ALL_FRAMES else {"t_eval": count}
+    options: dict[str, Any] = {} if count == ALL_FRAMES else {"t_eval": count}
     beta, until = float(state.beta), float(state.until)
     if state.source == "trained":
         from metastable.encoder.trained_head import prepare
@@ -355,6 +357,8 @@ def problem_of(state: State, encoders: EncoderCache | None = None, frames: int =
             fewer = f"use at most {MOST_NUMBERS // ready.head.dim} tokens"
             raise BadInput(f"{len(ready.cloud)} tokens in d = {ready.head.dim} need too much memory; {fewer}")
         return ready.replace(**options)
+    if state.n > MANY_TOKENS:
+        options["tol"] = TOLERANCE_OF_MANY
     cloud = {"law": state.law, "n": state.n, **_law_arguments(state)}
     head: Any
     if state.source == "matrices":
