@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -99,7 +98,6 @@ def watch(
     alarm: see the summary (none is printed after 141), or summary.json in --out.
     """
     with one_line_errors(debug, resumes=False), ExitStack() as stack:
-        _open_closed()
         check_texts(texts)
         check_flags(batch_size, out, resume, overwrite, reset_after_alarm)
         from metastable.encoder.load import load
@@ -540,11 +538,3 @@ def _signals() -> Iterator[Callable[[], AbstractContextManager[None]]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _open_closed() -> None:
-    """Send a closed standard output or error (`>&-`) to the null device; else a file would get its descriptor."""
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
