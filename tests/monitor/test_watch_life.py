@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from metastable.cli.app import app
+from metastable.cli.watch import _after_words, _episode_lines
 from metastable.errors import BadInput
 from metastable.monitor.monitor import Monitor
 from metastable.monitor.record import WRITTEN, Record
@@ -267,3 +268,18 @@ def test_records_of_before_are_read_without_the_new_fields(monitor_of):
     assert _restored(old, 1) == _restored(row, 1)
     with pytest.raises(TypeError):
         _restored(row | {"slice": ["de"]}, 1)
+
+
+def test_sentences_about_many_alarms_and_one_strange_text():
+    after = {"texts": 30, "strange": 1, "expected_at_most": 0.3, "peak_log_e": 0.8, "threshold_log_e": 5.3}
+    alarms = [
+        {"text": n, "line": n, "episode": n, "after": after | {"persists": False}} for n in (10, 50, 90, 130, 170, 210)
+    ]
+    found = {
+        "alarm": {"episode": 211, "log_e": 0.1, "threshold_log_e": 5.3},
+        "alarms": alarms[1:],
+        "alarms_raised": len(alarms),
+    }
+    assert _episode_lines(found)[0] == "6 alarms, the newest at texts 50, 90, 130, 170, 210"
+    assert _episode_lines(found | {"alarms": alarms[:1], "alarms_raised": 1})[0] == "1 alarm, at text 10"
+    assert "1 of the 30 following texts is strange" in _after_words(alarms[0])

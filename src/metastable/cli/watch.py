@@ -442,8 +442,9 @@ def _after_words(alarm: dict[str, Any]) -> str:
     after, at = alarm["after"], f"after the alarm at {_where(alarm['text'], alarm['line'])}"
     if not after["texts"]:
         return f"{at}: no further text yet"
+    are = "is" if after["strange"] == 1 else "are"
     strange = (
-        f"{after['strange']} of the {after['texts']} following texts are strange "
+        f"{after['strange']} of the {after['texts']} following texts {are} strange "
         f"(expected for clean texts: at most about {after['expected_at_most']:.2g})"
     )
     reached = f"the e-value of these texts alone reached {_power(after['peak_log_e'])}"
@@ -456,8 +457,8 @@ def _episode_lines(found: dict[str, Any]) -> list[str]:
     alarm, alarms = found["alarm"], found["alarms"]
     newest, total = alarms[-1], found["alarms_raised"]
     texts = ", ".join(str(one["text"]) for one in alarms[-5:])
-    few = "" if total <= 5 else "the newest: "
-    lines = [f"{total} alarm{'' if total == 1 else 's'}, at text{'' if total == 1 else 's'} {few}{texts}"]
+    newest_only = "" if total <= 5 else "the newest "
+    lines = [f"{total} alarm{'' if total == 1 else 's'}, {newest_only}at text{'' if total == 1 else 's'} {texts}"]
     if newest["episode"] == alarm["episode"]:
         return [*lines, _after_words(newest)]
     now = f"e-value {_power(alarm['log_e'])}, alarm at {_power(alarm['threshold_log_e'])}"
