@@ -430,7 +430,9 @@ def raised_words(row: dict[str, Any], text: int, monitor: Monitor) -> Iterator[s
     if row["slice_alarm"] and monitor.slices is not None:
         own = monitor.slices.of(row["slice"])
         of = f"alarm at {where}: {_named(own.value, own.others)}"
-        yield _printable(_raised(of, row["slice_log_e"], own.episodes.alarm.threshold, monitor.alpha))
+        first = own.episodes.first
+        among = "streams" if first is None or first.place.text == text else "episodes"
+        yield _printable(_raised(of, row["slice_log_e"], own.episodes.alarm.threshold, monitor.alpha, among))
 
 
 def _where(text: int, line: int | None) -> str:
