@@ -152,3 +152,11 @@ def test_help_and_version_behind_a_full_disk_are_refused_in_one_line(asked):
     assert done.returncode == 2
     assert done.stderr.count(b"\n") == 1
     assert b"standard output" in done.stderr
+
+
+@pytest.mark.parametrize("asked", ["--help", "--version", "simulate --beta 5 --until 0.1 --n 9"])
+def test_a_closed_standard_output_is_no_error(asked, tmp_path):
+    command = [sys.executable, "-m", "metastable", *asked.split()]
+    done = subprocess.run(command, stderr=subprocess.PIPE, cwd=tmp_path, preexec_fn=lambda: os.close(1))
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"internal error" not in done.stderr

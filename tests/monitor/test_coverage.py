@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
+from metastable.monitor.baseline_report import render
 from metastable.monitor.conformal import Calibration
-from metastable.monitor.coverage import CLASSES, coverage, off, share_of
+from metastable.monitor.coverage import CLASSES, coverage, off, share_of, smallest_possible
 from metastable.monitor.scoring import ColumnTable
 
 
@@ -17,6 +18,7 @@ class Ranked:
 
     def __init__(self, table):
         self.calibration = Calibration(table.columns["score"][:, 0])
+        self.least = 2 / (len(table) + 1)
 
     def assess(self, table):
         p = self.calibration.p_values(table.columns["score"][:, 0])
@@ -50,6 +52,18 @@ def test_counts_are_those_of_texts_ranked_among_the_other_half():
             assert row["p_marginal"][f"{t:g}"]["count"] == (p[within] <= t).sum()
             assert row["p_value"][f"{t:g}"]["count"] == (2 * p[within] <= t).sum()
     assert json.loads(json.dumps(rows, allow_nan=False)) == rows
+
+
+@pytest.mark.parametrize(
+    ("n", "able", "smallest"), [(600, [True, True], "0.01"), (300, [False, True], "0.05"), (60, [False] * 2, None)]
+)
+def test_thresholds_that_no_p_value_of_a_half_can_reach_are_told(n, able, smallest):
+    """The least p-value of a half is 2/(n/2 + 1) here. A share of 0 would say nothing there."""
+    table, halves = made(0, n=n)
+    rows = coverage(Ranked, table, halves)
+    for row in rows:
+        assert [entry["possible"] for entry in row["p_value"].values()] == able
+    assert smallest_possible(rows) == smallest
 
 
 @pytest.mark.parametrize(("count", "n"), [(0, 30), (3, 200), (30, 30), (7, 11)])
@@ -86,3 +100,14 @@ def test_off_is_the_tail_of_ranks_of_exchangeable_texts():
 def test_one_half_alone_is_no_check():
     table, halves = made(2)
     assert coverage(Ranked, table, np.zeros_like(halves)) == []
+
+
+def test_the_page_shows_no_share_that_had_to_be_0(small_baseline):
+    page, rows = render(small_baseline), small_baseline.facts["coverage"]["light"]
+    assert [entry["possible"] for entry in rows[0]["p_value"].values()] == [False, True]
+    share = 100 * rows[0]["p_value"]["0.05"]["share"]
+    assert "have p ≤ 0.05" in page
+    assert f"{share:.1f}" in page
+    assert "<td>–</td>" in page
+    assert "each half has too few texts" in page
+    assert "on average its words are like those of spoilt texts" in page

@@ -279,3 +279,13 @@ def test_kill_9_while_it_is_written_leaves_the_old_baseline_whole(after, command
     assert folder.exists() != bool(after)
     assert Baseline.load(folder).accepted == ()
     assert contents(folder) == before
+
+
+def test_lines_that_cannot_be_read_are_told_if_no_text_is_left(command):
+    arguments, folder = command
+    before = contents(folder)
+    refused = invoke(*arguments[:-1], "-", "--yes", stdin="a \0 b\n\n")
+    assert refused.exit_code == 2
+    assert "there is no text to accept" in refused.stderr
+    assert "left out before: 1 line: 1 × holds a NUL" in " ".join(refused.stderr.split())
+    assert contents(folder) == before

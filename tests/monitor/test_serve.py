@@ -441,6 +441,25 @@ def test_headers_that_do_not_arrive_are_given_up(held, sent):
         assert slow.recv(1000) == b""
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01 hello\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 100_000,
+    ],
+    ids=["no HTTP", "no host", "large headers"],
+)
+def test_what_is_no_request_has_an_error_in_json(held, sent):
+    found = held()
+    with socket.create_connection(("127.0.0.1", found.client.port), timeout=60) as odd:
+        odd.sendall(sent)
+        head, _, body = odd.recv(1000).partition(b"\r\n\r\n")
+    assert b" 400 " in head.split(b"\r\n")[0]
+    assert "no HTTP request" in json.loads(body)["error"]
+    assert found.client.health()["texts"] == 0
+
+
 def test_headers_of_a_later_request_are_given_up_and_an_idle_connection_is_not(held):
     found = held(Limits(seconds=0.5))
     connection = http.client.HTTPConnection("127.0.0.1", found.client.port, timeout=60)

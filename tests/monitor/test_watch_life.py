@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import prometheus_client
@@ -10,10 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from metastable.cli.app import app
+from metastable.cli.watch import _after_words, _episode_lines, raised_words
 from metastable.errors import BadInput
+from metastable.monitor.episodes import Place
 from metastable.monitor.monitor import Monitor
 from metastable.monitor.record import WRITTEN, Record
 from metastable.monitor.sinks import Prometheus
+from metastable.monitor.slices import Slices
 from tests.monitor.conftest import ODD
 from tests.monitor.live.helpers import Kept
 from tests.monitor.test_commands import killed_at
@@ -267,3 +271,32 @@ def test_records_of_before_are_read_without_the_new_fields(monitor_of):
     assert _restored(old, 1) == _restored(row, 1)
     with pytest.raises(TypeError):
         _restored(row | {"slice": ["de"]}, 1)
+
+
+def test_sentences_about_many_alarms_and_one_strange_text():
+    after = {"texts": 30, "strange": 1, "expected_at_most": 0.3, "peak_log_e": 0.8, "threshold_log_e": 5.3}
+    alarms = [
+        {"text": n, "line": n, "episode": n, "after": after | {"persists": False}} for n in (10, 50, 90, 130, 170, 210)
+    ]
+    found = {
+        "alarm": {"episode": 211, "log_e": 0.1, "threshold_log_e": 5.3},
+        "alarms": alarms[1:],
+        "alarms_raised": len(alarms),
+    }
+    assert _episode_lines(found)[0] == "6 alarms, the newest at texts 50, 90, 130, 170, 210"
+    assert _episode_lines(found | {"alarms": alarms[:1], "alarms_raised": 1})[0] == "1 alarm, at text 10"
+    assert "1 of the 30 following texts is strange" in _after_words(alarms[0])
+
+
+def test_later_alarms_of_a_slice_are_compared_with_episodes(small_baseline):
+    slices = Slices(small_baseline.scorer("light").texts, 0.01, reset_after=5)
+    p, strange = np.full(60, 1 / 1000), np.ones(60, dtype=bool)
+    evidence = slices.take(p, strange, [Place(i, i) for i in range(1, 61)], ["a"] * 60)
+    monitor = SimpleNamespace(slices=slices, alpha=0.01)
+    told = []
+    for row in sorted(evidence.rows):
+        found = {"line": row + 1, "alarm": False, "slice": "a", "slice_alarm": True, "episode": 1}
+        told += raised_words(found | {"slice_log_e": float(evidence.log_e[row])}, row + 1, monitor)
+    assert len(told) > 2
+    assert ["clean streams" in words for words in told] == [True, *[False] * (len(told) - 1)]
+    assert all("clean episodes" in words for words in told[1:])

@@ -17,7 +17,7 @@ from metastable.cli.claims import claims
 from metastable.cli.compare import compare
 from metastable.cli.compress import compress
 from metastable.cli.exit import exit_layer
-from metastable.cli.exits import one_line_errors
+from metastable.cli.exits import one_line_errors, open_closed
 from metastable.cli.lab import lab
 from metastable.cli.length import length
 from metastable.cli.recalibrate import recalibrate
@@ -72,6 +72,7 @@ app.command(epilog="Example:  metastable sweep phase_diagram.toml --workers 4 --
 
 def main() -> None:
     """The entry point of the command `metastable`."""
+    open_closed()
     if sys.argv[1:2] != ["lab"]:
         # Commands print their own messages; Dask would log the traceback of a lost scheduler. The lab's server logs.
         logging.disable(logging.CRITICAL)
@@ -82,7 +83,7 @@ def main() -> None:
     # This process is ours: warnings and loading bars of other packages do not belong in our output.
     warnings.simplefilter("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    if sys.stderr is None or not sys.stderr.isatty():
+    if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         # Help and version are printed outside of the commands, which report their own errors.

@@ -116,6 +116,7 @@ def _plain(found: Baseline, out: Path) -> dict[str, Any]:
 def _lines(found: Baseline, out: Path) -> list[str]:
     """The baseline for a terminal."""
     from metastable.monitor.baseline_report import warnings
+    from metastable.monitor.coverage import smallest_possible
     from metastable.monitor.exposure import called
 
     facts = found.facts
@@ -135,10 +136,10 @@ def _lines(found: Baseline, out: Path) -> list[str]:
             f"{scorer.least:.2g}, and {1 / (scorer.texts + 1):.2g} for the alarm"
         )
     for name, rows in facts["coverage"].items():
-        if rows:
-            share = rows[0]["p_value"]["0.01"]
+        if (t := smallest_possible(rows)) is not None:
+            share = rows[0]["p_value"][t]
             lines.append(
-                f"setting {name}: {share['share']:.2%} of held-out clean texts have p ≤ 0.01 "
+                f"setting {name}: {share['share']:.2%} of held-out clean texts have p ≤ {t} "
                 f"({share['low']:.2%} to {share['high']:.2%})"
             )
     lines += [f"warning: {sentence}" for sentence in warnings(found)]
@@ -150,4 +151,6 @@ def _lines(found: Baseline, out: Path) -> list[str]:
 
 
 def listed(reasons: Counter[str]) -> str:
-    return f"{reasons.total()} lines: " + ", ".join(f"{count} × {reason}" for reason, count in reasons.most_common())
+    total = reasons.total()
+    parts = ", ".join(f"{count} × {reason}" for reason, count in reasons.most_common())
+    return f"{total} line{'' if total == 1 else 's'}: {parts}"

@@ -99,6 +99,14 @@ def complain(message: str) -> None:
     print(f"metastable: {' '.join(message.split())}", file=sys.stderr)
 
 
+def open_closed() -> None:
+    """Send a closed standard output or error (`>&-`) to the null device; else a file would get its descriptor."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
 def silence_stdout() -> None:
     """Discard further output after the reader of standard output went away."""
     with contextlib.suppress(OSError, ValueError):  # standard output may have no file descriptor

@@ -77,16 +77,21 @@ def recalibrate(
         before = _digest(baseline)
         unread: Counter[str] = Counter()
         usable, labelled = itertools.tee(usable_lines(texts, unread))
-        with Texts(what="texts through the model") as bar:
-            review = known.review(
-                model,
-                (line.text or "" for line in usable),
-                documents=(line.document for line in labelled),
-                batch_size=batch_size,
-                progress=bar,
-                allow_pickle=allow_pickle,
-                tokenizer=tokenizer,
-            )
+        try:
+            with Texts(what="texts through the model") as bar:
+                review = known.review(
+                    model,
+                    (line.text or "" for line in usable),
+                    documents=(line.document for line in labelled),
+                    batch_size=batch_size,
+                    progress=bar,
+                    allow_pickle=allow_pickle,
+                    tokenizer=tokenizer,
+                )
+        except BadInput as error:
+            if unread:
+                raise BadInput(f"{error} (left out before: {listed(unread)})") from error
+            raise
         if not as_json:
             print("\n".join(_lines(review, unread)))
         agreed = yes or (not as_json and _asked(review.texts, target, texts))

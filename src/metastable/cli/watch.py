@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -99,7 +98,6 @@ def watch(
     alarm: see the summary (none is printed after 141), or summary.json in --out.
     """
     with one_line_errors(debug, resumes=False), ExitStack() as stack:
-        _open_closed()
         check_texts(texts)
         check_flags(batch_size, out, resume, overwrite, reset_after_alarm)
         from metastable.encoder.load import load
@@ -432,7 +430,9 @@ def raised_words(row: dict[str, Any], text: int, monitor: Monitor) -> Iterator[s
     if row["slice_alarm"] and monitor.slices is not None:
         own = monitor.slices.of(row["slice"])
         of = f"alarm at {where}: {_named(own.value, own.others)}"
-        yield _printable(_raised(of, row["slice_log_e"], own.episodes.alarm.threshold, monitor.alpha))
+        first = own.episodes.first
+        among = "streams" if first is None or first.place.text == text else "episodes"
+        yield _printable(_raised(of, row["slice_log_e"], own.episodes.alarm.threshold, monitor.alpha, among))
 
 
 def _where(text: int, line: int | None) -> str:
@@ -444,8 +444,9 @@ def _after_words(alarm: dict[str, Any]) -> str:
     after, at = alarm["after"], f"after the alarm at {_where(alarm['text'], alarm['line'])}"
     if not after["texts"]:
         return f"{at}: no further text yet"
+    are = "is" if after["strange"] == 1 else "are"
     strange = (
-        f"{after['strange']} of the {after['texts']} following texts are strange "
+        f"{after['strange']} of the {after['texts']} following texts {are} strange "
         f"(expected for clean texts: at most about {after['expected_at_most']:.2g})"
     )
     reached = f"the e-value of these texts alone reached {_power(after['peak_log_e'])}"
@@ -458,8 +459,8 @@ def _episode_lines(found: dict[str, Any]) -> list[str]:
     alarm, alarms = found["alarm"], found["alarms"]
     newest, total = alarms[-1], found["alarms_raised"]
     texts = ", ".join(str(one["text"]) for one in alarms[-5:])
-    few = "" if total <= 5 else "the newest: "
-    lines = [f"{total} alarm{'' if total == 1 else 's'}, at text{'' if total == 1 else 's'} {few}{texts}"]
+    newest_only = "" if total <= 5 else "the newest "
+    lines = [f"{total} alarm{'' if total == 1 else 's'}, {newest_only}at text{'' if total == 1 else 's'} {texts}"]
     if newest["episode"] == alarm["episode"]:
         return [*lines, _after_words(newest)]
     now = f"e-value {_power(alarm['log_e'])}, alarm at {_power(alarm['threshold_log_e'])}"
@@ -540,11 +541,3 @@ def _signals() -> Iterator[Callable[[], AbstractContextManager[None]]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _open_closed() -> None:
-    """Send a closed standard output or error (`>&-`) to the null device; else a file would get its descriptor."""
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115

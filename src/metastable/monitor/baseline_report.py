@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from metastable import figures
 from metastable.encoder.texts import unknown_tokens
-from metastable.monitor.coverage import THRESHOLDS
+from metastable.monitor.coverage import THRESHOLDS, smallest_possible
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.exposure import CALLED, EXPOSURE
 from metastable.monitor.split import SHARES
@@ -78,6 +78,12 @@ def render(baseline: Baseline) -> str:
         settings=[_setting(name, scorer) for name, scorer in baseline.settings.items()],
         thresholds=[f"{t:g}" for t in THRESHOLDS],
         coverage=facts["coverage"],
+        unreachable=any(
+            not entry.get("possible", True)
+            for rows in facts["coverage"].values()
+            for row in rows
+            for entry in row["p_value"].values()
+        ),
         percent=_hundredths,
         histogram=figure_block("lengths", figures.length_histogram(histogram["edges"], histogram["counts"])),
         left_out=sorted(facts["left_out"].items(), key=lambda item: -item[1]),
@@ -86,13 +92,14 @@ def render(baseline: Baseline) -> str:
 
 def _headline(baseline: Baseline, warned: int) -> str:
     texts = sum(baseline.facts["parts"].values())
-    rows = [rows[0] for rows in baseline.facts["coverage"].values() if rows]
+    checks = [rows for rows in baseline.facts["coverage"].values() if rows]
     told = f"A baseline of {texts} clean texts"
-    if rows:
-        shares = [row["p_value"]["0.01"]["share"] for row in rows]
+    # All settings are checked with the same texts, so the same thresholds are possible.
+    if checks and (t := smallest_possible(checks[0])) is not None:
+        shares = [rows[0]["p_value"][t]["share"] for rows in checks]
         low, high = _percent(min(shares)), _percent(max(shares))
         share = low if low == high else f"{low} to {high}"
-        told += f": {share} of held-out clean texts are strange at p ≤ 0.01"
+        told += f": {share} of held-out clean texts have p ≤ {t}"
     if warned:
         told += f", and there {'is one warning' if warned == 1 else f'are {warned} warnings'}"
     return f"{told}."
@@ -110,8 +117,8 @@ def _hundredths(share: float) -> str:
 def _detectors(setting: Any) -> list[tuple[str, str, str]]:
     """Rows of the table of a setting: a detector, why it finds a text strange, and its weight in the score."""
     own = {name: DETECTORS[name] for name in setting.members}
-    silent = "only the classifier of spoilt texts sees it"
-    rows = [(n, d.words if d.explains else silent, setting.weights.get(n, 0.0)) for n, d in own.items()]
+    unnamed = "; records do not name this detector"
+    rows = [(n, d.words + unnamed * (not d.explains), setting.weights.get(n, 0.0)) for n, d in own.items()]
     if setting.exposed:
         kinds = f"{', '.join(list(KINDS)[:-1])} or {list(KINDS)[-1]}"
         words = (

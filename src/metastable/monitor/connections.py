@@ -72,6 +72,10 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
         self._clear()
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that are no HTTP request, as all other errors are answered."""
+        self._refuse(400, "this is no HTTP request, or its headers are too large")
+
     def _limit_headers(self) -> None:
         """Run the clock while headers are awaited, or the rest of a body whose request is answered already.
 

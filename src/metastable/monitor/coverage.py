@@ -41,15 +41,18 @@ def coverage(
     halves : (texts,) of 0 and 1
 
     A row has `least` and `most` tokens, the number of `texts`, and for p_marginal and p_value, for each threshold:
-    `count`, `share`, `low`, `high`, and for p_marginal also `off`.
+    `count`, `share`, `low`, `high`, for p_marginal also `off`, and for p_value also `possible`: whether half of the
+    texts are enough for p-values that small. If they are not, the share is 0 and says nothing.
     """
     found = {name: np.full(len(table), np.nan) for name in ("p_marginal", "p_value")}
-    sizes = []
+    sizes, least_p = [], 0.0
     for half in (0, 1):
         here, there = halves == half, halves != half
         if not here.any() or not there.any():
             return []
-        judged = calibrated(table[there]).assess(table[here])
+        scorer = calibrated(table[there])
+        least_p = max(least_p, scorer.least)
+        judged = scorer.assess(table[here])
         sizes.append(int(there.sum()))
         for name, own in found.items():
             own[here] = getattr(judged, name)
@@ -65,10 +68,17 @@ def coverage(
             counts = {f"{t:g}": share_of(int((own[within] <= t).sum()), row["texts"]) for t in THRESHOLDS}
             row[name] = counts
         for t in THRESHOLDS:
+            row["p_value"][f"{t:g}"]["possible"] = least_p <= t
             entry = row["p_marginal"][f"{t:g}"]
             entry["off"] = off(entry["count"], row["texts"], min(sizes), t, LEVEL / tests)
         rows.append(row)
     return rows
+
+
+def smallest_possible(rows: list[dict[str, Any]]) -> str | None:
+    """The smallest threshold that p-values of the check can reach; None if there is none, or no check."""
+    able = (t for t, entry in rows[0]["p_value"].items() if entry.get("possible", True)) if rows else iter(())
+    return next(able, None)
 
 
 def _classes(lengths: np.ndarray) -> list[tuple[int, int]]:

@@ -256,8 +256,13 @@ def tiles(watched: Watched, change: ChangePoint | None) -> dict[str, tuple[str, 
         found[name] = (_at(watched.alarms) if watched.alarms else "none", most + at)
     newest = watched.raised()[-1:]
     if newest and newest[0].persists is not None:
-        meaning = f"of the {_texts(newest[0].texts)} after the {'last ' * (len(watched.alarms) > 1)}alarm are strange"
-        found["shift persists"] = ("yes" if newest[0].persists else "no sign of it", f"{newest[0].strange} {meaning}")
+        verb = "is" if newest[0].strange == 1 else "are"
+        meaning = (
+            f"of the {_texts(newest[0].texts)} after the {'last ' * (len(watched.alarms) > 1)}alarm {verb} strange"
+        )
+        # After a restart, the texts after the alarm are past.
+        name = "shift persists" if newest[0].restart is None else "shift persisted"
+        found[name] = ("yes" if newest[0].persists else "no sign of it", f"{newest[0].strange} {meaning}")
     if watched.slices:
         raised = [own for own in watched.slices if own.alarms]
         named = _listed([f"{slice_name(own)} {_at(own.alarms)}" for own in raised[:NAMED]])
