@@ -295,7 +295,7 @@ def _entry(name: str, found: Any, package: str = "metastable") -> str:
 def _directive(kind: str, name: str, arguments: str, text: str, package: str, fence: str = ":::::") -> str:
     level = "##" if package == "metastable" else "###"
     heading = f"{level} {name}\n\n" if "." not in name else ""
-    return f"{heading}{fence}{{py:{kind}}} {package}.{name}{arguments}\n\n{text}\n{fence}"
+    return f"{heading}{fence}{{py:{kind}}} {name}{arguments}\n:module: {package}\n\n{text}\n{fence}"
 
 
 # ----------------------------------------------------------------------------------------------------- the command line
