@@ -160,6 +160,18 @@ def test_recorded_outcomes_are_those_of_the_claims_that_there_are():
     assert shown == list(claims.NAMES)
 
 
+def test_the_page_about_claims_shows_every_recorded_size(tmp_path, monkeypatch):
+    room = inserts()
+    monkeypatch.setattr(room, "RECORDS", tmp_path)
+    for name, outcome in {"claims": "PASS", "claims_full": "FAIL"}.items():
+        row = {"name": "limit", "outcome": outcome, "checks": f"{name} checks", "headline": "a number"}
+        (tmp_path / f"{name}.json").write_text(json.dumps({"rows": [row]}), encoding="utf-8")
+    assert "| [limit](#claim-limit) | PASS | claims checks | FAIL | claims_full checks |" in room.outcomes()
+    assert "**FAIL** at the full size, claims_full checks: a number." in room.claims()
+    (tmp_path / "claims_full.json").unlink()
+    assert "full size" not in room.outcomes() + room.claims().replace("its full size", "")
+
+
 @pytest.mark.slow
 def test_pages_about_trained_heads_have_the_numbers_of_the_audit():
     import metastable as ms
