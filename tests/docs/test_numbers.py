@@ -149,7 +149,7 @@ def test_the_page_about_lengths_is_its_record(monkeypatch):
 
 def test_the_page_about_compression_is_its_records(monkeypatch):
     page = (DOCS / "compression.md").read_text(encoding="utf-8")
-    assert page == program("compression", monkeypatch).markdown(rows("compression"), rows("compression_tasks"))
+    assert page == program("compression_fidelity", monkeypatch).markdown(rows("compression"), rows("compression_tasks"))
 
 
 def test_recorded_outcomes_are_those_of_the_claims_that_there_are():
