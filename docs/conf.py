@@ -81,12 +81,27 @@ def _inside(app: Any, docname: str, source: list[str]) -> None:
     source[0] = re.sub(r"\[`?([^\]`]*)`?\]\(#folder\)", r"`\1`", text)
 
 
+def _filled(app: Any, env: Any, added: Any, changed: Any, removed: Any) -> list[str]:
+    """Pages with inserts. They are read again in every build, because the code or a record may have changed."""
+    return [name for name in env.found_docs if inserts.MARK.search(Path(env.doc2path(name)).read_text("utf-8"))]
+
+
+APPLIED = re.compile(r"<mo>&ApplyFunction;</mo>(?=\s*<(?!mo stretchy))")
+"""The invisible sign between a function and an argument without brackets, as in log β."""
+BAR = '<mo stretchy="false">|</mo>'
+
+
 def _mathml(self: Any, node: nodes.Element) -> None:
-    self.body.append(tex2mathml(node.astext(), as_block=isinstance(node, nodes.math_block)))
+    """A formula as MathML, with the spaces of TeX, which browsers do not add."""
+    formula = tex2mathml(node.astext(), as_block=isinstance(node, nodes.math_block))
+    formula = APPLIED.sub('<mspace width="0.17em"/>', formula)
+    formula = re.sub(r"(?<=</mi>)(\s*)(?=<mi>log</mi>)", r'\1<mspace width="0.17em"/>', formula)
+    self.body.append(formula.replace(BAR, '<mo stretchy="false" lspace="0" rspace="0">|</mo>'))
     raise nodes.SkipNode
 
 
 def setup(app: Any) -> dict[str, Any]:
     app.connect("source-read", _inside)
+    app.connect("env-get-outdated", _filled)
     app.add_html_math_renderer("mathml", (_mathml, None), (_mathml, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

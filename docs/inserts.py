@@ -26,6 +26,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PROGRAMS = ROOT / "examples" / "gallery"
 PICTURES = DOCS / "images" / "gallery"
+RECORDS = ROOT / "benchmarks" / "results"
 
 NAMES: dict[str, tuple[str, ...]] = {
     "heads": ("Head", "Block", "Perceptron"),
@@ -295,7 +296,7 @@ def _entry(name: str, found: Any, package: str = "metastable") -> str:
 def _directive(kind: str, name: str, arguments: str, text: str, package: str, fence: str = ":::::") -> str:
     level = "##" if package == "metastable" else "###"
     heading = f"{level} {name}\n\n" if "." not in name else ""
-    return f"{heading}{fence}{{py:{kind}}} {package}.{name}{arguments}\n\n{text}\n{fence}"
+    return f"{heading}{fence}{{py:{kind}}} {name}{arguments}\n:module: {package}\n\n{text}\n{fence}"
 
 
 # ----------------------------------------------------------------------------------------------------- the command line
@@ -448,8 +449,6 @@ def claims() -> str:
     """Every claim: its statement, its recorded outcome, and the derivation in the docstring of its file."""
     from metastable import claims as room
 
-    record = json.loads((ROOT / "benchmarks/results/claims.json").read_text(encoding="utf-8"))["rows"]
-    outcomes = {row["name"]: row for row in record}
     text = []
     for group, names in room.GROUPS.items():
         text += [f"## {group}", ""]
@@ -457,9 +456,10 @@ def claims() -> str:
             found = room.find(name)
             module = importlib.import_module(f"metastable.claims.{name.replace('-', '_')}")
             text += [f"({label(name)})=", f"### {name}: {escaped(found.title)}", "", escaped(found.statement), ""]
-            if name in outcomes:
-                row = outcomes[name]
-                text += [f"**{row['outcome']}** at the quick size, {row['checks']}: {escaped(row['headline'])}.", ""]
+            for size, rows in _outcomes().items():
+                if row := rows.get(name):
+                    headline = escaped(row["headline"])
+                    text += [f"**{row['outcome']}** at the {size} size, {row['checks']}: {headline}.", ""]
             text += [
                 markdown(module.__doc__ or ""),
                 "",
@@ -470,10 +470,29 @@ def claims() -> str:
 
 
 def outcomes() -> str:
-    """The recorded outcome of every claim in a table."""
-    record = json.loads((ROOT / "benchmarks/results/claims.json").read_text(encoding="utf-8"))["rows"]
-    rows = ([f"[{row['name']}](#{label(row['name'])})", row["outcome"], row["checks"]] for row in record)
-    return table(["claim", "outcome at the quick size", "checks passed"], rows)
+    """The recorded outcomes of every claim in a table."""
+    from metastable.claims import NAMES
+
+    sizes = {size: rows for size, rows in _outcomes().items() if rows}
+    head = [heading for size in sizes for heading in (f"outcome at the {size} size", "checks passed")]
+    rows = (
+        [
+            f"[{name}](#{label(name)})",
+            *(found[name][key] if name in found else "" for found in sizes.values() for key in ("outcome", "checks")),
+        ]
+        for name in NAMES
+    )
+    return table(["claim", *head], rows)
+
+
+def _outcomes() -> dict[str, dict[str, Any]]:
+    """The records of benchmarks/claims.py by size and name; a size that was never run has none."""
+    found: dict[str, dict[str, Any]] = {}
+    for size, name in {"quick": "claims", "full": "claims_full"}.items():
+        path = RECORDS / f"{name}.json"
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+        found[size] = {row["name"]: row for row in rows}
+    return found
 
 
 def label(claim: str) -> str:
@@ -514,7 +533,7 @@ def ratios() -> str:
 
 def measured(name: str) -> str:
     """A sentence about a recorded time: the record of benchmarks/NAME.py."""
-    rows = json.loads((ROOT / "benchmarks/results" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+    rows = json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))["rows"]
     first = rows[0]
     if name == "million":
         return (

@@ -2,9 +2,11 @@
 
     python examples/batch_job.py ./my-encoder baseline texts-of-the-day.txt reports/2026-11-18
 
-Writes records.jsonl (one record a line), strange.csv (the texts to look at, strangest first) and summary.json. A second
-run into the same folder starts again. The exit code is that of `metastable watch`: 1 if the day as a whole is not like
-the clean texts; else 2 if lines could not be used, or there were none, or the input is bad; else 0.
+Writes records.jsonl (one record a line), strange.csv (the texts to look at, strangest first) and summary.json. A
+second run into the same folder starts again.
+
+The exit code is that of `metastable watch`: 1 if the day as a whole is not like the clean texts; else 2 if
+lines could not be used, or there were none, or the input is bad; else 0.
 """
 
 import csv
@@ -44,7 +46,8 @@ def main(model: str, baseline: Path, texts: str, out: Path) -> None:
             folder.finish({"finished": True, **summary})
         rejected, raised = sum(summary["rejected"].values()), summary["alarm"]["raised"]
         alarm = f"alarm at text {monitor.raised_at}" if raised else "no alarm"
-        print(f"{summary['texts']} texts, {rejected} rejected, {len(strange)} strange, {alarm}: {out / 'strange.csv'}")
+        counts = f"{summary['texts']} texts, {rejected} rejected, {len(strange)} strange"
+        print(f"{counts}, {alarm}: {out / 'strange.csv'}")
         raise typer.Exit(EXIT_FINDING if raised else EXIT_BAD_INPUT if rejected or not summary["texts"] else 0)
 
 

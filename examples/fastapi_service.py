@@ -1,10 +1,14 @@
-"""A web service that embeds texts and watches its own encoder. Clients see embeddings; operators see /health, /metrics.
+"""A web service that embeds texts and watches its own encoder.
+
+Clients see embeddings. Operators see /health and /metrics.
 
     pip install 'metastable[encoder,monitor]' fastapi uvicorn sentence-transformers
     METASTABLE_MODEL=./my-encoder METASTABLE_BASELINE=baseline uvicorn fastapi_service:app
 
-The model is used as always. While the monitor is entered, every text that goes through it gets a p-value, and failures
-of the monitor never reach a request. `metastable calibrate ./my-encoder --texts clean.txt` makes the baseline.
+The model is used as always. While the monitor is entered, every text that goes through it gets a p-value, and
+failures of the monitor never reach a request.
+
+`metastable calibrate ./my-encoder --texts clean.txt --out baseline` makes the baseline.
 """
 
 import logging
@@ -27,7 +31,8 @@ class Texts(BaseModel):
 
 
 def told(monitor: ms.Monitor) -> None:
-    logging.getLogger("service").warning("the texts are not like the clean ones: alarm at text %s", monitor.raised_at)
+    log = logging.getLogger("service")
+    log.warning("the texts are not like the clean ones: alarm at text %s", monitor.raised_at)
 
 
 @asynccontextmanager

@@ -17,7 +17,8 @@ for row in rows:
     colour = colours[row["name"].split(",")[0]]
     n, entropy = ([each[name] for each in row["attention"]] for name in ("n", "entropy"))
     figure.add_scatter(x=n, y=entropy, name=row["name"], mode="lines+markers", line={"color": colour})
-figure.add_scatter(x=n, y=[math.log(x) for x in n], name="log n", mode="lines", line={"dash": "dash", "color": "black"})
+dashed = {"dash": "dash", "color": "black"}
+figure.add_scatter(x=n, y=[math.log(x) for x in n], name="log n", mode="lines", line=dashed)
 figure.update_xaxes(title="tokens n", type="log", tickvals=n)
 figure.update_yaxes(title="attention entropy, nats")
 figure.update_layout(width=720, height=420)

@@ -14,7 +14,8 @@ head = ms.Head.from_spectra([1.4, 0.7], [1.2, 0.5], angle=40.0)
 times = [0.0, *np.geomspace(0.1, 30.0, 60)]
 figure = go.Figure()
 for norm in ("post", "ngpt", "pre", "peri"):
-    run = ms.simulate(ms.Block(head, norm=norm), ms.graded(400, head), beta=400.0, until=30.0, t_eval=times, tol=1e-4)
+    block = ms.Block(head, norm=norm)
+    run = ms.simulate(block, ms.graded(400, head), beta=400.0, until=30.0, t_eval=times, tol=1e-4)
     found = run.distance()
     figure.add_scatter(x=found["time"][1:], y=found[1:], name=norm)
 figure.update_xaxes(title="time t", type="log", dtick=1)

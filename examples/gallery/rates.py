@@ -25,7 +25,8 @@ for name, values, rate, colour in (
     figure.add_scatter(x=times, y=values, name=name, mode="markers", marker={"color": colour})
     late = times.numpy()[12:]
     line = values[20] * np.exp(-rate * (late - times[20].item()))
-    figure.add_scatter(x=late, y=line, mode="lines", name=f"rate {rate:.3f}", line={"dash": "dash", "color": colour})
+    dashed = {"dash": "dash", "color": colour}
+    figure.add_scatter(x=late, y=line, mode="lines", name=f"rate {rate:.3f}", line=dashed)
 figure.update_xaxes(title="time t")
 figure.update_yaxes(title="distance to the limit", type="log", dtick=1, exponentformat="power")
 figure.update_layout(width=720, height=380)

@@ -149,7 +149,7 @@ def test_the_page_about_lengths_is_its_record(monkeypatch):
 
 def test_the_page_about_compression_is_its_records(monkeypatch):
     page = (DOCS / "compression.md").read_text(encoding="utf-8")
-    assert page == program("compression", monkeypatch).markdown(rows("compression"), rows("compression_tasks"))
+    assert page == program("compression_fidelity", monkeypatch).markdown(rows("compression"), rows("compression_tasks"))
 
 
 def test_recorded_outcomes_are_those_of_the_claims_that_there_are():
@@ -158,6 +158,18 @@ def test_recorded_outcomes_are_those_of_the_claims_that_there_are():
     assert [row["name"] for row in rows("claims")] == list(claims.NAMES)
     shown = re.findall(r"^\| \[([\w-]+)\]\(#claim-", inserts().outcomes(), flags=re.MULTILINE)
     assert shown == list(claims.NAMES)
+
+
+def test_the_page_about_claims_shows_every_recorded_size(tmp_path, monkeypatch):
+    room = inserts()
+    monkeypatch.setattr(room, "RECORDS", tmp_path)
+    for name, outcome in {"claims": "PASS", "claims_full": "FAIL"}.items():
+        row = {"name": "limit", "outcome": outcome, "checks": f"{name} checks", "headline": "a number"}
+        (tmp_path / f"{name}.json").write_text(json.dumps({"rows": [row]}), encoding="utf-8")
+    assert "| [limit](#claim-limit) | PASS | claims checks | FAIL | claims_full checks |" in room.outcomes()
+    assert "**FAIL** at the full size, claims_full checks: a number." in room.claims()
+    (tmp_path / "claims_full.json").unlink()
+    assert "full size" not in room.outcomes() + room.claims().replace("its full size", "")
 
 
 @pytest.mark.slow

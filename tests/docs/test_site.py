@@ -27,6 +27,8 @@ BLOCK = re.compile(
     flags=re.DOTALL | re.MULTILINE,
 )
 """A block of Python, its mark, and what it prints if that is shown right below it."""
+WIDEST = 116
+"""Characters of code on a line of the site, see docs/_static/site.css."""
 RUN = [path for folder in ("start", "howto", "understand") for path in sorted((DOCS / folder).glob("*.md"))]
 
 
@@ -96,12 +98,20 @@ def test_code_blocks_run_and_print_what_the_page_shows(kind, code, output, tmp_p
         assert capsys.readouterr().out == output
 
 
+@pytest.mark.parametrize("path", pages(), ids=lambda path: str(path.relative_to(DOCS)))
+def test_code_fits_on_the_page(path):
+    """Lines up to 116 characters fit at 1280 px. Longer ones are cut off, except where text and JSON are wrapped."""
+    for language, code in re.findall(r"^```(\w*)\n(.*?)^```", filled(path), flags=re.DOTALL | re.MULTILINE):
+        if language not in ("text", "json"):
+            assert [line for line in code.splitlines() if len(line) > WIDEST] == []
+
+
 def test_every_public_name_is_in_the_reference():
     names = [name for group in inserts().NAMES.values() for name in group]
     assert sorted(names) == sorted(inserts().public_names())
     shown = "".join(map(filled, (DOCS / "reference").glob("*.md")))
     for name in names:
-        assert re.search(rf"\{{py:(class|function|exception)\}} metastable\.{name}\b", shown), name
+        assert re.search(rf"\{{py:(class|function|exception)\}} {name}\b.*\n:module: metastable\n", shown), name
 
 
 def test_every_command_with_every_option_is_in_the_reference():

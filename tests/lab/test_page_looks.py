@@ -65,6 +65,21 @@ def test_the_page_fits_every_window(tab):
     a_phone_has_one_column_and_no_horizontal_scrolling(tab)
 
 
+def test_longer_words_move_no_figure(tab):
+    """The sphere is drawn in the size that it had at first, so its box must keep it."""
+    words = {
+        "moment": "Leaving: tokens move away from the two points +e and −e; V pulls them towards ±v, its dominant "
+        "direction.",
+        "gist": "Tokens concentrated by t = 4.33, stayed for 6.5 time units near distance 0.159 from the limit law, "
+        "and left for the terminal phase at t = 10.8.",
+    }
+    height = "() => document.getElementById('box-sphere-1').getBoundingClientRect().height"
+    before = tab.evaluate(height)
+    for name, text in words.items():
+        tab.evaluate("([name, text]) => { document.getElementById(name).textContent = text; }", [name, text])
+    assert tab.evaluate(height) == before
+
+
 def sphere_curve_and_time_are_seen_without_scrolling(tab, width, height):
     resized(tab, width, height)
     assert_fits(tab)

@@ -1,8 +1,8 @@
 """Compression of real encoders on real texts: every option and every baseline.
 
-    python benchmarks/compression.py                  # every case, about ten minutes each on two idle cores
-    python benchmarks/compression.py --case Chinese   # the cases whose name has this word; others stay
-    python benchmarks/compression.py --write-docs     # docs/compression.md from the record, nothing is computed
+    python benchmarks/compression_fidelity.py                  # every case, about ten minutes each on two idle cores
+    python benchmarks/compression_fidelity.py --case Chinese   # the cases whose name has this word; others stay
+    python benchmarks/compression_fidelity.py --write-docs     # docs/compression.md from the record only
 
 Encoders and texts are read from packages on PyPI, as in length.py. Speed is measured in pairs of passes: nothing else
 must run on the machine. Writes benchmarks/results/compression.json and docs/compression.md.
@@ -35,8 +35,8 @@ SHOWN = ("cosine", "cosine_p10", "nn_overlap", "spearman", "speed")
 
 
 HEAD = f"""\
-This page shows what can be removed from five pairs of encoder and texts, at what loss, and what is gained. [Make an
-encoder smaller](howto/compress.md) explains the command `metastable compress`. `python benchmarks/compression.py`
+This page shows what can be removed from some encoders, at what loss, and what is gained. [Make an encoder
+smaller](howto/compress.md) explains the command `metastable compress`. `python benchmarks/compression_fidelity.py`
 measures everything and writes this page from its records, `benchmarks/results/compression.json` and, for the last
 section, `benchmarks/results/compression_tasks.json`.
 
