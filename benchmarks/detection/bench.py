@@ -14,7 +14,7 @@ import numpy as np
 from columns import ALL_DEPTHS, SUBSPACES, inside
 from measures import aupr, auroc, fpr_at, interval, weights
 
-from metastable.monitor.conformal import Calibration, Surprise
+from metastable.monitor.conformal import Surprise
 from metastable.monitor.detectors.base import Detector
 from metastable.monitor.exposure import EXPOSURE
 from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, Setting, Spoilt
@@ -141,14 +141,24 @@ class Clean:
         own = np.isin(self.sources, places["adjust"])
         return {part: self.table[at] for part, at in places.items()}, Spoilt(self.copies[own], self.kinds[own])
 
+    def calibrated(self, seed: int) -> np.ndarray:
+        """The documents of the calibrate part of a deal."""
+        return np.array(self.documents)[dealt(self.documents, seed)["calibrate"]]
+
 
 def scorer(
-    setting: Setting, detectors: Mapping[str, Detector], adjust: ColumnTable, spoilt: Spoilt, calibrate: ColumnTable
+    setting: Setting,
+    detectors: Mapping[str, Detector],
+    adjust: ColumnTable,
+    spoilt: Spoilt,
+    calibrate: ColumnTable,
+    documents: np.ndarray,
 ) -> Scorer:
-    """Fitted on two tables of clean texts that have no text in common, nor any with the detectors' own."""
-    scale = Scale.of(setting, detectors, adjust, spoilt)
-    scores = scale(calibrate)
-    return Scorer(scale, Calibration(scores.total), Calibration(scores.worst_depth))
+    """Fitted on two tables of clean texts that have no text in common, nor any with the detectors' own.
+
+    documents : of the texts of `calibrate`
+    """
+    return Scorer.of(Scale.of(setting, detectors, adjust, spoilt), calibrate, documents)
 
 
 class Bench:
@@ -167,7 +177,8 @@ class Bench:
         for name in UNADJUSTED:
             self.methods[unadjusted(name)] = Method.of(settings[name], detectors, adjust, spoilt, False, seed)
         self.scorers = {
-            name: scorer(COMBINATIONS[name], detectors, adjust, spoilt, self.parts["calibrate"]) for name in STREAMED
+            name: scorer(COMBINATIONS[name], detectors, adjust, spoilt, self.parts["calibrate"], clean.calibrated(seed))
+            for name in STREAMED
         }
         self._of_clean = {name: method.texts(self.parts["test"]) for name, method in self.methods.items()}
 

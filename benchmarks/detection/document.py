@@ -259,8 +259,9 @@ def _streams(record: dict[str, Any]) -> Iterator[str]:
         f"{ALPHA:g} per stream, and so do `restarts` (the evidence begins again {RESET} texts after an alarm) and "
         f"`slices` (restarts, and alarms of their own for {len(SHARES)} slices of different sizes). `change alarm` "
         f"guarantees an average of 10 000 texts between alarms. Windows of KS and MMD hold {WINDOW} texts. All "
-        "guarantees are for independent texts. Texts of one document are not independent, and neither are the parts "
-        "of a split of few documents."
+        "guarantees are for independent texts. Texts of one document are not independent. `alarm`, `restarts` and "
+        "`slices` allow for that: they count the calibration texts as fewer, by the spread of their scores over "
+        "documents. The other methods do not. The parts of a split of few documents are not independent either."
     )
     rows = []
     for domain, found in record["domains"].items():

@@ -43,7 +43,7 @@ class Deal:
     def __init__(self, clean: Clean, detectors: Mapping[str, Detector], seed: int) -> None:
         parts, spoilt = clean.deal(1000 + seed)
         self.seed, self.calibrate = seed, parts["calibrate"]
-        own = detectors, parts["adjust"], spoilt, parts["calibrate"]
+        own = detectors, parts["adjust"], spoilt, parts["calibrate"], clean.calibrated(1000 + seed)
         self.scorers = {name: scorer(COMBINATIONS[name], *own) for name in STREAMED}
         self.clean = parts["test"][np.random.default_rng(seed).permutation(len(parts["test"]))]
 
@@ -57,7 +57,8 @@ class Watch:
     def __init__(self, scorer: Scorer, calibrate: ColumnTable, horizon: int, seed: int | None) -> None:
         self.scorer, self.count = scorer, 0
         self.raised: dict[str, int | None] = dict.fromkeys(METHODS[: 3 if seed is None else 4])
-        self._alarm, self._change = Alarm(scorer.texts, ALPHA), ChangeAlarm(scorer.texts)
+        self._alarm = Alarm(scorer.texts, ALPHA, independent=scorer.independent)
+        self._change = ChangeAlarm(scorer.texts)
         self._ks = WindowedKS(scorer.calibration.scores, WINDOW, horizon, ALPHA)
         self._mmd = None if seed is None else WindowedMMD(self._features(calibrate), WINDOW, horizon, ALPHA, seed)
 
@@ -86,16 +87,16 @@ class Watch:
         return np.concatenate([m.first(table.columns[m.name][:, m.places], table.lengths) for m in members], axis=1)
 
 
-def alarms_with_restarts(p: np.ndarray, texts: int) -> int:
+def alarms_with_restarts(p: np.ndarray, texts: int, independent: float | None = None) -> int:
     """How many alarms a stream raises that starts its evidence again after each."""
-    found = Episodes(texts, ALPHA, reset_after=RESET)
+    found = Episodes(texts, ALPHA, reset_after=RESET, independent=independent)
     found.take(p, p <= ALPHA, [Place(number + 1) for number in range(len(p))])
     return found.total
 
 
-def alarms_with_slices(p: np.ndarray, texts: int, seed: int) -> int:
+def alarms_with_slices(p: np.ndarray, texts: int, seed: int, independent: float | None = None) -> int:
     """How many alarms a stream raises in all that is cut into slices at random, the one over all slices included."""
-    found, strange = Slices(texts, ALPHA, RESET), p <= ALPHA
+    found, strange = Slices(texts, ALPHA, RESET, independent), p <= ALPHA
     places = [Place(number + 1) for number in range(len(p))]
     values = np.random.default_rng(seed).choice(len(SHARES), size=len(p), p=SHARES).tolist()
     found.overall.take(p, strange, places)
@@ -135,8 +136,8 @@ def _life(deals: list[Deal], setting: str, texts: int) -> dict[str, list[int]]:
     for deal in deals:
         scorer = deal.scorers[setting]
         p = scorer.calibration.p_values(scorer.scale(deal.clean[:texts]).total)
-        rows["restarts"].append(alarms_with_restarts(p, scorer.texts))
-        rows["slices"].append(alarms_with_slices(p, scorer.texts, deal.seed))
+        rows["restarts"].append(alarms_with_restarts(p, scorer.texts, scorer.independent))
+        rows["slices"].append(alarms_with_slices(p, scorer.texts, deal.seed, scorer.independent))
     return rows
 
 

@@ -105,6 +105,7 @@ def _plain(found: Baseline, out: Path) -> dict[str, Any]:
             name: {
                 "detectors": list(scorer.setting.members),
                 "calibration_texts": scorer.texts,
+                "independent_texts": scorer.independent,
                 "least_p_value": scorer.least,
                 "least_p_marginal": 1 / (scorer.texts + 1),
             }
@@ -135,6 +136,8 @@ def _lines(found: Baseline, out: Path) -> list[str]:
             f"setting {name}: {', '.join(map(called, scorer.setting.terms))}; the smallest possible p-value is "
             f"{scorer.least:.2g}, and {1 / (scorer.texts + 1):.2g} for the alarm"
         )
+        if documents is not None:
+            lines.append(f"setting {name}: {scorer.independent_words}")
     for name, rows in facts["coverage"].items():
         if (t := smallest_possible(rows)) is not None:
             share = rows[0]["p_value"][t]

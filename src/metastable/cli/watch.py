@@ -259,6 +259,7 @@ def _about(known: Baseline, monitor: Monitor) -> dict[str, Any]:
     return {
         "encoder": known.encoder_name,
         "calibration_texts": monitor.alarm.texts,
+        "independent": monitor.alarm.independent,
         "threshold_log_e": monitor.alarm.threshold,
         "lengths": known.usual_lengths,
     }

@@ -16,6 +16,11 @@ e_j = f_j/q_κ satisfies E[e | calibration] ≤ 1 for all bettors at once with p
 This needs one number per bettor. It does not need all p-values to be super-uniform at once, so it loses less power
 than the same bets on calibration-conditional p-values.
 
+**Texts of documents.** Texts of one document are alike, so m of them say less than m independent ones, and the gaps
+vary more. If they are worth m' independent texts (see `worth`), the price is computed with gaps uniform on fewer
+dimensions: with Δ from the Dirichlet law of parameters (m' + 1)/(m + 1) in place of 1, which has the same mean and the
+larger variance.
+
 **The guarantee** holds for clean texts that are independent draws from the law of the calibration texts. It does not
 hold for long runs of texts on one topic, or for the sentences of one document in their order.
 """
@@ -29,7 +34,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq
 
-from metastable.arrays import whole
+from metastable.arrays import positive, whole
 from metastable.errors import BadInput
 from metastable.monitor.conformal import numbers, share
 
@@ -39,6 +44,8 @@ BETTORS = (0.1, 0.3, 0.5, 0.7, 0.85, 0.95)
 PATIENCE = 100
 # Texts processed at once: bounds memory.
 BATCH = 4096
+# The share of the calibration texts, those with the highest scores, whose spread over documents is looked at.
+TENTH = 0.1
 
 
 def steps(texts: int) -> np.ndarray:
@@ -61,8 +68,8 @@ def payoffs(edges: np.ndarray, kappa: float) -> np.ndarray:
 def price(values: np.ndarray, sizes: np.ndarray, delta: float) -> float:
     """The q with P(Σ v_b Δ_b > q) = δ, Δ_b the probability of a step of n_b ranks, for clean continuous scores.
 
-    Δ_b = γ_b/Σγ with independent gamma variables of shapes n_b, so the event is X = Σ (v_b − q) γ_b > 0. The moment
-    generating function of X is M(λ) = Π (1 − λ(v_b − q))^{−n_b}, and for any λ > 0 in its range
+    Δ_b = γ_b/Σγ with independent gamma variables of shapes n_b (whole or not), so the event is X = Σ (v_b − q) γ_b > 0.
+    The moment generating function of X is M(λ) = Π (1 − λ(v_b − q))^{−n_b}, and for any λ > 0 in its range
 
         P(X > 0) = (1/π) ∫_0^∞ Re M(λ + iy)/(λ + iy) dy  ≤  M(λ).
 
@@ -111,15 +118,36 @@ def _log_tail(x: float, values: np.ndarray, sizes: np.ndarray, exact: bool) -> t
     return q, math.nan
 
 
+def worth(scores: np.ndarray, documents: np.ndarray) -> float:
+    """How many independent texts the calibration texts are worth: m' = m/max(1, D), D the design effect.
+
+    D is the variance of the share of texts among the highest tenth of the scores, over that of independent texts. With
+    x_i = 1 for these texts and 0 for others, q the mean of x, and the sums over documents k and over their texts,
+
+        D = Σ_k (Σ_{i in k} (x_i − q))² / (m q (1 − q)).
+
+    It is 1 if every text is its own document.
+
+    scores : (m,); documents : (m,) labels
+    """
+    high = scores >= np.quantile(scores, 1 - TENTH)
+    q = high.mean()
+    if q in (0.0, 1.0):
+        return float(len(scores))
+    sums = np.bincount(np.unique(documents, return_inverse=True)[1], high - q)
+    return float(len(scores) / max(1.0, sums @ sums / (len(scores) * q * (1 - q))))
+
+
 @lru_cache(maxsize=8)
-def log_payoffs(texts: int, delta: float) -> np.ndarray:
-    """log e_j of every bettor, shape (m + 1, K)."""
+def log_payoffs(texts: int, delta: float, independent: float | None = None) -> np.ndarray:
+    """log e_j of every bettor, shape (m + 1, K). independent : m', see the module; m unless given"""
     edges = steps(texts)
     sizes = np.diff(edges)
+    shapes = sizes if independent is None else sizes * ((independent + 1) / (texts + 1))
     columns = []
     for kappa in BETTORS:
         f = payoffs(edges, kappa)
-        columns.append(np.repeat(np.log(f) - math.log(price(f, sizes, delta / len(BETTORS))), sizes))
+        columns.append(np.repeat(np.log(f) - math.log(price(f, shapes, delta / len(BETTORS))), sizes))
     table = np.stack(columns, axis=1)
     table.setflags(write=False)
     return table
@@ -140,6 +168,7 @@ class Alarm:
     alpha : the probability that a clean stream ever raises the alarm is at most alpha
     delta : the part of alpha for unlucky calibration sets; alpha/2 unless given
     episode : the number of the episode, for streams with several alarms; see `episodes`
+    independent : m', how many independent texts the calibration texts are worth; m unless given, see `worth`
 
     Attributes
     ----------
@@ -154,13 +183,21 @@ class Alarm:
     (False, True, 9)
     """
 
-    def __init__(self, texts: int, alpha: float = 0.01, delta: float | None = None, episode: int = 1) -> None:
+    def __init__(
+        self,
+        texts: int,
+        alpha: float = 0.01,
+        delta: float | None = None,
+        episode: int = 1,
+        independent: float | None = None,
+    ) -> None:
         self.episode = episode
         self.alpha = share(alpha, "alpha")
         self.delta = self.alpha / 2 if delta is None else share(delta, "delta")
         if self.delta >= self.alpha:
             raise BadInput(f"delta is {delta!r}; it is a part of alpha and must be below {self.alpha}")
         self.texts = whole(texts, "texts", 1, "it must be the number of calibration texts")
+        self.independent = None if independent is None else checked_worth(independent, self.texts)
         self.count = 0
         self.log_e = self.peak = 0.0
         self.raised_at: int | None = None
@@ -194,7 +231,7 @@ class Alarm:
         spent = 1 + np.log1p(t / PATIENCE)
         # C_{t−1} − C_t without cancellation.
         started = np.log(0.5 * np.log1p(1 / (PATIENCE + t[:-1])) / (spent[:-1] * spent[1:]) / len(BETTORS))
-        log_e = log_payoffs(self.texts, self.delta)[ranks(p, self.texts) - 1]
+        log_e = log_payoffs(self.texts, self.delta, self.independent)[ranks(p, self.texts) - 1]
         sums = np.add.accumulate(np.vstack([self._sum, log_e]))
         scaled = np.logaddexp.accumulate(np.vstack([self._scaled, started[:, None] - sums[:-1]]))
         total = np.logaddexp(np.logaddexp.reduce((sums + scaled)[1:], axis=1), np.log(0.5 / spent[1:]))
@@ -205,6 +242,15 @@ class Alarm:
         self._sum, self._scaled = sums[-1], scaled[-1]
         self.log_e, self.peak = float(total[-1]), max(self.peak, float(total.max()))
         return np.asarray(total)
+
+
+def checked_worth(independent: Any, texts: int) -> float:
+    found = positive(independent, "independent")
+    if found > texts:
+        raise BadInput(
+            f"independent is {found:g}; {texts} calibration texts are worth at most {texts} independent ones"
+        )
+    return found
 
 
 def p_values(values: Any) -> np.ndarray:

@@ -28,7 +28,6 @@ from metastable.encoder.texts import TextCounts, batches
 from metastable.errors import BadInput, choice
 from metastable.files import read_folder, read_json, replacing, write, write_json
 from metastable.monitor import passes
-from metastable.monitor.conformal import Calibration
 from metastable.monitor.coverage import coverage
 from metastable.monitor.detectors import DETECTORS
 from metastable.monitor.detectors.base import Detector, Taught
@@ -43,7 +42,7 @@ from metastable.run import storage as store
 if TYPE_CHECKING:
     from metastable.monitor.review import Review
 
-SCHEMA = "metastable.baseline/7"
+SCHEMA = "metastable.baseline/8"
 FILES = ("baseline.json", "baseline.safetensors")
 # The page that `calibrate` writes beside them.
 REPORT = "report.html"
@@ -386,12 +385,13 @@ class _Learning:
         adjust = ColumnTable.joined(self._tables("adjust", detectors))
         calibrate = ColumnTable.joined(self._tables("calibrate", detectors))
         halves = np.frombuffer(self.split.halves, dtype=np.uint8)[self._order]
+        owners = np.array(self.split.owners, dtype=np.uint64)[self._order]
         copies = self._spoilt(detectors)
         found = {}
         for name, setting in self._settings.items():
-            calibrated = partial(_calibrated, Scale.of(setting, detectors, adjust, copies))
-            found[name] = calibrated(calibrate)
-            self.coverage[name] = coverage(calibrated, calibrate, halves)
+            scale = Scale.of(setting, detectors, adjust, copies)
+            found[name] = Scorer.of(scale, calibrate, owners)
+            self.coverage[name] = coverage(partial(Scorer.of, scale), calibrate, halves)
         return found
 
     def _spoilt(self, detectors: Mapping[str, Detector]) -> Spoilt:
@@ -459,11 +459,6 @@ class _Learning:
             "coverage": self.coverage,
             "lengths": _lengths(np.sort(np.fromiter(self._lengths.elements(), dtype=np.int64))),
         }
-
-
-def _calibrated(scale: Scale, table: ColumnTable) -> Scorer:
-    scores = scale(table)
-    return Scorer(scale, Calibration(scores.total), Calibration(scores.worst_depth))
 
 
 def _lengths(sorted_lengths: np.ndarray) -> dict[str, Any]:

@@ -135,5 +135,6 @@ def _setting(name: str, scorer: Any) -> dict[str, Any]:
         "texts": scorer.texts,
         "least": f"{scorer.least:.2g}",
         "least_marginal": f"{1 / (scorer.texts + 1):.2g}",
+        "independent": scorer.independent_words,
         "detectors": _detectors(scorer.setting),
     }

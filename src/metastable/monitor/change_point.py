@@ -58,12 +58,15 @@ class ChangePoint:
     end: PlaceEstimate | None
 
 
-def change_point(p: Any, texts: int, alpha: float = 0.01, level: float = LEVEL) -> ChangePoint | None:
+def change_point(
+    p: Any, texts: int, alpha: float = 0.01, level: float = LEVEL, independent: float | None = None
+) -> ChangePoint | None:
     """The change of a stream of marginal p-values, (n,); None if there is no evidence for one.
 
     texts : m, the number of calibration texts behind the p-values
     alpha : the probability that a change is reported for a clean stream is at most alpha
     level : the probability that an interval contains its place, if there is one change
+    independent : of `Alarm`
 
     >>> change_point([0.31, 0.9, 0.52, 0.7, 0.24] * 4 + [0.002, 0.004, 0.001, 0.003] * 3, texts=999).begin.text
     21
@@ -72,7 +75,7 @@ def change_point(p: Any, texts: int, alpha: float = 0.01, level: float = LEVEL) 
     if not len(found):
         return None
     rows = ranks(found, texts) - 1
-    priced = np.exp(log_payoffs(texts, alpha / 2))
+    priced = np.exp(log_payoffs(texts, alpha / 2, independent))
     known = [(part, BETTORS.index(kappa)) for part, kappa in LAWS if kappa in BETTORS]
     evidence = [logsumexp(_places(_log_law(part, priced[:, column])[rows])[0]) for part, column in known]
     if logsumexp(evidence) - math.log(len(known)) < -math.log(alpha / 2):

@@ -103,7 +103,7 @@ class Evidence:
 class Episodes:
     """The alarms of one stream.
 
-    texts, alpha, delta : of `Alarm`
+    texts, alpha, delta, independent : of `Alarm`
     reset_after : N, the texts after an alarm that still belong to its episode; None: the first episode does not end
     strange_at : level at which a text is strange; alpha unless given
 
@@ -122,10 +122,11 @@ class Episodes:
         delta: float | None = None,
         reset_after: int | None = None,
         strange_at: float | None = None,
+        independent: float | None = None,
     ) -> None:
         if reset_after is not None:
             reset_after = whole(reset_after, "reset_after", 1, "it must be a number of texts, at least 1")
-        self._make = partial(Alarm, texts, alpha, delta)
+        self._make = partial(Alarm, texts, alpha, delta, independent=independent)
         self.reset_after = reset_after
         self.strange_at = alpha if strange_at is None else strange_at
         self.alarm: Alarm = self._make()

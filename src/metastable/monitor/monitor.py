@@ -122,9 +122,14 @@ class Monitor:
     ) -> None:
         self.baseline = baseline if isinstance(baseline, Baseline) else Baseline.load(os.fspath(baseline))
         self.setting, self.alpha = setting, alpha
-        texts = self.baseline.scorer(setting).texts
-        self.slices = Slices(texts, alpha, reset_after) if slices else None
-        self.episodes = Episodes(texts, alpha, None, reset_after) if self.slices is None else self.slices.overall
+        scorer = self.baseline.scorer(setting)
+        texts, independent = scorer.texts, scorer.independent
+        self.slices = Slices(texts, alpha, reset_after, independent) if slices else None
+        self.episodes = (
+            Episodes(texts, alpha, None, reset_after, independent=independent)
+            if self.slices is None
+            else self.slices.overall
+        )
         self.dependence = Dependence()
         # `log_e` and `episode` of the newest scored text.
         self._newest = 0.0, 1
@@ -202,6 +207,7 @@ class Monitor:
             alpha=self.alpha,
             # The place of a change cannot be told from a part of the stream.
             calibration_texts=None if missing else self.alarm.texts,
+            independent=self.alarm.independent,
             threshold=self.alarm.threshold,
             encoder=self.baseline.encoder_name,
             setting=self.setting,

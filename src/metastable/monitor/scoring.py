@@ -24,6 +24,7 @@ from torch import Tensor
 
 from metastable.arrays import whole
 from metastable.errors import BadInput
+from metastable.monitor.alarm import checked_worth, worth
 from metastable.monitor.conformal import Calibration, Surprise, ladder, worst
 from metastable.monitor.detectors.base import Detector
 from metastable.monitor.exposure import EXPOSURE, Exposure
@@ -429,11 +430,23 @@ class Scorer:
     """A `Scale` and the scores of the clean texts that new scores are ranked among.
 
     calibration : of `Scores.total`; by_depth : of `Scores.worst_depth`
+    independent : how many independent texts the calibration texts are worth, see `alarm.worth`
     """
 
     scale: Scale
     calibration: Calibration
     by_depth: Calibration
+    independent: float
+
+    @classmethod
+    def of(cls, scale: Scale, table: ColumnTable, documents: np.ndarray | None = None) -> Scorer:
+        """Calibrated on a table of clean texts.
+
+        documents : (texts,), the label of each one's document; None if every text is its own
+        """
+        scores = scale(table)
+        documents = np.arange(len(table)) if documents is None else documents
+        return cls(scale, Calibration(scores.total), Calibration(scores.worst_depth), worth(scores.total, documents))
 
     @property
     def setting(self) -> Setting:
@@ -453,6 +466,14 @@ class Scorer:
     def texts(self) -> int:
         """The number m of calibration texts."""
         return self.calibration.texts
+
+    @property
+    def independent_words(self) -> str:
+        """How many independent texts the calibration texts are worth, as a sentence."""
+        return (
+            f"texts of one document are alike, so the alarm counts the {self.texts} calibration texts as "
+            f"{self.independent:.0f} independent ones"
+        )
 
     @cached_property
     def ladder(self) -> np.ndarray:
@@ -482,10 +503,10 @@ class Scorer:
     def extended(self, table: ColumnTable) -> Scorer:
         """The same scale with more clean texts, all of them usable, among the calibration texts; see `review`."""
         scores = self.scale(table)
-        total = np.concatenate([self.calibration.scores, scores.total])
-        return Scorer(
-            self.scale, Calibration(total), Calibration(np.concatenate([self.by_depth.scores, scores.worst_depth]))
-        )
+        total = Calibration(np.concatenate([self.calibration.scores, scores.total]))
+        by_depth = Calibration(np.concatenate([self.by_depth.scores, scores.worst_depth]))
+        # Texts without a known spread over documents count as the present ones do.
+        return Scorer(self.scale, total, by_depth, self.independent * total.texts / self.texts)
 
     def assess(self, table: ColumnTable, tokens: Mapping[str, Tensor] | None = None) -> Assessment:
         usable = self.usable(table)
@@ -521,7 +542,7 @@ class Scorer:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything that is not in the arrays, for JSON."""
-        return {"members": [member.to_dict() for member in self.scale.members]}
+        return {"members": [member.to_dict() for member in self.scale.members], "independent": self.independent}
 
     @classmethod
     def from_arrays(cls, setting: Setting, kept: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Scorer:
@@ -538,7 +559,7 @@ class Scorer:
         calibration = Calibration(shaped(arrays, "calibration", (-1,)))
         own = Calibration(shaped(arrays, "by_depth", (calibration.texts,)))
         scale = Scale(setting, members, exposure, exposed, surprise, by_depth, tail)
-        return cls(scale, calibration, own)
+        return cls(scale, calibration, own, checked_worth(kept["independent"], calibration.texts))
 
 
 def _spread(values: np.ndarray, usable: np.ndarray) -> np.ndarray:

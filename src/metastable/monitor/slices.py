@@ -67,8 +67,11 @@ class Slice:
 class Slices:
     """The slices of a stream. Parameters are those of the alarm without slices; `overall` is the one over all texts."""
 
-    def __init__(self, texts: int, alpha: float, reset_after: int | None = None) -> None:
+    def __init__(
+        self, texts: int, alpha: float, reset_after: int | None = None, independent: float | None = None
+    ) -> None:
         whole = Alarm(texts, alpha)
+        self._independent = independent
         self._texts, self._delta, self._strange_at, self._reset_after = texts, whole.delta, alpha, reset_after
         self._half = (whole.alpha - whole.delta) / 2
         self.overall = self._episodes(1.0)
@@ -82,7 +85,7 @@ class Slices:
     def _episodes(self, weight: float) -> Episodes:
         """Alarms that a clean stream raises with probability at most weight · (α − δ)/2, given the calibration set."""
         alpha = self._delta + weight * self._half
-        return Episodes(self._texts, alpha, self._delta, self._reset_after, self._strange_at)
+        return Episodes(self._texts, alpha, self._delta, self._reset_after, self._strange_at, self._independent)
 
     def of(self, value: Value) -> Slice:
         """The slice of a value. A value that is new gets the next number."""

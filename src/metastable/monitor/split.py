@@ -127,6 +127,7 @@ class Split:
     known : the `short_digest` of each text
     fitted : the `short_digest` of the label of each text with a label that is in "fit" or "adjust"
     halves : for each text of "calibrate", in order, the half that its document belongs to; see `coverage`
+    owners : for each text of "calibrate", in order, the `short_digest` of its document
     """
 
     def __init__(self, seed: int) -> None:
@@ -135,6 +136,7 @@ class Split:
         self.left_out: Counter[str] = Counter()
         self.commonest = Commonest()
         self.halves = bytearray()
+        self.owners = array("Q")
         self.known = array("Q")
         self.fitted = array("Q")
         self._labels: dict[str, set[int]] = {part: set() for part in SHARES}
@@ -181,6 +183,7 @@ class Split:
         self.commonest.add(words)
         if part == "calibrate":
             self.halves.append(half_of(document, self.seed))
+            self.owners.append(short_digest(document))
         if label is None:
             self._unlabelled[part] += 1
         else:

@@ -44,6 +44,7 @@ class StreamFacts:
 
     alpha : a text is strange if its p-value is at most alpha
     calibration_texts : m
+    independent : how many independent texts these are worth, see `alarm.worth`; None counts as m
     threshold : the logarithm of the evidence at which the alarm is raised
     lengths : the fewest and the most tokens that 99 % of the clean texts have
     finished : whether the stream was read to its end
@@ -55,6 +56,7 @@ class StreamFacts:
 
     alpha: float = 0.01
     calibration_texts: int | None = None
+    independent: float | None = None
     threshold: float | None = None
     encoder: str | None = None
     setting: str | None = None
@@ -75,6 +77,7 @@ class StreamFacts:
             return cls(
                 alpha=float(made.get("alpha", cls.alpha)),
                 calibration_texts=about.get("calibration_texts"),
+                independent=about.get("independent"),
                 threshold=about.get("threshold_log_e"),
                 encoder=about.get("encoder"),
                 setting=made.get("setting"),
@@ -267,7 +270,7 @@ class Watched:
         texts = self.facts.calibration_texts
         if not self.alarms or texts is None:
             return None
-        return change_point(self.columns.p_marginal, texts, self.facts.alpha)
+        return change_point(self.columns.p_marginal, texts, self.facts.alpha, independent=self.facts.independent)
 
     def raised(self) -> list[RaisedAlarm]:
         """The alarms over all texts whose record is there, in their order, with the texts after each."""
@@ -277,7 +280,8 @@ class Watched:
             own, texts, threshold = slice(at + 1, end), self.facts.calibration_texts, self.facts.threshold
             persists = None
             if self.facts.reset_after is not None and texts is not None and threshold is not None and end > at + 1:
-                log_e = Alarm(texts, self.facts.alpha).evidence(columns.p_marginal[own])
+                after = Alarm(texts, self.facts.alpha, independent=self.facts.independent)
+                log_e = after.evidence(columns.p_marginal[own])
                 persists = bool(log_e.max() >= threshold)
             restart = int(columns.number[end]) if end < self.scored else None
             strange = int(self.strange[own].sum())
