@@ -152,11 +152,11 @@ def scorer(
     adjust: ColumnTable,
     spoilt: Spoilt,
     calibrate: ColumnTable,
-    documents: np.ndarray,
+    documents: np.ndarray | None = None,
 ) -> Scorer:
     """Fitted on two tables of clean texts that have no text in common, nor any with the detectors' own.
 
-    documents : of the texts of `calibrate`
+    documents : of the texts of `calibrate`; None if every text is its own
     """
     return Scorer.of(Scale.of(setting, detectors, adjust, spoilt), calibrate, documents)
 

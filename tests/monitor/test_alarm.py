@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binom
 
 from metastable.errors import BadInput
-from metastable.monitor.alarm import BETTORS, Alarm, payoffs, price, steps
+from metastable.monitor.alarm import BETTORS, Alarm, log_payoffs, payoffs, price, steps, worth
 from metastable.monitor.conformal import Calibration
 
 K = len(BETTORS)
@@ -266,3 +266,62 @@ def test_bad_input_is_refused_in_one_line(call, words):
     with pytest.raises(BadInput, match=words) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_texts_that_are_their_own_documents_are_worth_their_number():
+    scores = np.random.default_rng(0).normal(size=500)
+    assert worth(scores, np.arange(500)) == pytest.approx(500)
+    # Scores that do not depend on the document: the estimate is never above m, and near it on average.
+    draw = np.random.default_rng(3)
+    found = [worth(draw.normal(size=500), np.repeat(np.arange(50), 10)) for _ in range(200)]
+    assert max(found) <= 500
+    assert 430 < np.mean(found)
+
+
+def test_texts_that_repeat_their_document_are_worth_the_documents():
+    documents = np.repeat(np.arange(60), 10)
+    assert worth(np.random.default_rng(1).normal(size=60)[documents], documents) == pytest.approx(60)
+
+
+def test_the_worth_is_that_of_its_formula():
+    draw = np.random.default_rng(2)
+    documents = draw.integers(0, 40, 700)
+    scores = draw.normal(size=40)[documents] + draw.normal(size=700)
+    x = [float(score >= np.quantile(scores, 0.9)) for score in scores]
+    q = sum(x) / 700
+    squares = sum(sum(x[i] - q for i in range(700) if documents[i] == k) ** 2 for k in range(40))
+    assert worth(scores, documents) == pytest.approx(700 / (squares / (700 * q * (1 - q))))
+
+
+def test_the_price_of_fewer_independent_texts_is_that_of_wider_gaps():
+    """Σ v Δ = v₂ + (v₁ − v₂) Beta(c n₁, c n₂), c = (m' + 1)/(m + 1)."""
+    c = 0.3
+    exact = 0.3 + 4.7 * beta.isf(0.001, 60 * c, 940 * c)
+    assert price(np.array([5.0, 0.3]), c * np.array([60, 940]), 0.001) == pytest.approx(exact, rel=1e-7)
+    assert np.array_equal(log_payoffs(300, 0.01, 300.0), log_payoffs(300, 0.01))
+    assert (log_payoffs(300, 0.01, 60.0) < log_payoffs(300, 0.01)).all()
+
+
+def test_clean_streams_of_documents_keep_the_promise():
+    """Calibrated on 40 documents of 25 texts that are nearly alike. As independent texts they would not keep it."""
+    alpha, streams = 0.05, 120
+
+    def drawn(draw, documents):
+        labels = np.repeat(np.arange(documents), 25)
+        own, other = draw.normal(size=documents), draw.normal(size=len(labels))
+        return labels, math.sqrt(0.9) * own[labels] + math.sqrt(0.1) * other
+
+    aware = unaware = 0
+    for seed in range(streams):
+        draw = np.random.default_rng(seed)
+        labels, scores = drawn(draw, 40)
+        p = Calibration(scores).p_values(draw.permutation(drawn(draw, 60)[1]))
+        aware += Alarm(1000, alpha, independent=worth(scores, labels)).update(p)
+        unaware += Alarm(1000, alpha).update(p)
+    assert aware <= binom.ppf(0.999, streams, alpha) < unaware
+
+
+@pytest.mark.parametrize("independent", [0, -1.0, math.nan, 51.0, "many"])
+def test_a_worth_that_cannot_be_is_refused(independent):
+    with pytest.raises(BadInput, match="independent is"):
+        Alarm(50, independent=independent)
