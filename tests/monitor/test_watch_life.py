@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import prometheus_client
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from metastable.cli.app import app
@@ -200,6 +201,38 @@ def test_the_command_says_what_to_do_about_dependent_texts(watching, stream, mon
     assert json.loads(result.stdout.splitlines()[-1])["dependence"]["warned"]
     assert result.stderr.count("warning: neighbouring texts are alike") == 1
     assert "documents" in result.stderr
+
+
+def test_copies_are_warned_of_with_numbers_and_resuming_gives_the_same_summary(watching, stream, tmp_path):
+    """A few texts over and over: p-values that are equal in a block say nothing, equal texts do."""
+    given, whole, parts = tmp_path / "given.txt", tmp_path / "whole", tmp_path / "parts"
+    texts = [*stream[:30], *(stream[:1] * 100)]
+    given.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    result = invoke(*watching, given, "--private", "--out", whole)
+    told = "100 of the first 130 texts are copies of earlier ones"
+    assert result.stderr.count("warning: ") >= 1
+    assert told in result.stderr
+    found = json.loads((whole / "summary.json").read_text())
+    assert found["dependence"]["warned"]
+    assert found["dependence"]["copies"] == {"text": 43, "most": 100, "among": 130, "until": 130}
+    assert told in (whole / "report.html").read_text(encoding="utf-8")
+    for count in (64, 130):
+        given.write_text("\n".join(texts[:count]) + "\n", encoding="utf-8")
+        invoke(*watching, given, "--private", "--out", parts, *(["--resume"] if count > 64 else []))
+    assert (parts / "records.jsonl").read_bytes() == (whole / "records.jsonl").read_bytes()
+    assert json.loads((parts / "summary.json").read_text())["dependence"] == found["dependence"]
+
+
+def test_copies_among_texts_of_a_live_model_and_in_python(small, small_baseline_folder, stream):
+    monitor = Monitor(small, small_baseline_folder)
+    monitor.examine([*stream[:5], *(stream[:1] * 20)])
+    assert monitor.summary()["dependence"]["copies"]["most"] == 20
+    encoder = monitor.examiner().encoder
+    with Monitor(encoder.model, small_baseline_folder) as live, torch.inference_mode():
+        for batch in (stream[:5], stream[:1] * 10, [stream[0], stream[7]] * 5):
+            encoder.model(**encoder.tokenizer(batch, padding=True, return_tensors="pt"))
+    # The copies are padded in the last pass, and are not in the second.
+    assert live.summary()["dependence"]["copies"]["most"] == 19
 
 
 def test_metrics_tell_episodes_and_count_alarms_of_slices(monitor_of):

@@ -7,7 +7,7 @@ import json
 import math
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -91,7 +91,7 @@ def watch(
     Ctrl-C, a summary follows on standard error, and report.html is written into --out.
 
     The alarm assumes that texts are independent of each other and that the calibration texts were drawn like the clean
-    stream. If neighbouring texts are visibly alike, a warning says so.
+    stream. If neighbouring texts are visibly alike, or many texts are copies of earlier ones, a warning says so.
 
     Exit code: 1 if the alarm, or one of a slice, was raised; else 2 if lines were rejected, or there were none; else 0.
     But 130 after Ctrl-C, 143 after SIGTERM and 141 if the reader of standard output went away, with or without an
@@ -291,8 +291,9 @@ class Screen:
         self.lines = as_json or not self.terminal
         typed = texts == "-" and sys.stdin is not None and sys.stdin.isatty()
         self.live = sys.stderr.isatty() and not typed
-        # What was told so far: alarms, the newest episode whose end was told, and the warning of dependence.
-        self._announced, self._ended, self._warned = False, monitor.alarm.episode - 1, False
+        # What was told so far: alarms, the newest episode whose end was told, and warnings of dependence by reason.
+        self._announced, self._ended = False, monitor.alarm.episode - 1
+        self._warned: dict[str, str] = {}
         self._scored = monitor.counts.scored
         if typed:
             print("one text a line; Ctrl-D ends", file=sys.stderr)
@@ -316,10 +317,8 @@ class Screen:
                 self._announced = self._announced or row["alarm"]
         self._write(waiting)
         self._tell_ends(self.monitor.alarm.episode)
-        if self.monitor.dependence.warned_at is not None and not self._warned:
-            self._warned = True
-            self._clear()
-            print(_dependence_words(self.monitor.dependence.to_dict()), file=sys.stderr)
+        if self.monitor.dependence.warned_at is not None:
+            self._warn()
         if self.live:
             counts = self.monitor.counts
             words = f"{counts.texts} texts, {counts.strange} strange, {counts.texts - counts.scored} rejected"
@@ -327,6 +326,16 @@ class Screen:
             if self.monitor.episodes.reset_after is not None:
                 words += f", episode {self.monitor.alarm.episode}"
             print(f"\r\x1b[2K{words}", end="", file=sys.stderr, flush=True)
+
+    def _warn(self) -> None:
+        """Say each warning of dependence when it is raised."""
+        from metastable.monitor.dependence import warnings
+
+        for reason, words in warnings(self.monitor.dependence.to_dict()).items():
+            if reason not in self._warned:
+                self._warned[reason] = words
+                self._clear()
+                print(f"warning: {words}", file=sys.stderr)
 
     def _tell_ends(self, episode: int) -> None:
         """Say whether the shift persisted, for each episode before this one that has not been told."""
@@ -346,7 +355,7 @@ class Screen:
         elif found["texts"] and not new:
             print(f"nothing new: all {found['texts']} lines have a record already", file=sys.stderr)
         else:
-            print("\n".join(_summary_lines(found, self._announced, self._warned)), file=sys.stderr)
+            print("\n".join(_summary_lines(found, self._announced, self._warned.values())), file=sys.stderr)
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
         """Rows as JSON lines; on a terminal in ASCII, so that no character of a text controls the terminal."""
@@ -378,8 +387,14 @@ def _printable(words: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)
 
 
-def _summary_lines(found: dict[str, Any], announced: bool, warned: bool) -> list[str]:
-    """The summary for a terminal. announced, warned : alarms and the warning were shown when they were raised."""
+def _summary_lines(found: dict[str, Any], announced: bool, warned: Collection[str]) -> list[str]:
+    """The summary for a terminal.
+
+    announced : alarms were shown when they were raised
+    warned : sentences of warnings that were shown; more copies than then are told again
+    """
+    from metastable.monitor.dependence import warnings
+
     texts, scored, alarm = found["texts"], found["scored"], found["alarm"]
     if not texts:
         return ["the stream is empty: no text was scored; give one text a line"]
@@ -400,8 +415,7 @@ def _summary_lines(found: dict[str, Any], announced: bool, warned: bool) -> list
         lines += _episode_lines(found)
     if found["slices"] is not None:
         lines += _slice_lines(found["slices"])
-    if found["dependence"]["warned"] and not warned:
-        lines.append(_dependence_words(found["dependence"]))
+    lines += [f"warning: {words}" for words in warnings(found["dependence"]).values() if words not in warned]
     return [*lines, f"the alarm assumes: {alarm['assumes']}"]
 
 
@@ -488,14 +502,6 @@ def _named(value: str | int | None, others: bool) -> str:
     if others:
         return "the slice of all further values"
     return "the slice of texts without a value" if value is None else f"slice {value!r}"
-
-
-def _dependence_words(found: dict[str, Any]) -> str:
-    return (
-        f"warning: neighbouring texts are alike (seen up to text {found['text']}; {found['level']:.0%} of streams of "
-        "independent texts get this warning). The alarm is promised for independent texts only. Name the documents at "
-        "calibration, and watch a thinned or shuffled stream: for example one text per document."
-    )
 
 
 def _power(log: float) -> str:

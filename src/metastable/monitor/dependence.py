@@ -1,4 +1,7 @@
-"""A warning when neighbouring texts of a stream are visibly alike, which breaks the promise of the alarm.
+"""A warning when texts of a stream are visibly dependent, which breaks the promise of the alarm.
+
+It is raised when neighbouring texts are alike by their p-values, as below, or when many texts are copies of earlier
+ones; see `copies`.
 
 **The statistic.** The stream is cut into blocks of B = 32 texts. In each block the p-values become midranks minus their
 mean, x_1 … x_B, and
@@ -11,7 +14,7 @@ with the mean and the variance over all orders of the same values. With s_k = Σ
     E S² = (s_2² − s_4)/B + (2 (2 s_4 − s_2²) + 3 s_2² − 6 s_4)/(B (B − 1))
 
 z is the lag-1 rank correlation of a block, on the scale of a standard normal variable. A block of equal p-values says
-nothing and is left out.
+nothing and is left out: independent texts that are strongly shifted share the smallest p-value.
 
 **A change of level is no dependence.** It makes neighbours alike in the one block that it falls into. So the D = 3
 blocks with the largest z are dropped: T = (sum of the other z)/(n − D)^{1/2}. For independent texts whose law changes
@@ -30,10 +33,13 @@ than a block look like changes of level, and are not found.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
+
+from metastable.monitor.copies import Copies
 
 # Texts in a block.
 BLOCK = 32
@@ -41,7 +47,7 @@ BLOCK = 32
 DROPPED = 3
 # Blocks at the first check; the number doubles from check to check.
 FIRST = 8
-# The probability that a stream of independent texts is ever warned of.
+# The probability that a stream of independent texts is ever warned of because of its p-values.
 LEVEL = 0.01
 
 
@@ -64,12 +70,14 @@ class Dependence:
     Attributes
     ----------
     blocks : blocks that counted so far
-    warned_at : the number (from 1) of the p-value after which the warning was raised, or None; the warning stays
+    alike_at : the number (from 1) of the p-value after which neighbours were found alike, or None
+    copies : texts that are copies of earlier ones
     """
 
     def __init__(self) -> None:
         self.blocks = 0
-        self.warned_at: int | None = None
+        self.alike_at: int | None = None
+        self.copies = Copies()
         self._texts = 0
         self._rest = np.empty(0)
         self._sum = 0.0
@@ -77,8 +85,17 @@ class Dependence:
         self._next, self._checks = FIRST, 0
         self._z: float | None = None
 
-    def update(self, p: np.ndarray) -> bool:
-        """Take p-values; returns whether the warning is raised by now. How a stream is cut into calls is no matter."""
+    @property
+    def warned_at(self) -> int | None:
+        """The number (from 1) of the text after which the warning was raised, or None; the warning stays."""
+        return min((at for at in (self.alike_at, self.copies.warned_at) if at is not None), default=None)
+
+    def update(self, p: np.ndarray, keys: Sequence[Hashable | None] = ()) -> bool:
+        """Take p-values; returns whether the warning is raised by now. How a stream is cut into calls is no matter.
+
+        keys : a digest or a hash of each text, None where it is not known; or none at all
+        """
+        self.copies.update(keys)
         waiting = np.concatenate([self._rest, p])
         whole = len(waiting) // BLOCK * BLOCK
         self._rest = waiting[whole:]
@@ -97,9 +114,37 @@ class Dependence:
         self._checks += 1
         self._next *= 2
         self._z = (self._sum - sum(self._largest)) / math.sqrt(self.blocks - DROPPED)
-        if self.warned_at is None and self._z > -ndtri(LEVEL / (self._checks * (self._checks + 1))):
-            self.warned_at = self._texts
+        if self.alike_at is None and self._z > -ndtri(LEVEL / (self._checks * (self._checks + 1))):
+            self.alike_at = self._texts
 
     def to_dict(self) -> dict[str, Any]:
-        """The warning for JSON. z : the statistic at the last check, None before the first one."""
-        return {"warned": self.warned_at is not None, "text": self.warned_at, "z": self._z, "level": LEVEL}
+        """The warning for JSON. Each "text" is the one after which it was raised, or None.
+
+        z : the statistic at the last check, None before the first one
+        """
+        return {
+            "warned": self.warned_at is not None,
+            "text": self.warned_at,
+            "neighbours": {"text": self.alike_at, "z": self._z, "level": LEVEL},
+            "copies": self.copies.to_dict(),
+        }
+
+
+def warnings(found: Mapping[str, Any]) -> dict[str, str]:
+    """The warning in sentences, by its reason: "neighbours" and "copies". found : `Dependence.to_dict()`"""
+    neighbours, copies, made = found["neighbours"], found["copies"], {}
+    if neighbours["text"] is not None:
+        made["neighbours"] = (
+            f"neighbouring texts are alike (seen up to text {neighbours['text']}; {neighbours['level']:.0%} of streams "
+            "of independent texts get this warning). The alarm is promised for independent texts only. Name the "
+            "documents at calibration, and watch a thinned or shuffled stream: for example one text per document."
+        )
+    if copies["text"] is not None:
+        of = f"the first {copies['among']} texts"
+        if copies["until"] > copies["among"]:
+            of = f"{copies['among']} texts in a row, up to text {copies['until']},"
+        made["copies"] = (
+            f"{copies['most']} of {of} are copies of earlier ones. The alarm is promised for independent texts only. "
+            "Watch each text only once."
+        )
+    return made

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +31,7 @@ from metastable.errors import BadInput
 from metastable.files import Mutex
 from metastable.monitor.alarm import Alarm
 from metastable.monitor.baseline import Baseline
-from metastable.monitor.dependence import Dependence
+from metastable.monitor.dependence import Dependence, warnings
 from metastable.monitor.episodes import Episodes, Evidence, Place
 from metastable.monitor.examiner import Examiner, one_line
 from metastable.monitor.record import NO_TOKEN, NOT_FINITE, WRITTEN, Record, kind, records
@@ -197,6 +197,7 @@ class Monitor:
 
         with self._lock:
             made, texts, raised = self.records, self.counts.texts, self.episodes.numbers
+            dependent = self.dependence.to_dict()
             of_slices = {own.value: own.episodes.numbers for own in self.slices or () if not own.others}
         missing = texts - len(made)
         rows = [
@@ -215,6 +216,7 @@ class Monitor:
             private=not words,
             missing=missing,
             reset_after=self.episodes.reset_after,
+            dependence=tuple(warnings(dependent).values()),
         )
         watched = WatchedRows(rows, facts)
         # Alarms whose records were not kept.
@@ -347,7 +349,7 @@ class Monitor:
             made = [replace(record, slice=value) for record, value in zip(made, values, strict=True)]
         if self._with_text:
             made = [replace(record, text=text) for record, text in zip(made, given, strict=True)]
-        return self.take(made)
+        return self._take(made, [hash(text) for text in given])
 
     def _values(self, slices: Iterable[str | int | None], texts: int) -> list[str | int | None]:
         if self.slices is None:
@@ -375,8 +377,12 @@ class Monitor:
 
         `examine` calls this. Call it yourself for records that an `Examiner` made, for example in another process.
         """
+        return self._take(made, [record.sha for record in made])
+
+    def _take(self, made: Sequence[Record], keys: Sequence[Hashable | None]) -> list[Record]:
+        """keys : equal for equal texts, or None"""
         with self._lock:
-            done, marks = self._counted(made)
+            done, marks = self._counted(made, keys)
             self._deliver(_Block(lambda: done), len(done))
         self._announce(marks)
         return done
@@ -385,16 +391,16 @@ class Monitor:
         """Go on from records of an earlier process: they count, but sinks and callbacks do not get them again."""
         with self._lock:
             for record in past:
-                self._counted([record])
+                self._counted([record], [record.sha])
 
-    def _counted(self, made: Sequence[Record]) -> tuple[list[Record], _Marks]:
+    def _counted(self, made: Sequence[Record], keys: Sequence[Hashable | None]) -> tuple[list[Record], _Marks]:
         """Records with their marks."""
         p_marginal, p_value = (
             np.array([getattr(record, name) for record in made], dtype=np.float64) for name in ("p_marginal", "p_value")
         )
         reasons = [record.because for record in made if record.p_marginal is None]
         lines, values = [record.line for record in made], [record.slice for record in made]
-        marks = self._count(p_marginal, p_value, reasons, lines, values)
+        marks = self._count(p_marginal, p_value, reasons, lines, values, keys)
         self._cut += sum(bool(record.cut) for record in made if record.p_value is not None)
         return marks.on(made), marks
 
@@ -405,7 +411,8 @@ class Monitor:
             empty = found.lengths[~found.usable] == 0
             reasons = [NO_TOKEN if none else NOT_FINITE for none in empty]
             nowhere = [None] * len(found.usable)
-            marks = self._count(found.p_marginal, found.p_value, reasons, nowhere, nowhere)
+            keys = self._try("alarm", _hashes, own) or nowhere
+            marks = self._count(found.p_marginal, found.p_value, reasons, nowhere, nowhere, keys)
 
             def make() -> list[Record]:
                 made = marks.on(records(found, own, tokenizer, alpha=self.alpha))
@@ -424,12 +431,14 @@ class Monitor:
         reasons: list[str],
         lines: Sequence[int | None],
         values: Sequence[str | int | None],
+        keys: Sequence[Hashable | None],
     ) -> _Marks:
         """Count texts and give their p-values to the alarms.
 
         p_marginal, p_value : (texts,), NaN for rejected texts
         reasons : of the rejected texts
         lines, values : the line and the slice of each text, or None
+        keys : a digest or a hash of each text, or None
         """
         usable = ~np.isnan(p_marginal)
         scored: list[int] = np.flatnonzero(usable).tolist()
@@ -442,7 +451,7 @@ class Monitor:
         own: Evidence | None = None
         if self.slices is not None:
             own = self._try("alarm", self.slices.take, p, strange, places, [values[row] for row in scored])
-        self._try("alarm", self.dependence.update, p)
+        self._try("alarm", self.dependence.update, p, [keys[row] for row in scored])
         # A rejected text has the evidence of the text before it.
         after = [self._newest] * (len(p) + 1)
         if found is not None:
@@ -564,6 +573,12 @@ class _Marks:
             )
             for row, record in enumerate(made)
         ]
+
+
+def _hashes(passage: Passage) -> list[int]:
+    """A hash of the tokens of each text, padding and special tokens left out."""
+    ids, chosen = passage.ids.cpu().numpy(), passage.chosen.cpu().numpy()
+    return [hash(row[own].tobytes()) for row, own in zip(ids, chosen, strict=True)]
 
 
 def _rows(found: Evidence | None, scored: list[int]) -> frozenset[int]:

@@ -219,6 +219,7 @@ def _notes(watched: Watched, change: ChangePoint | None) -> list[str]:
         found.append(f"The stream was not read to its end: this page is about its first {watched.records} texts.")
     if watched.facts.missing:
         found.append(f"{watched.facts.missing} earlier texts are not on this page: their records were not kept.")
+    found += [f"Warning: {words}" for words in watched.facts.dependence]
     if change is not None and change.end is not None:
         at, low, high = _numbered(watched, change.end)
         found.append(f"The change seems to have ended: its last text is about text {at}, between {low} and {high}.")

@@ -21,6 +21,7 @@ from metastable.errors import BadInput
 from metastable.files import Tail, read_json
 from metastable.monitor.alarm import Alarm
 from metastable.monitor.change_point import ChangePoint, change_point
+from metastable.monitor.dependence import warnings
 from metastable.monitor.record import kind
 from metastable.monitor.scripts import script
 from metastable.monitor.slices import MOST
@@ -52,6 +53,7 @@ class StreamFacts:
     missing : earlier texts of the stream without a record
     sliced_by : the field that slices are values of
     reset_after : texts after an alarm until the evidence starts again; None if it never does
+    dependence : sentences about texts that are visibly dependent
     """
 
     alpha: float = 0.01
@@ -66,6 +68,7 @@ class StreamFacts:
     missing: int = 0
     sliced_by: str | None = None
     reset_after: int | None = None
+    dependence: tuple[str, ...] = ()
 
     @classmethod
     def of_summary(cls, path: Path) -> StreamFacts:
@@ -86,9 +89,18 @@ class StreamFacts:
                 private=bool(made.get("private", False)),
                 sliced_by=made.get("slice"),
                 reset_after=made.get("reset_after_alarm"),
+                dependence=_dependence(found.get("dependence")),
             )
         except (BadInput, TypeError, ValueError):
             return cls()
+
+
+def _dependence(found: Any) -> tuple[str, ...]:
+    """Sentences of the warning of dependence; none if the summary is of an earlier version."""
+    try:
+        return tuple(warnings(found).values())
+    except (LookupError, TypeError):
+        return ()
 
 
 @dataclass(frozen=True)
