@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from metastable.figures.monitor import BINS, MARKED
-from metastable.monitor.episodes import Episodes, Place
+from metastable.monitor.episodes import Episodes, Place, persistence
 from metastable.monitor.groups import MOST, groups
 from metastable.monitor.report import draw, headline, marked, render, tiles, write_stream
 from metastable.monitor.watched import StreamFacts, WatchedFile, WatchedRows
@@ -239,6 +239,8 @@ def test_all_alarms_of_a_stream_with_episodes_are_told(shift_ends):
     page, numbers = page_text(render(own)), [one["line"] for one in true]
     assert "E starts again from 1" in page
     words, found = headline(own, None), tiles(own, None)
+    true_words = [persistence(one["after"]["persists"], one["after"]["log_e"]) for one in true]
+    assert [one.persistence for one in own.raised()] == true_words
     if shift_ends:
         assert f"raised at text {numbers[0]}" in words
         assert "no sign that the shift persisted" in words
@@ -249,8 +251,30 @@ def test_all_alarms_of_a_stream_with_episodes_are_told(shift_ends):
         assert words.startswith(f"{len(numbers)} alarms were raised, at texts {listed}")
         assert "The shift persist" in words
         assert found["alarms"][0] == str(len(numbers))
-        name = "shift persists" if own.raised()[-1].restart is None else "shift persisted"
+        name = "shift persisted" if own.raised()[-1].ended else "shift persists"
         assert found[name][0] == "yes"
+
+
+def test_evidence_above_1_is_not_no_sign():
+    """An alarm, then texts of which a few are strange, as in a weak shift."""
+    threshold = Episodes(TEXTS, 0.01).alarm.threshold
+    for clean, ended, persists in (
+        (8, True, "It is not certain that the shift persisted"),
+        (7, False, "not certain yet"),
+    ):
+        p = np.array([*[0.001] * 4, *[0.003] * 2, *[0.5] * clean])
+        episodes = Episodes(TEXTS, 0.01, reset_after=12)
+        evidence = episodes.take(p, p <= 0.01, [Place(i + 1, i + 1) for i in range(len(p))])
+        alarm = episodes.first.place.text
+        rows = rows_of(p)
+        for place, row in enumerate(rows):
+            row |= {"episode": int(evidence.episode[place]), "alarm": place in evidence.rows}
+        facts = StreamFacts(calibration_texts=TEXTS, threshold=threshold, reset_after=len(p) - alarm + (not ended))
+        own = watched(rows, facts)
+        (one,) = own.raised()
+        assert (one.persistence, one.ended) == ("not certain", ended)
+        assert persists in headline(own, None)
+        assert tiles(own, None)["shift persisted" if ended else "shift persists"][0] == "not certain"
 
 
 def test_a_change_at_the_first_text_has_no_part_before_it():

@@ -307,7 +307,14 @@ def test_records_of_before_are_read_without_the_new_fields(monitor_of):
 
 
 def test_sentences_about_many_alarms_and_one_strange_text():
-    after = {"texts": 30, "strange": 1, "expected_at_most": 0.3, "peak_log_e": 0.8, "threshold_log_e": 5.3}
+    after = {
+        "texts": 30,
+        "strange": 1,
+        "expected_at_most": 0.3,
+        "peak_log_e": 3.2,
+        "threshold_log_e": 5.3,
+        "log_e": -0.3,
+    }
     alarms = [
         {"text": n, "line": n, "episode": n, "after": after | {"persists": False}} for n in (10, 50, 90, 130, 170, 210)
     ]
@@ -318,7 +325,24 @@ def test_sentences_about_many_alarms_and_one_strange_text():
     }
     assert _episode_lines(found)[0] == "6 alarms, the newest at texts 50, 90, 130, 170, 210"
     assert _episode_lines(found | {"alarms": alarms[:1], "alarms_raised": 1})[0] == "1 alarm, at text 10"
-    assert "1 of the 30 following texts is strange" in _after_words(alarms[0])
+    words = _after_words(alarms[0], ended=False)
+    assert "no sign that the shift persists: 1 of the 30 following texts is strange" in words
+    assert "e-value 0.74, at most 25 (threshold 200)" in words
+    assert "no sign that the shift persisted" in _after_words(alarms[0], ended=True)
+
+
+@pytest.mark.parametrize(
+    ("persists", "going_on", "past"),
+    [
+        (True, "the shift persists: ", "the shift persisted: "),
+        (False, "not certain yet whether the shift persists: ", "it is not certain that the shift persisted: "),
+    ],
+)
+def test_evidence_between_1_and_the_threshold_is_not_no_sign(persists, going_on, past):
+    after = {"texts": 13, "strange": 3, "expected_at_most": 0.13, "peak_log_e": 3.2, "threshold_log_e": 5.3}
+    alarm = {"text": 9, "line": 9, "after": after | {"log_e": 3.2, "persists": persists}}
+    assert _after_words(alarm, ended=False).startswith(f"after the alarm at text 9: {going_on}3 of the 13")
+    assert _after_words(alarm, ended=True).startswith(f"after the alarm at text 9: {past}3 of the 13")
 
 
 def test_later_alarms_of_a_slice_are_compared_with_episodes(small_baseline):

@@ -342,7 +342,7 @@ class Screen:
         for one in self.monitor.episodes.raised:
             if self._ended < one.episode < episode:
                 self._clear()
-                print(_after_words(one.to_dict()), file=sys.stderr)
+                print(_after_words(one.to_dict(), ended=True), file=sys.stderr)
         self._ended = max(self._ended, episode - 1)
 
     def summary(self, found: dict[str, Any], new: int) -> None:
@@ -454,8 +454,10 @@ def _where(text: int, line: int | None) -> str:
     return f"text {text}" + ("" if line == text else f" (line {line})")
 
 
-def _after_words(alarm: dict[str, Any]) -> str:
-    """What the texts after an alarm say."""
+def _after_words(alarm: dict[str, Any], ended: bool) -> str:
+    """What the texts after an alarm say. ended : whether its episode has ended"""
+    from metastable.monitor.episodes import persistence
+
     after, at = alarm["after"], f"after the alarm at {_where(alarm['text'], alarm['line'])}"
     if not after["texts"]:
         return f"{at}: no further text yet"
@@ -464,9 +466,17 @@ def _after_words(alarm: dict[str, Any]) -> str:
         f"{after['strange']} of the {after['texts']} following texts {are} strange "
         f"(expected for clean texts: at most about {after['expected_at_most']:.2g})"
     )
-    reached = f"the e-value of these texts alone reached {_power(after['peak_log_e'])}"
-    found = f"{strange}, and {reached} (threshold {_power(after['threshold_log_e'])})"
-    return f"{at}: " + ("the shift persists: " if after["persists"] else "no sign that the shift persists: ") + found
+    evidence = f"e-value {_power(after['log_e'])}, at most {_power(after['peak_log_e'])}"
+    found = f"{strange}; these texts alone have {evidence} (threshold {_power(after['threshold_log_e'])})"
+    verb = "persisted" if ended else "persists"
+    words = {
+        "yes": f"the shift {verb}",
+        "not certain": f"it is not certain that the shift {verb}"
+        if ended
+        else f"not certain yet whether the shift {verb}",
+        "no sign of it": f"no sign that the shift {verb}",
+    }
+    return f"{at}: {words[persistence(after['persists'], after['log_e'])]}: {found}"
 
 
 def _episode_lines(found: dict[str, Any]) -> list[str]:
@@ -477,7 +487,7 @@ def _episode_lines(found: dict[str, Any]) -> list[str]:
     newest_only = "" if total <= 5 else "the newest "
     lines = [f"{total} alarm{'' if total == 1 else 's'}, {newest_only}at text{'' if total == 1 else 's'} {texts}"]
     if newest["episode"] == alarm["episode"]:
-        return [*lines, _after_words(newest)]
+        return [*lines, _after_words(newest, ended=False)]
     now = f"e-value {_power(alarm['log_e'])}, alarm at {_power(alarm['threshold_log_e'])}"
     return [*lines, f"episode {alarm['episode']} is going on without an alarm: {now}"]
 

@@ -20,7 +20,8 @@ There is no promise for an episode with shifted texts in it, because evidence fr
 
 **Does the shift persist?** The N texts after an alarm have evidence of their own, which starts from 1 with the first of
 them. If it reaches 1/(α − δ), the shift persists. If these texts are clean, this is said with probability at most α − δ
-on G. If it is not said, the N texts are too few to say, or the shift has ended.
+on G. Otherwise the N texts are too few to say, or the shift has ended: if their evidence is above 1 at the end, it is
+not certain whether the shift persists; if it is at most 1, there is no sign of it.
 """
 
 from __future__ import annotations
@@ -47,6 +48,15 @@ class Place(NamedTuple):
 
     text: int
     line: int | None = None
+
+
+def persistence(persists: bool, log_e: float) -> str:
+    """Whether the shift persists: "yes", "not certain", or "no sign of it".
+
+    persists : whether the evidence of the texts after the alarm reached the threshold
+    log_e : the logarithm of this evidence after the last of these texts
+    """
+    return "yes" if persists else "not certain" if log_e > 0 else "no sign of it"
 
 
 @dataclass

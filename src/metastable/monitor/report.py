@@ -35,6 +35,19 @@ NAMED = 3
 # Characters of the name of a slice.
 NAME = 40
 
+PERSISTS = {
+    "yes": "The shift persists",
+    "not certain": "It is not certain yet whether the shift persists",
+    "no sign of it": "There is no sign yet that the shift persists",
+}
+"""Sentences about an episode that is going on, by `episodes.persistence`."""
+PERSISTED = {
+    "yes": "The shift persisted",
+    "not certain": "It is not certain that the shift persisted",
+    "no sign of it": "There is no sign that the shift persisted",
+}
+"""Sentences about an episode that has ended."""
+
 NO_TEXTS: Mapping[str, str] = {}
 
 
@@ -139,14 +152,13 @@ def _persistence(watched: Watched) -> str:
     newest, after = raised[-1], "the last alarm" if len(raised) > 1 else "the alarm"
     if newest.restart is not None:
         since = f"the evidence started again at text {newest.restart} and has raised no alarm since"
-        if newest.persists is None:
+        if newest.persistence is None:
             return f"{since[0].upper()}{since[1:]}."
-        found = "The shift persisted" if newest.persists else "There is no sign that the shift persisted"
-        return f"{found} in the {_texts(newest.texts)} after {after}; {since}."
-    if newest.persists is None:
+        return f"{PERSISTED[newest.persistence]} in the {_texts(newest.texts)} after {after}; {since}."
+    if newest.persistence is None:
         return ""
-    found = "The shift persists" if newest.persists else "There is no sign yet that the shift persists"
-    return f"{found} in the {_texts(newest.texts)} after {after}."
+    words = PERSISTED if newest.ended else PERSISTS
+    return f"{words[newest.persistence]} in the {_texts(newest.texts)} after {after}."
 
 
 def _texts(n: int) -> str:
@@ -256,14 +268,13 @@ def tiles(watched: Watched, change: ChangePoint | None) -> dict[str, tuple[str, 
         name = "alarm over all texts" if watched.slices else "alarm"
         found[name] = (_at(watched.alarms) if watched.alarms else "none", most + at)
     newest = watched.raised()[-1:]
-    if newest and newest[0].persists is not None:
+    if newest and newest[0].persistence is not None:
         verb = "is" if newest[0].strange == 1 else "are"
         meaning = (
             f"of the {_texts(newest[0].texts)} after the {'last ' * (len(watched.alarms) > 1)}alarm {verb} strange"
         )
-        # After a restart, the texts after the alarm are past.
-        name = "shift persists" if newest[0].restart is None else "shift persisted"
-        found[name] = ("yes" if newest[0].persists else "no sign of it", f"{newest[0].strange} {meaning}")
+        name = "shift persisted" if newest[0].ended else "shift persists"
+        found[name] = (newest[0].persistence, f"{newest[0].strange} {meaning}")
     if watched.slices:
         raised = [own for own in watched.slices if own.alarms]
         named = _listed([f"{slice_name(own)} {_at(own.alarms)}" for own in raised[:NAMED]])

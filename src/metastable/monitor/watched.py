@@ -22,6 +22,7 @@ from metastable.files import Tail, read_json
 from metastable.monitor.alarm import Alarm
 from metastable.monitor.change_point import ChangePoint, change_point
 from metastable.monitor.dependence import warnings
+from metastable.monitor.episodes import persistence
 from metastable.monitor.record import kind
 from metastable.monitor.scripts import script
 from metastable.monitor.slices import MOST
@@ -153,15 +154,19 @@ class RaisedAlarm:
 
     number : of the text that raised it
     restart : the number of the text with which the evidence starts again, if there is one
+    ended : whether its episode has ended
     texts, strange : texts after the alarm, and strange ones among them
     persists : whether these texts alone are not like the clean texts, see `episodes`; None if that is not known
+    persistence : the same in words, see `episodes.persistence`
     """
 
     number: int
     restart: int | None
+    ended: bool
     texts: int
     strange: int
     persists: bool | None
+    persistence: str | None
 
 
 class Watched:
@@ -290,14 +295,17 @@ class Watched:
         for at in np.flatnonzero(np.isin(columns.number, self.alarms)).tolist():
             end = int(np.searchsorted(columns.episode, columns.episode[at], side="right"))
             own, texts, threshold = slice(at + 1, end), self.facts.calibration_texts, self.facts.threshold
-            persists = None
+            persists = words = None
             if self.facts.reset_after is not None and texts is not None and threshold is not None and end > at + 1:
                 after = Alarm(texts, self.facts.alpha, independent=self.facts.independent)
                 log_e = after.evidence(columns.p_marginal[own])
                 persists = bool(log_e.max() >= threshold)
+                words = persistence(persists, float(log_e[-1]))
             restart = int(columns.number[end]) if end < self.scored else None
             strange = int(self.strange[own].sum())
-            found.append(RaisedAlarm(int(columns.number[at]), restart, end - at - 1, strange, persists))
+            texts_after = end - at - 1
+            ended = restart is not None or texts_after == self.facts.reset_after
+            found.append(RaisedAlarm(int(columns.number[at]), restart, ended, texts_after, strange, persists, words))
         return found
 
     def row(self, index: int) -> dict[str, Any]:
