@@ -65,6 +65,24 @@ def test_the_page_of_slices_and_episodes_fits(opened, tmp_path):
     fits(opened(write_stream(write_folder(tmp_path, rows)), ["#figure-timeline"]))
 
 
+def test_no_table_hides_columns(opened, tmp_path, small_baseline):
+    """Long names of slices wrap, and on a phone the table of coverage becomes a list."""
+    rows = rows_with_an_alarm()
+    for place, row in enumerate(rows):
+        row |= {"slice": ("a" * 60, "a customer with a long name, number 1", 7)[place % 3], "slice_log_e": 0.1}
+        row |= {"slice_alarm": place in (100, 101, 102, 103, 107), "episode": 1}
+    pages = {
+        write_stream(write_folder(tmp_path, rows)): ["#figure-timeline"],
+        small_baseline.report(tmp_path / "baseline.html"): [],
+    }
+    wider = "[...document.querySelectorAll('.wide')].filter(e => e.scrollWidth > e.clientWidth).map(e => e.innerText)"
+    for path, plots in pages.items():
+        tab = opened(path, plots)
+        for width in WIDTHS:
+            tab.resize(width)
+            assert tab.page.evaluate(wider) == [], f"at {width} pixels"
+
+
 def test_texts_on_top_of_each_other_are_found(opened, tmp_path):
     """The negative control of the tests above."""
     tab = opened(write_stream(write_folder(tmp_path, rows_with_an_alarm())), ["#figure-timeline"])
