@@ -2,7 +2,9 @@
 
 import html
 import json
+import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from metastable.figures.monitor import BINS, MARKED
 from metastable.monitor.episodes import Episodes, Place, persistence
 from metastable.monitor.groups import MOST, groups
-from metastable.monitor.report import draw, headline, marked, render, tiles, write_stream
+from metastable.monitor.report import draw, headline, marked, render, slice_name, tiles, write_stream
 from metastable.monitor.watched import StreamFacts, WatchedFile, WatchedRows
 from tests.monitor.streams import TEXTS, rejected, rows_of, shifted, write_folder
 
@@ -281,6 +283,58 @@ def test_a_change_at_the_first_text_has_no_part_before_it():
     own = watched(rows_of(np.full(60, 1 / (TEXTS + 1))))
     assert own.change().begin.text == 1
     assert "before" not in page_text(render(own)).lower()
+
+
+def test_several_alarms_make_the_change_an_estimate_for_one_change():
+    p = shifted(600, 600)
+    p[150:230], p[400:470] = shifted(600, 0, 5)[150:230], shifted(600, 0, 6)[400:470]
+    episodes = Episodes(TEXTS, 0.01, reset_after=60)
+    evidence = episodes.take(p, p <= 0.01, [Place(i + 1, i + 1) for i in range(len(p))])
+    rows = rows_of(p)
+    for place, row in enumerate(rows):
+        row |= {"episode": int(evidence.episode[place]), "alarm": place in evidence.rows}
+    own = watched(rows, replace(FACTS, reset_after=60))
+    change = own.change()
+    assert len(own.alarms) > 1
+    assert f"if the stream changed only once, the change began at about text {change.begin.text}" in headline(
+        own, change
+    )
+    assert tiles(own, change)["change"][1].endswith(", if the stream changed only once")
+    page = page_text(render(own))
+    assert "assume that the stream changed only once" in page
+    assert "place of the change, if the stream changed only once." in page
+    one = watched(rows_of(shifted(200, 120)))
+    assert "only once" not in page_text(render(one))
+
+
+def test_the_numbers_of_one_text_and_the_words_of_the_terminal():
+    page = page_text(render(watched(rows_of([0.002]))))
+    assert "1 to 1" not in page
+    assert "each of them" not in page
+    assert "this text is strange" in page
+    own = watched(rows_of(np.full(10, 0.9)), replace(FACTS, threshold=math.log(200)))
+    assert re.fullmatch(r"E = 0\.\d+, at most 1; alarm at 200", tiles(own, None)["alarm"][1])
+    for written, words in (
+        ("Москва", "words of this text are in Cyrillic"),
+        ("1999", "words of this text are numbers"),
+    ):
+        rows = rows_of([0.002], tokens=lambda line, written=written: [{"text": written, "value": 3.0}])
+        assert words in groups(watched(rows))[0].sentence
+    for n, words in ((3, "This text is shorter than"), (90, "This text is longer than")):
+        rows = rows_of([0.002], n=lambda line, n=n: n)
+        assert groups(watched(rows))[0].sentence.startswith(words)
+
+
+def test_a_number_and_a_string_are_two_slices():
+    rows = rows_of(np.full(20, 0.5))
+    for place, row in enumerate(rows):
+        row |= {"slice": (7, "7")[place % 2], "slice_log_e": 0.0, "slice_alarm": False}
+    own = watched(rows)
+    assert sorted(slice_name(one) for one in own.slices) == ["7", "‘7’"]
+    assert "numbers do not" in page_text(render(own))
+    for row in rows:
+        row["slice"] = str(row["slice"])
+    assert "numbers do not" not in page_text(render(watched(rows)))
 
 
 def test_many_groups_become_few_and_lose_no_text():

@@ -145,7 +145,8 @@ def _caption(given: Timeline) -> str:
             told += f"{MARKED} of the {int(given.strange.sum())} strange texts are marked, at even distances. "
     told += "Below: the evidence E of the alarm, on a logarithmic scale."
     if given.change is not None:
-        told += " The yellow band is the 95 % interval of the place of the change."
+        once = ", if the stream changed only once" if len(given.alarms) > 1 else ""
+        told += f" The yellow band is the 95 % interval of the place of the change{once}."
     if given.restarts:
         told += " At the dotted lines a new episode begins after an alarm: E starts again from 1."
     if given.slice_alarms:

@@ -8,6 +8,7 @@ strange texts; they do not prove the cause.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,12 +37,23 @@ class Group:
     members: np.ndarray
 
 
+class _Cause(NamedTuple):
+    """The name of a group, its sentence if it has one text, and the one for several texts; `COUNT` is their number."""
+
+    name: str
+    one: str
+    many: str
+
+    def sentence(self, texts: int) -> str:
+        return self.one if texts == 1 else self.many.replace(COUNT, str(texts), 1)
+
+
 def groups(watched: Watched) -> list[Group]:
     """At most `MOST` groups, largest first."""
     columns, order = watched.columns, np.array(watched.strangest(watched.scored), dtype=int)
     usual = _usual_script(watched)
     low, high = _usual_lengths(watched)
-    found: dict[tuple[str, str], list[int]] = {}
+    found: dict[_Cause, list[int]] = {}
     for index in order.tolist():
         written, n = watched.names[columns.script[index]], int(columns.n[index])
         if written not in (NONE, usual):
@@ -54,7 +66,7 @@ def groups(watched: Watched) -> list[Group]:
             key = _of_detector(watched.names[columns.detector[index]], int(columns.layer[index]))
         found.setdefault(key, []).append(index)
     ranked = sorted(found.items(), key=lambda item: -len(item[1]))
-    made = [Group(name, _counted(sentence, len(own)), np.array(own)) for (name, sentence), own in ranked]
+    made = [Group(cause.name, cause.sentence(len(own)), np.array(own)) for cause, own in ranked]
     if len(made) <= MOST:
         return made
     rest = np.sort(np.concatenate([group.members for group in made[MOST - 1 :]]))
@@ -79,33 +91,34 @@ def _usual_lengths(watched: Watched) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _of_script(written: str) -> tuple[str, str]:
-    if written == DIGITS:
-        return "digits", "The most unusual words of these texts are numbers."
-    if written == SYMBOLS:
-        return "symbols", "The most unusual words of these texts are symbols or punctuation."
-    return f"{written} script", f"The most unusual words of these texts are in {written} script."
+def _of_script(written: str) -> _Cause:
+    what = {DIGITS: "numbers", SYMBOLS: "symbols or punctuation"}.get(written, f"in {written} script")
+    words = f"The most unusual words of {{}} are {what}."
+    name = written if written in (DIGITS, SYMBOLS) else f"{written} script"
+    return _Cause(name, words.format("this text"), words.format("these texts"))
 
 
-def _of_length(short: bool, low: float, high: float) -> tuple[str, str]:
-    if short:
-        return "very short", f"These texts are shorter than almost all usual ones: fewer than {low:.0f} tokens."
-    return "very long", f"These texts are longer than almost all usual ones: more than {high:.0f} tokens."
+def _of_length(short: bool, low: float, high: float) -> _Cause:
+    than = f"fewer than {low:.0f} tokens" if short else f"more than {high:.0f} tokens"
+    words = f"{'shorter' if short else 'longer'} than almost all usual ones: {than}."
+    name = "very short" if short else "very long"
+    return _Cause(name, f"This text is {words}", f"These texts are {words}")
 
 
-def _of_likeness(kind: str) -> tuple[str, str]:
+def _of_likeness(kind: str) -> _Cause:
     """The group of texts that the classifier of spoilt texts finds most anomalous. kind : "" if it is not known"""
-    if not kind:
-        return "like spoilt texts", f"{COUNT} more like clean texts that were spoilt than like clean texts."
-    return f"like {kind}", f"{COUNT} most like clean texts with {kind}. It is a likeness, and the cause may be another."
+    name = f"like {kind}" if kind else "like spoilt texts"
+    words = "more like clean texts that were spoilt than like clean texts."
+    if kind:
+        words = f"most like clean texts with {kind}. It is a likeness, and the cause may be another."
+    return _Cause(name, f"1 text looks {words}", f"{COUNT} texts look {words}")
 
 
-def _counted(sentence: str, texts: int) -> str:
-    return sentence.replace(COUNT, "1 text looks" if texts == 1 else f"{texts} texts look", 1)
-
-
-def _of_detector(name: str, layer: int) -> tuple[str, str]:
+def _of_detector(name: str, layer: int) -> _Cause:
     why = DETECTORS[name].words if name in DETECTORS else f"the detector {name} finds it unusual"
-    if layer == NO_LAYER:
-        return f"{name}, no single depth", f"Over all depths together, each of them is strange because {why}."
-    return f"{name}, from depth {layer}", f"From depth {layer} on, each of them is strange because {why}."
+    where = f"from depth {layer} on" if layer != NO_LAYER else "over all depths together"
+    capital = f"{where[0].upper()}{where[1:]}"
+    named = f"{name}, {'no single depth' if layer == NO_LAYER else f'from depth {layer}'}"
+    return _Cause(
+        named, f"{capital}, this text is strange because {why}.", f"{capital}, each of them is strange because {why}."
+    )

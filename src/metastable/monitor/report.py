@@ -90,6 +90,7 @@ def render(watched: Watched, texts: Mapping[str, str] = NO_TEXTS) -> str:
         changed=change is not None and len(parts) > 1,
         slices=_slices(watched),
         sliced=len(watched.slices),
+        numbered=any(isinstance(own.value, int) for own in watched.slices),
         raised=_ends(watched.raised()) if facts.reset_after is not None else [],
         alarms=len(watched.alarms),
         rejected=watched.reasons().most_common(),
@@ -128,7 +129,10 @@ def headline(watched: Watched, change: ChangePoint | None) -> str:
     at = f"The alarm was raised at text {watched.alarms[0]}"
     if len(watched.alarms) > 1:
         at = f"{len(watched.alarms)} alarms were raised, {_at(watched.alarms)}"
-    began = "" if change is None else f", and the change began at about text {_numbered(watched, change.begin)[0]}"
+    began = ""
+    if change is not None:
+        one = "if the stream changed only once, the change" if len(watched.alarms) > 1 else "the change"
+        began = f", and {one} began at about text {_numbered(watched, change.begin)[0]}"
     found = [f"{at}{began}: {told}.", _persistence(watched), of_slices]
     return " ".join(sentence for sentence in found if sentence)
 
@@ -166,13 +170,14 @@ def _texts(n: int) -> str:
 
 
 def slice_name(own: WatchedSlice) -> str:
-    """The name of a slice for people."""
+    """The name of a slice for people. Strings have quotation marks: the number 7 is not the string ‘7’."""
     if own.others:
         return "all further values"
     if own.value is None:
         return "texts without a value"
     value = str(own.value)
-    return f"‘{value if len(value) <= NAME else value[: NAME - 1] + '…'}’"
+    shown = value if len(value) <= NAME else value[: NAME - 1] + "…"
+    return f"‘{shown}’" if isinstance(own.value, str) else shown
 
 
 def _slice_alarms(watched: Watched) -> str:
@@ -235,6 +240,11 @@ def _notes(watched: Watched, change: ChangePoint | None) -> list[str]:
     if change is not None and change.end is not None:
         at, low, high = _numbered(watched, change.end)
         found.append(f"The change seems to have ended: its last text is about text {at}, between {low} and {high}.")
+    if change is not None and len(watched.alarms) > 1:
+        found.append(
+            f"The place of the change and its interval assume that the stream changed only once. The stream "
+            f"raised {len(watched.alarms)} alarms: if they come from different shifts, the estimate does not hold."
+        )
     if watched.alarms and change is None and watched.facts.calibration_texts is not None:
         found.append("The evidence is spread over the stream: there is no single place at which it changed.")
     restarts = sum(one.restart is not None for one in watched.raised())
@@ -260,8 +270,9 @@ def tiles(watched: Watched, change: ChangePoint | None) -> dict[str, tuple[str, 
     strange = int(watched.strange.sum())
     found["strange"] = (str(strange), f"p ≤ {watched.facts.alpha:g}; at most about {_expected(watched)} expected")
     log_e = watched.columns.log_e[np.isfinite(watched.columns.log_e)]
-    most = f"E reached {power(float(log_e.max()))}" if len(log_e) else ""
-    at = "" if watched.facts.threshold is None else f", alarm at {power(watched.facts.threshold)}"
+    # E starts with 1. These are the words of `watch` on a terminal.
+    most = f"E = {power(float(log_e[-1]))}, at most {power(max(0.0, float(log_e.max())))}" if len(log_e) else ""
+    at = "" if watched.facts.threshold is None else f"; alarm at {power(watched.facts.threshold)}"
     if len(watched.alarms) > 1:
         found["alarms"] = (str(len(watched.alarms)), f"{_at(watched.alarms)}; {most}{at}")
     else:
@@ -282,7 +293,8 @@ def tiles(watched: Watched, change: ChangePoint | None) -> dict[str, tuple[str, 
         found["slices with an alarm"] = (f"{len(raised)} of {len(watched.slices)}", meaning)
     if change is not None:
         begin, low, high = _numbered(watched, change.begin)
-        found["change"] = (f"from text {begin}", f"95 % interval: {low} to {high}")
+        once = ", if the stream changed only once" if len(watched.alarms) > 1 else ""
+        found["change"] = (f"from text {begin}", f"95 % interval: {low} to {high}{once}")
     return found
 
 
@@ -360,7 +372,8 @@ def _comparison(watched: Watched, parts: Parts) -> list[tuple[str, list[str]]]:
     detectors = Counter(watched.names[code] for code in columns.detector[strange])
     for (_, own), first, after in zip(parts.items(), edges, [*edges[1:], math.inf], strict=False):
         size, odd = own.stop - own.start, int(strange[own].sum())
-        add("texts", f"{first} to {int(columns.number[own.stop - 1])}")
+        last = int(columns.number[own.stop - 1])
+        add("texts", f"{first} to {last}" if last > first else str(first))
         add("scored", str(size))
         add("strange", f"{odd} ({_percent(odd / size)})")
         add("median p-value", number(float(np.median(columns.p_value[own]))))
