@@ -270,8 +270,11 @@ def tiles(watched: Watched, change: ChangePoint | None) -> dict[str, tuple[str, 
     strange = int(watched.strange.sum())
     found["strange"] = (str(strange), f"p ≤ {watched.facts.alpha:g}; at most about {_expected(watched)} expected")
     log_e = watched.columns.log_e[np.isfinite(watched.columns.log_e)]
-    # E starts with 1. These are the words of `watch` on a terminal.
-    most = f"E = {power(float(log_e[-1]))}, at most {power(max(0.0, float(log_e.max())))}" if len(log_e) else ""
+    most = ""
+    if len(log_e):
+        # E starts with 1. These are the words of `watch` on a terminal.
+        now, peak = power(float(log_e[-1])), power(max(0.0, float(log_e.max())))
+        most = f"E = {now}" + (f", at most {peak}" if peak != now else "")
     at = "" if watched.facts.threshold is None else f"; alarm at {power(watched.facts.threshold)}"
     if len(watched.alarms) > 1:
         found["alarms"] = (str(len(watched.alarms)), f"{_at(watched.alarms)}; {most}{at}")
