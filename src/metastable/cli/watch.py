@@ -466,7 +466,8 @@ def _after_words(alarm: dict[str, Any], ended: bool) -> str:
         f"{after['strange']} of the {after['texts']} following texts {are} strange "
         f"(expected for clean texts: at most about {after['expected_at_most']:.2g})"
     )
-    evidence = f"e-value {_power(after['log_e'])}, at most {_power(after['peak_log_e'])}"
+    now, peak = _power(after["log_e"]), _power(after["peak_log_e"])
+    evidence = f"e-value {now}" + (f", at most {peak}" if peak != now else "")
     found = f"{strange}; these texts alone have {evidence} (threshold {_power(after['threshold_log_e'])})"
     verb = "persisted" if ended else "persists"
     words = {
