@@ -275,7 +275,7 @@ def test_texts_that_are_their_own_documents_are_worth_their_number():
     draw = np.random.default_rng(3)
     found = [worth(draw.normal(size=500), np.repeat(np.arange(50), 10)) for _ in range(200)]
     assert max(found) <= 500
-    assert 430 < np.mean(found)
+    assert np.mean(found) > 430
 
 
 def test_texts_that_repeat_their_document_are_worth_the_documents():

@@ -84,7 +84,8 @@ def test_examine_takes_texts_in_their_order_to_the_alarm(encoder, baseline, stre
     texts = stream[:40] + [shuffled(text, i) for i, text in enumerate(stream[40:100])]
     monitor = Monitor(encoder.model, baseline, tokenizer=encoder.tokenizer)
     p = [record.p_marginal for record in monitor.examine(texts)]
-    one = Alarm(baseline.settings["light"].texts, 0.01)
+    own = baseline.settings["light"]
+    one = Alarm(own.texts, 0.01, independent=own.independent)
     for value in p:
         one.update(value)
     assert monitor.raised_at == one.raised_at

@@ -93,7 +93,8 @@ def test_the_alarm_calls_once_in_the_thread_of_the_pass(encoder, baseline, strea
         encoder.model(**given)
     assert monitor.raised_at is not None
     assert calls == [(thread.ident, monitor.raised_at)]
-    one = Alarm(baseline.settings["light"].texts, 0.01)
+    own = baseline.settings["light"]
+    one = Alarm(own.texts, 0.01, independent=own.independent)
     one.update([r.p_marginal for r in monitor.records[:60]])
     assert one.raised_at == monitor.raised_at
     assert monitor.counts.scored == 122
