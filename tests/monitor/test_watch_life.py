@@ -346,7 +346,8 @@ def test_evidence_between_1_and_the_threshold_is_not_no_sign(persists, going_on,
 
 
 def test_later_alarms_of_a_slice_are_compared_with_episodes(small_baseline):
-    slices = Slices(small_baseline.scorer("light").texts, 0.01, reset_after=5)
+    own = small_baseline.scorer("light")
+    slices = Slices(own.texts, 0.01, reset_after=5, independent=own.independent)
     p, strange = np.full(60, 1 / 1000), np.ones(60, dtype=bool)
     evidence = slices.take(p, strange, [Place(i, i) for i in range(1, 61)], ["a"] * 60)
     monitor = SimpleNamespace(slices=slices, alpha=0.01)

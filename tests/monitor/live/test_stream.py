@@ -126,7 +126,8 @@ def ranks(baseline):
 def test_one_record_raises_the_alarm_and_the_summary_counts(baseline, ranks):
     given, m = ranks
     calls, kept = [], Kept()
-    monitor, alone = unloaded(baseline, sinks=[kept], on_alarm=calls.append), Alarm(m, 0.01)
+    monitor = unloaded(baseline, sinks=[kept], on_alarm=calls.append)
+    alone = Alarm(m, 0.01, independent=monitor.alarm.independent)
     made = stream_of(given, m)
     found = [record for first in range(0, 400, 30) for record in monitor.take(made[first : first + 30])]
     p = [record.p_marginal for record in made if record.p_marginal is not None]
