@@ -152,6 +152,11 @@ def _overall_rows(record: dict[str, Any], setting: str) -> Iterator[tuple[str, .
         for mine, (value, name) in zip(own, best, strict=True)
     ]
     yield ("best single detector's mean", "below", *cells)
+    each = [
+        [float(np.mean([_best(s, key)[0] for s in group.values()])) for key in ("matched", "batch")] for group in frozen
+    ]
+    cells = [f"{text:.1f} / {batch:.1f}" for text, batch in each]
+    yield ("mean over shifts of the best single detector of each, chosen on the answers", "—", *cells)
     for key, words in {"matched": "", "batch": ", batches of 8"}.items():
         losses = [_losses(group, setting, key) for group in frozen]
         cells = [
