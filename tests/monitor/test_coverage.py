@@ -1,6 +1,7 @@
 """The check of a baseline on its own calibration texts: counts one by one, exact intervals, and what is called off."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -108,6 +109,6 @@ def test_the_page_shows_no_share_that_had_to_be_0(small_baseline):
     share = 100 * rows[0]["p_value"]["0.05"]["share"]
     assert "have p ≤ 0.05" in page
     assert f"{share:.1f}" in page
-    assert "<td>–</td>" in page
+    assert re.search(r"<td[^>]*>–</td>", page)
     assert "each half has too few texts" in page
     assert "on average its words are like those of spoilt texts" in page
