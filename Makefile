@@ -58,6 +58,7 @@ bench: setup ## measure the ratios that the site shows and record them in benchm
 	$(BIN)/python benchmarks/spectrum.py
 	$(BIN)/python benchmarks/two_atoms.py
 	$(BIN)/python benchmarks/tree.py
+	$(BIN)/python benchmarks/certificate.py
 	$(BIN)/python benchmarks/clusters.py
 	$(BIN)/python benchmarks/million.py
 	$(BIN)/python benchmarks/family.py

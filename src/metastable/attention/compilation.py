@@ -209,9 +209,11 @@ _BESIDE = _Beside()
 
 PROGRAM = """
 import os, sys
+from contextlib import ExitStack, suppress
 if hasattr(os, "nice"):
     os.nice(10)
-from contextlib import ExitStack
+    with suppress(OSError), open("/proc/self/autogroup", "w") as group:
+        group.write("10")
 from pathlib import Path
 sys.path.append({root!r})
 from metastable import files
@@ -225,7 +227,9 @@ with ExitStack() as held:
     compile_into_cache(*{task!r})
 """
 """The process takes the lock of the cache before it imports torch, so one that finds the lock taken costs little. Its
-priority is low from its first line on: importing torch would take a core from the caller's first answer."""
+priority is low from its first line on: importing torch would take a core from the caller's first answer. Linux may give
+every session the same share of the cores, whatever the priority of its processes; then the session's own priority
+counts."""
 
 
 def _run(task: Task) -> None:
