@@ -15,6 +15,7 @@ from scipy.stats import binom, ks_2samp
 from metastable.monitor.alarm import Alarm
 from metastable.monitor.baseline import Baseline
 from metastable.monitor.conformal import Calibration
+from metastable.monitor.scoring import Setting
 from tests.benchmarks.modules import module
 from tests.monitor.conftest import corpus
 from tests.monitor.tables import table_of
@@ -73,16 +74,18 @@ def test_clean_texts_rank_evenly_among_the_shipped_calibration(baseline, held, c
 
 @pytest.mark.parametrize("setting", ["light", "full"])
 def test_each_part_is_used_for_what_it_is_for(baseline, clean_tables, setting):
-    """Scales and calibration, computed again from the texts that belong to each part, text by text."""
-    own = baseline.settings[setting]
-    again = scorer_of(own.setting, baseline.detectors, clean_tables["adjust"], clean_tables["calibrate"])
-    for name, array in again.to_arrays().items():
-        np.testing.assert_allclose(own.to_arrays()[name], array, rtol=1e-3, atol=1e-3, err_msg=name)
+    """Scales and the calibration by depth, which need no spoilt copies, computed again from the texts of each part."""
+    shipped = baseline.settings[setting]
+    plain, own = Setting.plain(setting, shipped.setting.members), shipped.to_arrays()
+    tables = clean_tables["adjust"], clean_tables["calibrate"]
+    again = scorer_of(plain, baseline.detectors, tables[0], None, tables[1]).to_arrays()
+    names = [name for name in again if name.startswith("member.") or "by_depth" in name]
+    assert len(names) > 10
+    for name in names:
+        np.testing.assert_allclose(own[name], again[name], rtol=1e-3, atol=1e-3, err_msg=name)
     # The control: with the parts exchanged they are other numbers.
-    swapped = scorer_of(own.setting, baseline.detectors, clean_tables["calibrate"], clean_tables["adjust"])
-    assert not np.allclose(
-        own.to_arrays()["calibration"][: swapped.texts], swapped.to_arrays()["calibration"], atol=0.01
-    )
+    swapped = scorer_of(plain, baseline.detectors, tables[1], None, tables[0]).to_arrays()["by_depth"]
+    assert not np.allclose(own["by_depth"][: len(swapped)], swapped, atol=0.01)
 
 
 @pytest.mark.parametrize("setting", ["light", "full"])
