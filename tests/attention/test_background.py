@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -191,7 +192,11 @@ class TestOneCompilesAtATime:
         (tmp_path / "file").write_text("")
         folder = str(tmp_path / "file" / "compilation")
         own = {"root": "", "folder": folder, "lock": True, "taken": compilation.TAKEN, "task": self.TASK}
+        group = Path("/proc/self/autogroup")
+        before = group.read_text() if group.exists() else ""
         done = subprocess.run([sys.executable, "-c", compilation.PROGRAM.format(**own)], capture_output=True)
+        # Without a session of its own it leaves the priority of this one.
+        assert before == (group.read_text() if group.exists() else "")
         assert done.returncode not in (0, compilation.TAKEN)
 
     def test_an_error_of_one_task_does_not_stop_the_next(self, monkeypatch):

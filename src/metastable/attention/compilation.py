@@ -212,8 +212,9 @@ import os, sys
 from contextlib import ExitStack, suppress
 if hasattr(os, "nice"):
     os.nice(10)
-    with suppress(OSError), open("/proc/self/autogroup", "w") as group:
-        group.write("10")
+    if os.getsid(0) == os.getpid():
+        with suppress(OSError), open("/proc/self/autogroup", "w") as group:
+            group.write("10")
 from pathlib import Path
 sys.path.append({root!r})
 from metastable import files
@@ -228,8 +229,8 @@ with ExitStack() as held:
 """
 """The process takes the lock of the cache before it imports torch, so one that finds the lock taken costs little. Its
 priority is low from its first line on: importing torch would take a core from the caller's first answer. Linux may give
-every session the same share of the cores, whatever the priority of its processes; then the session's own priority
-counts."""
+every session the same share of the cores, whatever the priority of its processes; then the priority of the session
+counts, which is changed only if it is the process's own."""
 
 
 def _run(task: Task) -> None:
