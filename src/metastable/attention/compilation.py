@@ -253,7 +253,8 @@ def _run(task: Task) -> None:
     silent: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     ends = time.monotonic() + PATIENCE
     code = TAKEN
-    while code == TAKEN and not _compiled(task):
+    # Importing numba takes half a second, in which a short program would end.
+    while code == TAKEN and (_never_compiled(task[0]) or not _compiled(task)):
         lock = time.monotonic() < ends
         program = PROGRAM.format(root=str(root), folder=str(folder / "compilation"), lock=lock, taken=TAKEN, task=task)
         # The local name lives as long as this thread, also when the interpreter exits: no warning about a process that
