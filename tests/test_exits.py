@@ -1,5 +1,8 @@
 """Exit codes and the one line that an error prints, as a shell sees them."""
 
+import contextlib
+import errno
+import itertools
 import os
 import subprocess
 import sys
@@ -100,17 +103,36 @@ def test_an_exit_code_that_a_command_chose_stays():
     [(9.0, 3.0, 50.0, True), (4.0, 1.0, 50.0, False), (9.0, 8.0, 50.0, False), (9.0, 3.0, 0.0, False)],
 )
 def test_a_slow_machine_is_named_only_if_others_had_its_cores(wall, cpu, load, said, monkeypatch, capsys):
-    clocks = {"perf_counter": iter((0.0, wall)), "process_time": iter((0.0, cpu))}
-    for name, times in clocks.items():
-        monkeypatch.setattr(f"metastable.cli.exits.time.{name}", lambda times=times: next(times))
-    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    with slow_machine_note():
+    with on_a_machine(monkeypatch, wall, cpu, load), slow_machine_note():
         pass
-    monkeypatch.undo()
     shown = capsys.readouterr().err
     assert ("other programs" in shown) == said
     assert shown.count("\n") == said
+
+
+@contextlib.contextmanager
+def on_a_machine(monkeypatch, wall, cpu, load):
+    """The clocks and the load average of two cores."""
+    clocks = {"perf_counter": itertools.chain((0.0,), itertools.repeat(wall)), "process_time": iter((0.0, cpu))}
+    with monkeypatch.context() as patched:
+        for name, times in clocks.items():
+            patched.setattr(f"metastable.cli.exits.time.{name}", lambda times=times: next(times))
+        patched.setattr("os.getloadavg", lambda: (load, load, load))
+        patched.setattr("os.cpu_count", lambda: 2)
+        yield
+
+
+def test_an_error_is_the_only_line_on_a_busy_machine_too(monkeypatch, capsys):
+    def full():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with on_a_machine(monkeypatch, 9.0, 3.0, 50.0), pytest.raises(typer.Exit):
+        with one_line_errors(debug=False), slow_machine_note():
+            monkeypatch.setattr(sys.stdout, "flush", full)
+    monkeypatch.undo()
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1
+    assert "standard output cannot be written" in shown
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

@@ -82,9 +82,10 @@ def _ending(error: Exception) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def slow_machine_note() -> Iterator[None]:
-    """After a slow computation, say so if other programs were using the processor cores."""
+    """After a slow command that succeeded, say so if other programs were using the processor cores."""
     began, began_cpu = time.perf_counter(), time.process_time()
     yield
+    sys.stdout.flush()  # a failed write is an error, and an error is the only line
     wall, cpu = time.perf_counter() - began, time.process_time() - began_cpu
     cores = os.cpu_count() or 1
     # os.getloadavg does not exist on every system.

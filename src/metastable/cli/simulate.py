@@ -83,7 +83,7 @@ def simulate(
     law_flags = _given(law=law, n=n, seed=seed)
     block_flags = _given(kernel=kernel, causal=causal, norm=norm, noise=noise, noise_seed=noise_seed, heads=heads)
     block_flags |= _given(perceptron=perceptron, sequential=sequential)
-    with one_line_errors(debug):
+    with one_line_errors(debug), slow_machine_note():
         from metastable import files
         from metastable.run import storage
         from metastable.run.simulation import simulate as solve
@@ -100,9 +100,8 @@ def simulate(
             raise BadInput(f"--out {out} is a file; give a folder")
         target = storage.run_path(out)
         loaded = target.exists() and not overwrite
-        with slow_machine_note():
-            run = solve(problem.block, problem.cloud, **problem.arguments, checkpoint=target, overwrite=overwrite)
-            found = findings(run)
+        run = solve(problem.block, problem.cloud, **problem.arguments, checkpoint=target, overwrite=overwrite)
+        found = findings(run)
         if trained:
             from metastable.encoder.trained_head import sentence
 
