@@ -126,9 +126,9 @@ def test_an_error_is_the_only_line_on_a_busy_machine_too(monkeypatch, capsys):
     def full():
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with on_a_machine(monkeypatch, 9.0, 3.0, 50.0), pytest.raises(typer.Exit):
-        with one_line_errors(debug=False), slow_machine_note():
-            monkeypatch.setattr(sys.stdout, "flush", full)
+    machine = on_a_machine(monkeypatch, 9.0, 3.0, 50.0)
+    with machine, pytest.raises(typer.Exit), one_line_errors(debug=False), slow_machine_note():
+        monkeypatch.setattr(sys.stdout, "flush", full)
     monkeypatch.undo()
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1
