@@ -110,6 +110,11 @@ def test_after_an_interruption_no_thread_is_at_work(monkeypatch):
             finished.append(len(done))
 
     finished: list[int] = []
-    with pytest.raises(KeyboardInterrupt):
-        run()
+    # Shells let background jobs ignore SIGINT, and their children inherit it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert finished == [2]
