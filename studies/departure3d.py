@@ -45,10 +45,10 @@ from tests.meanfield.driver import Driver, circle_of, side_masses, to_atoms
 RESULTS = Path(__file__).parent / "results" / "departure3d.json"
 INTERACTION, VALUE = (1.4, 1.0, 0.7), (1.2, 0.8, 0.5)
 SEEDS = (4, 24, 9, 18)
-H, HORIZON, WAIT = 2.0, 60.0, 6.0
+H, HORIZON, WAIT = 2.0, 120.0, 6.0
 # First how much the size of the cells matters, then the slopes.
 RUNS = [(4, 30.0, h) for h in (2.0, 1.5, 1.0, 0.75)] + [(4, 100.0, h) for h in (2.0, 1.4)]
-RUNS += [(seed, beta, H) for beta in (30.0, 100.0, 200.0) for seed in SEEDS]
+RUNS += [(seed, beta, H) for beta in (30.0, 100.0, 200.0, 400.0, 800.0) for seed in SEEDS]
 
 
 def head_of(seed: int) -> ms.Head:

@@ -110,16 +110,8 @@ class Method:
 
 
 def _batch_numbers(scale: Scale, table: ColumnTable, drawn: np.ndarray) -> np.ndarray:
-    """(draws, terms): adjusted columns are averaged over a batch first, and then made one number a detector.
-
-    The number of the classifier is its mean log-odds over the batch.
-    """
-    z = {own.name: own.adjusted(table) for own in scale.members}
-    found = [own.number(z[own.name][drawn].mean(axis=1)) for own in scale.members]
-    if scale.exposure is not None:
-        seen = np.concatenate([z[name] for name in scale.setting.exposed], axis=1)
-        found.append(scale.exposure(seen)[drawn].mean(axis=1))
-    return np.stack(found, axis=1)
+    """(draws, terms): what the library's test of windows makes of each batch."""
+    return scale.of_windows(scale(table).traits[drawn].mean(axis=1))
 
 
 @dataclass(frozen=True)

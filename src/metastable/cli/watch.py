@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from metastable.monitor.record import Record
     from metastable.monitor.sinks import Prometheus
     from metastable.monitor.stream import StreamFolder
+    from metastable.monitor.windows import Window, Windows
 
 
 def watch(
@@ -50,6 +51,14 @@ def watch(
             help="A field of the JSON lines, such as source or language. Each of its values gets an alarm of its own; "
             "all alarms share alpha. Values are strings and whole numbers; any other value counts as null. Clean texts "
             "of each value must be like the calibration texts.",
+        ),
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Also test every N scored texts in a row together, which sees slight shifts that all of them have. "
+            "Each window gets a p-value, in windows.jsonl in --out. Alarm and exit code do not depend on it.",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for records.jsonl, summary.json and report.html.")] = None,
@@ -100,6 +109,8 @@ def watch(
     with one_line_errors(debug, resumes=False), ExitStack() as stack:
         check_texts(texts)
         check_flags(batch_size, out, resume, overwrite, reset_after_alarm)
+        if window is not None and window < 2:
+            raise BadInput(f"--window is {window}; it must be a number of texts, at least 2")
         from metastable.encoder.load import load
         from metastable.encoder.texts import lines
         from metastable.errors import choice
@@ -108,6 +119,7 @@ def watch(
         from metastable.monitor.conformal import share
         from metastable.monitor.monitor import Monitor
         from metastable.monitor.scoring import SETTINGS
+        from metastable.monitor.windows import LEAST, Windows
 
         choice(setting, "--setting", SETTINGS)
         share(alpha, "--alpha")
@@ -134,6 +146,9 @@ def watch(
             reset_after=reset_after_alarm,
             slices=sliced_by is not None,
         )
+        windows = None if window is None else Windows(monitor.examiner().scorer, window, alpha)
+        if windows is not None and alpha < LEAST:
+            print(f"no window can be strange at {alpha:g}: its smallest p-value is {LEAST:g}", file=sys.stderr)
         digest = hashlib.sha256((baseline / "baseline.json").read_bytes()).hexdigest()
         facts = {
             "encoder": known.fingerprint,
@@ -145,15 +160,20 @@ def watch(
             "jsonl": jsonl,
             "reset_after_alarm": reset_after_alarm,
             "slice": sliced_by,
+            "window": window,
         }
         folder = None
         if out is not None:
             about = _about(known, monitor)
             folder = stack.enter_context(stream.stream_folder(out, facts, resume, overwrite, about))
             monitor.replay(folder.past())
+            if windows is not None:
+                windows.replay(folder.past_windows())
         done, size = monitor.counts.texts, stream.TOGETHER * batch_size
         if stream.regular(texts):
-            coming = stream.batches(intake, size, done, () if folder is None else folder.past())
+            # The texts of an unfinished window are examined again.
+            after = done if windows is None else min(done, windows.line)
+            coming = stream.batches(intake, size, done, () if folder is None else folder.past(), after)
         else:
             coming = stream.arriving(intake, size, done)
         examine = partial(monitor.examiner().records, batch_size=batch_size)
@@ -165,7 +185,8 @@ def watch(
             watched = corpora.WatchTask(corpora.Source.of(encoder, allow_pickle), *of)
             found = corpora.records_on_workers(watched, coming, scheduler, workers, out is not None)
             records = stack.enter_context(closing(found))
-        code = _through(records, monitor, folder, Screen(monitor, as_json, texts), private, sliced_by)
+        screen = Screen(monitor, as_json, texts)
+        code = _through(records, monitor, folder, screen, private, sliced_by, windows)
         raise typer.Exit(code)
 
 
@@ -212,6 +233,7 @@ def _through(
     screen: Screen,
     private: bool,
     sliced_by: str | None,
+    windows: Windows | None,
 ) -> int:
     """Take all records of a stream; returns the exit code."""
     code = None
@@ -222,16 +244,21 @@ def _through(
                 with shield():
                     new = monitor.take([record for record in batch if (record.line or 0) > done])
                     rows = [record.to_dict(words=not private) for record in new]
-                    if folder is not None:
+                    found: list[Window] = []
+                    if windows is not None:
+                        found = windows.take([record for record in batch if (record.line or 0) > windows.line])
+                    if folder is not None and (rows or found):
                         if not private:
                             folder.keep(new)
-                        folder.write(rows)
+                        folder.write(rows, [one.to_dict() for one in found])
                     screen.show(rows)
+                    screen.show_windows(found)
     except StopSignal as stopped:
         code = 128 + stopped.signal
     except BrokenPipeError:
         code = EXIT_BROKEN_PIPE
     summary = {"finished": code is None, **monitor.summary()}
+    summary["windows"] = None if windows is None else windows.to_dict()
     missing = bool(summary["slices"]) and all(own["slice"] is None for own in summary["slices"])
     summary["slice_field_missing"] = missing if sliced_by is not None else None
     if folder is not None:
@@ -327,6 +354,13 @@ class Screen:
                 words += f", episode {self.monitor.alarm.episode}"
             print(f"\r\x1b[2K{words}", end="", file=sys.stderr, flush=True)
 
+    def show_windows(self, found: list[Window]) -> None:
+        """A sentence for each strange window, on a terminal."""
+        for one in found:
+            if one.strange and not self.lines:
+                self._clear()
+                print(f"lines {one.first} to {one.last}: {one.reason}")
+
     def _warn(self) -> None:
         """Say each warning of dependence when it is raised."""
         from metastable.monitor.dependence import warnings
@@ -415,6 +449,8 @@ def _summary_lines(found: dict[str, Any], announced: bool, warned: Collection[st
         lines += _episode_lines(found)
     if found["slices"] is not None:
         lines += _slice_lines(found["slices"])
+    if found["windows"] is not None:
+        lines.append(_window_words(found["windows"], alarm["alpha"]))
     lines += [f"warning: {words}" for words in warnings(found["dependence"]).values() if words not in warned]
     return [*lines, f"the alarm assumes: {alarm['assumes']}"]
 
@@ -491,6 +527,14 @@ def _episode_lines(found: dict[str, Any]) -> list[str]:
         return [*lines, _after_words(newest, ended=False)]
     now = f"e-value {_power(alarm['log_e'])}, alarm at {_power(alarm['threshold_log_e'])}"
     return [*lines, f"episode {alarm['episode']} is going on without an alarm: {now}"]
+
+
+def _window_words(found: dict[str, Any], alpha: float) -> str:
+    size, count, strange = found["texts"], found["count"], found["strange"]
+    if not count:
+        return f"no window: the stream has fewer than {size} scored texts"
+    one = f"{strange} of {count} windows of {size} texts {'is' if strange == 1 else 'are'} strange at p ≤ {alpha:g}"
+    return f"{one} (expected for clean texts: at most about {found['expected_at_most']:.2g})"
 
 
 def _slice_lines(slices: list[dict[str, Any]]) -> list[str]:

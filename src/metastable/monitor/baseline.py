@@ -42,7 +42,7 @@ from metastable.run import storage as store
 if TYPE_CHECKING:
     from metastable.monitor.review import Review
 
-SCHEMA = "metastable.baseline/8"
+SCHEMA = "metastable.baseline/9"
 FILES = ("baseline.json", "baseline.safetensors")
 # The page that `calibrate` writes beside them.
 REPORT = "report.html"

@@ -38,6 +38,7 @@ from metastable.monitor.record import NO_TOKEN, NOT_FINITE, WRITTEN, Record, kin
 from metastable.monitor.scoring import Assessment
 from metastable.monitor.sinks import Sink
 from metastable.monitor.slices import Slices
+from metastable.monitor.windows import FEWEST, Window, compared
 from metastable.notebook import curve, table
 
 if TYPE_CHECKING:
@@ -364,6 +365,19 @@ class Monitor:
                 kind = type(value).__name__
                 raise BadInput(f"a slice is of type {kind}; give strings, whole numbers or None")
         return values
+
+    def test(self, texts: Iterable[str], batch_size: int = 32) -> Window:
+        """Whether texts together are like the clean texts: one p-value for all of them, see `windows`.
+
+        It has more power than the p-values of single texts. Texts that cannot be scored are left out. They do not count
+        as texts of the stream: nothing else changes.
+        """
+        made = self.examiner().records(texts, batch_size, self._fail)
+        rows = [record.traits for record in made if record.traits is not None]
+        if len(rows) < len(made) and len(rows) < FEWEST:
+            why = next(record.because for record in made if record.traits is None)
+            raise BadInput(f"{len(rows)} of {len(made)} texts can be scored, and {FEWEST} are needed; a text {why}")
+        return compared(self.examiner().scorer, np.array(rows), self.alpha)
 
     def examiner(self) -> Examiner:
         """What makes the records of texts, without any effect on counts, alarm and sinks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, compress
 from typing import Any
 
@@ -80,6 +80,7 @@ class Record:
     because : what an anomaly means to `detector`, or why the text was rejected
     shown_by : the detector that `tokens` come from
     text : the text itself, if a sink asked for it; never in `to_dict`
+    traits : (k,), what is averaged when texts are tested together, see `windows`; never in `to_dict`
     """
 
     status: str
@@ -106,6 +107,7 @@ class Record:
     because: str = ""
     shown_by: str | None = None
     text: str | None = None
+    traits: np.ndarray | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def rejected(cls, because: str, n: int = 0) -> Record:
@@ -202,6 +204,7 @@ def records(
                 least=found.least,
                 because=_because(found, i, found.names[top[i]]),
                 shown_by=shown[i],
+                traits=found.traits[i].astype(np.float32),
             )
         )
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,17 @@ from metastable.figures.monitor import Timeline
 from metastable.monitor.change_point import ChangePoint
 from metastable.monitor.exposure import called
 from metastable.monitor.groups import groups
-from metastable.monitor.watched import KEPT, NO_LAYER, REPORT, RaisedAlarm, Watched, WatchedFile, WatchedSlice
+from metastable.monitor.watched import (
+    KEPT,
+    NO_LAYER,
+    REPORT,
+    WINDOWS,
+    RaisedAlarm,
+    Watched,
+    WatchedFile,
+    WatchedSlice,
+    read_windows,
+)
 from metastable.report.page import figure_block, render_page, short_name, target_of, write_page
 
 # Characters of a text on the page.
@@ -55,18 +65,25 @@ def write_stream(folder: str | Path, path: str | Path | None = None) -> Path:
     """Write the page of the stream in a folder of `watch`, by default as report.html in it."""
     watched = WatchedFile(folder)
     watched.update()
-    return write(watched, Path(folder) / REPORT if path is None else path, watched.texts())
+    windows = read_windows(watched.path.with_name(WINDOWS))
+    return write(watched, Path(folder) / REPORT if path is None else path, watched.texts(), windows)
 
 
-def write(watched: Watched, path: str | Path, texts: Mapping[str, str] = NO_TEXTS) -> Path:
+def write(
+    watched: Watched,
+    path: str | Path,
+    texts: Mapping[str, str] = NO_TEXTS,
+    windows: Sequence[Mapping[str, Any]] = (),
+) -> Path:
     """Write the page of a stream to `path`, completely or not at all."""
-    return write_page(target_of(path), render(watched, texts))
+    return write_page(target_of(path), render(watched, texts, windows))
 
 
-def render(watched: Watched, texts: Mapping[str, str] = NO_TEXTS) -> str:
+def render(watched: Watched, texts: Mapping[str, str] = NO_TEXTS, windows: Sequence[Mapping[str, Any]] = ()) -> str:
     """The page as HTML.
 
     texts : the strangest texts by their sha
+    windows : the tested windows, as `windows.Window.to_dict` gives them
     """
     facts, change = watched.facts, watched.change()
     kept = NO_TEXTS if facts.private else texts
@@ -78,7 +95,9 @@ def render(watched: Watched, texts: Mapping[str, str] = NO_TEXTS) -> str:
         headline=headline(watched, change),
         notes=_notes(watched, change),
         promise=promise(facts.alpha, bool(watched.slices)),
-        numbers=tiles(watched, change),
+        numbers=tiles(watched, change) | _windows_tile(windows, facts.alpha),
+        windows=_windows(windows),
+        tested=len(windows),
         timeline=figure_block("timeline", draw(watched, change)) if watched.scored else None,
         depths=figure_block("depths", figures.first_depths(_depths(watched, parts))) if watched.strange.any() else None,
         strangest=[_shown(watched, index, kept) for index in watched.strangest(KEPT)],
@@ -207,6 +226,25 @@ def _slices(watched: Watched) -> list[tuple[str, int, str, str]]:
         share = f" ({_percent(strange[i] / texts)})" if texts else ""
         found.append((slice_name(watched.slices[i]), texts, f"{strange[i]}{share}", _at(alarms) if alarms else "none"))
     return found
+
+
+def _windows_tile(windows: Sequence[Mapping[str, Any]], alpha: float) -> dict[str, tuple[str, str]]:
+    if not windows:
+        return {}
+    strange = sum(bool(one["strange"]) for one in windows)
+    meaning = (
+        f"windows of {windows[0]['texts']} texts with p ≤ {alpha:g}; at most about {alpha * len(windows):.2g} expected"
+    )
+    return {"strange windows": (f"{strange} of {len(windows)}", meaning)}
+
+
+def _windows(windows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, bool]]:
+    """Rows of the table of windows, smallest p-values first: its lines, p, the detector, and whether it is strange."""
+    order = sorted(windows, key=lambda one: (one["p_value"], one["number"]))[:ROWS]
+    return [
+        (f"{one['first']} to {one['last']}", number(one["p_value"]), called(str(one["detector"])), bool(one["strange"]))
+        for one in order
+    ]
 
 
 def _percent(share: float) -> str:

@@ -197,10 +197,6 @@ class Member:
         depths = tuple(detector.columns[place].depth for place in places)
         return cls(detector.name, places, depths, first, Adjustment.of(number[:, None], lengths), vector)
 
-    def adjusted(self, table: ColumnTable) -> np.ndarray:
-        """The adjusted columns, (texts, k)."""
-        return self.first(table.columns[self.name][:, self.places], table.lengths)
-
     def number(self, z: np.ndarray) -> np.ndarray:
         """One number per text, (texts,), from adjusted columns (texts, k)."""
         return z.mean(axis=1) if self.vector is None else self.vector(z)
@@ -249,12 +245,14 @@ class Scores:
     by_term : (texts, terms), the surprise of each detector and of the classifier
     by_depth : (texts, depths), the surprise of each depth
     kinds : (texts,), the kind of spoilt text that each is most like; None without a classifier
+    traits : (texts, k), what is averaged over the texts of a window, see `Scale.of_windows`
     """
 
     total: np.ndarray
     by_term: np.ndarray
     by_depth: np.ndarray
     kinds: np.ndarray | None
+    traits: np.ndarray
 
     @property
     def worst_depth(self) -> np.ndarray:
@@ -331,13 +329,32 @@ class Scale:
     def __call__(self, table: ColumnTable) -> Scores:
         first, second = self._adjustments
         z = _adjusted(self.members, table, first)
-        surprises = self.surprise(second(_numbers(self.setting, self.members, self.exposure, z), table.lengths))
+        numbers = _numbers(self.setting, self.members, self.exposure, z)
+        surprises = self.surprise(second(numbers, table.lengths))
         by_depth = _by_depth(self.members, z)
         if self.surprise_by_depth is not None:
             by_depth = self.surprise_by_depth(by_depth)
         total = self.tail(surprises @ _weights(self.setting), table.lengths)
         kinds = None if self.exposure is None else self.exposure.kinds(_joined(z, self.setting))
-        return Scores(total, surprises, by_depth, kinds)
+        own = [z[member.name] for member in self.members]
+        traits = np.concatenate(own if self.exposure is None else [*own, numbers[:, -1:]], axis=1)
+        return Scores(total, surprises, by_depth, kinds, traits.astype(np.float32))
+
+    @property
+    def traits(self) -> int:
+        """k, the number of traits of a text."""
+        return sum(len(member.places) for member in self.members) + (self.exposure is not None)
+
+    def of_windows(self, means: np.ndarray) -> np.ndarray:
+        """The number of each term, (windows, terms), from the mean traits of the texts of each window, (windows, k).
+
+        The traits are the adjusted columns and the log-odds of the classifier. A detector makes one number of its mean
+        columns as it does of the columns of a text, so what is a little unusual in all texts of a window adds up.
+        """
+        edges = [0, *accumulate(len(member.places) for member in self.members)]
+        parts = zip(self.members, pairwise(edges), strict=True)
+        found = [member.number(means[:, a:b]) for member, (a, b) in parts]
+        return np.stack(found if self.exposure is None else [*found, means[:, -1]], axis=1)
 
 
 def _weights(setting: Setting) -> np.ndarray:
@@ -408,6 +425,7 @@ class Assessment:
     tokens : by detector, (texts, n), the anomaly of each token; only for detectors that look at single tokens
     least : the smallest possible p_value
     usual : the fewest and the most tokens of 99 % of the clean texts, see `TailAdjustment.usual`
+    traits : (texts, k), see `Scale.of_windows`
     """
 
     lengths: np.ndarray
@@ -423,6 +441,7 @@ class Assessment:
     tokens: Mapping[str, Tensor]
     least: float
     usual: tuple[int, int]
+    traits: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -430,12 +449,14 @@ class Scorer:
     """A `Scale` and the scores of the clean texts that new scores are ranked among.
 
     calibration : of `Scores.total`; by_depth : of `Scores.worst_depth`
+    traits : (m, k), of the calibration texts
     independent : how many independent texts the calibration texts are worth, see `alarm.worth`
     """
 
     scale: Scale
     calibration: Calibration
     by_depth: Calibration
+    traits: np.ndarray
     independent: float
 
     @classmethod
@@ -446,7 +467,8 @@ class Scorer:
         """
         scores = scale(table)
         documents = np.arange(len(table)) if documents is None else documents
-        return cls(scale, Calibration(scores.total), Calibration(scores.worst_depth), worth(scores.total, documents))
+        total, by_depth = Calibration(scores.total), Calibration(scores.worst_depth)
+        return cls(scale, total, by_depth, scores.traits, worth(scores.total, documents))
 
     @property
     def setting(self) -> Setting:
@@ -505,8 +527,9 @@ class Scorer:
         scores = self.scale(table)
         total = Calibration(np.concatenate([self.calibration.scores, scores.total]))
         by_depth = Calibration(np.concatenate([self.by_depth.scores, scores.worst_depth]))
+        traits = np.concatenate([self.traits, scores.traits])
         # Texts without a known spread over documents count as the present ones do.
-        return Scorer(self.scale, total, by_depth, self.independent * total.texts / self.texts)
+        return Scorer(self.scale, total, by_depth, traits, self.independent * total.texts / self.texts)
 
     def assess(self, table: ColumnTable, tokens: Mapping[str, Tensor] | None = None) -> Assessment:
         usable = self.usable(table)
@@ -527,13 +550,14 @@ class Scorer:
             tokens=tokens or {},
             least=self.least,
             usual=self.scale.tail.usual,
+            traits=_spread(scores.traits, usable),
         )
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         scale = self.scale
         assert scale.surprise_by_depth is not None, "the columns of the library's settings belong to depths"
         arrays = {"surprise": scale.surprise.scores, "surprise_by_depth": scale.surprise_by_depth.scores}
-        arrays |= {"calibration": self.calibration.scores, "by_depth": self.by_depth.scores}
+        arrays |= {"calibration": self.calibration.scores, "by_depth": self.by_depth.scores, "traits": self.traits}
         parts = {f"member.{member.name}": member.to_arrays() for member in scale.members}
         parts["tail"] = vars(scale.tail)
         if scale.exposure is not None and scale.exposed is not None:
@@ -559,7 +583,8 @@ class Scorer:
         calibration = Calibration(shaped(arrays, "calibration", (-1,)))
         own = Calibration(shaped(arrays, "by_depth", (calibration.texts,)))
         scale = Scale(setting, members, exposure, exposed, surprise, by_depth, tail)
-        return cls(scale, calibration, own, checked_worth(kept["independent"], calibration.texts))
+        traits = shaped(arrays, "traits", (calibration.texts, scale.traits))
+        return cls(scale, calibration, own, traits, checked_worth(kept["independent"], calibration.texts))
 
 
 def _spread(values: np.ndarray, usable: np.ndarray) -> np.ndarray:

@@ -24,7 +24,18 @@ from metastable.encoder.texts import Line
 from metastable.errors import BadInput
 from metastable.files import Lines, locked, read_json, write_json
 from metastable.monitor.record import Record
-from metastable.monitor.watched import KEPT, LONGEST, RECORDS, REPORT, SUMMARY, TEXTS, KeptText, kept_texts
+from metastable.monitor.watched import (
+    KEPT,
+    LONGEST,
+    RECORDS,
+    REPORT,
+    SUMMARY,
+    TEXTS,
+    WINDOWS,
+    KeptText,
+    kept_texts,
+    read_windows,
+)
 
 SCHEMA = "metastable.watch/1"
 
@@ -99,14 +110,18 @@ def regular(source: str) -> bool:
     return stat.S_ISREG(mode)
 
 
-def batches(intake: Intake, size: int, done: int = 0, past: Iterable[Record] = ()) -> Iterator[list[Line]]:
+def batches(
+    intake: Intake, size: int, done: int = 0, past: Iterable[Record] = (), after: int | None = None
+) -> Iterator[list[Line]]:
     """The lines of a regular file after the first `done`, in batches. The batch that `done` falls into comes whole.
 
     Lines that are done are skipped in whole batches, so that the following batches are the same as without a stop.
 
     past : the records of the lines that are done; the lines must have the same sha, id and slice
+    after : the last line, at most `done`, that is not needed again; `done` unless given
     """
     known = iter(past)
+    after = done if after is None else after
     passed = 0
     while batch := intake.take(size, whole=True):
         for line, then in zip(batch[: max(done - passed, 0)], known, strict=False):
@@ -115,7 +130,7 @@ def batches(intake: Intake, size: int, done: int = 0, past: Iterable[Record] = (
                     f"line {line.number} is not the text of its record; give the same texts, or use --overwrite"
                 )
         passed += len(batch)
-        if passed > done:
+        if passed > after:
             yield batch
     if passed < done:
         raise BadInput(f"there are {passed} lines and {done} records of them; give the same texts, or use --overwrite")
@@ -157,12 +172,14 @@ def sha(line: Line) -> str:
 class StreamFolder:
     """The folder of a watched stream: records.jsonl, a line per record, and summary.json. See `stream_folder`.
 
-    strangest.json has the strangest texts by their sha, if there are any. At the end report.html is written.
+    strangest.json has the strangest texts by their sha, if there are any, and windows.jsonl the windows that were
+    tested. At the end report.html is written.
     """
 
     def __init__(self, folder: Path, facts: dict[str, Any], about: dict[str, Any]) -> None:
         self.folder, self.summary, self.facts, self.about = folder, folder / SUMMARY, facts, about
         self._lines = Lines(folder / RECORDS)
+        self._windows = Lines(folder / WINDOWS)
         self._begun = False
         self._strangest: dict[str, KeptText] = {}
 
@@ -175,9 +192,19 @@ class StreamFolder:
                 where = f"{self._lines.path} is damaged: line {number} is not the record of line {number}"
                 raise BadInput(f"{where}; --overwrite starts again") from error
 
-    def write(self, rows: Sequence[dict[str, Any]]) -> None:
+    def past_windows(self) -> list[dict[str, Any]]:
+        """The windows that are there, in order."""
+        try:
+            return read_windows(self._windows.path)
+        except BadInput as error:
+            raise BadInput(f"{error}; --overwrite starts again") from error
+
+    def write(self, rows: Sequence[dict[str, Any]], windows: Sequence[dict[str, Any]] = ()) -> None:
+        """Records first: a window that is missing after a kill is tested again."""
         self._begin()
         self._lines.append(*rows)
+        if windows:
+            self._windows.append(*windows)
 
     def keep(self, records: Iterable[Record]) -> None:
         """Keep the texts of strange records, as far as they are among the strangest.
@@ -213,7 +240,7 @@ class StreamFolder:
         """Begin a new stream, or refuse to."""
         path = self._lines.path
         if overwrite:
-            for old in (path, self.folder / TEXTS, self.folder / REPORT):
+            for old in (path, self.folder / TEXTS, self.folder / REPORT, self.folder / WINDOWS):
                 old.unlink(missing_ok=True)
         if not _size(path):
             self._begin()
@@ -228,10 +255,13 @@ class StreamFolder:
                 )
         # Repairs a torn last line, so that the records that are read are those that stay.
         self._lines.append()
+        if self._windows.path.exists():
+            self._windows.append()
         self._strangest = kept_texts(self.folder / TEXTS)
 
     def close(self) -> None:
         self._lines.close()
+        self._windows.close()
 
 
 def _restored(row: dict[str, Any], number: int) -> Record:

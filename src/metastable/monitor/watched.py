@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from metastable.errors import BadInput
-from metastable.files import Tail, read_json
+from metastable.files import Lines, Tail, read_json
 from metastable.monitor.alarm import Alarm
 from metastable.monitor.change_point import ChangePoint, change_point
 from metastable.monitor.dependence import warnings
@@ -29,6 +29,7 @@ from metastable.monitor.slices import MOST
 
 # The names of the files in the folder of a stream.
 RECORDS, SUMMARY, TEXTS, REPORT = "records.jsonl", "summary.json", "strangest.json", "report.html"
+WINDOWS = "windows.jsonl"
 # Texts that are kept for the page, the strangest of the stream, unless records are private.
 KEPT = 20
 # Characters of a text that are kept, from its beginning.
@@ -388,6 +389,19 @@ def kept_texts(path: Path) -> dict[str, KeptText]:
         return {key: KeptText(float(own["p"]), float(own["score"]), str(own["text"])) for key, own in found}
     except (BadInput, AttributeError, LookupError, TypeError, ValueError):
         return {}
+
+
+def read_windows(path: Path) -> list[dict[str, Any]]:
+    """The tested windows of a stream, in order; [] without a file."""
+    found = []
+    for number, raw in enumerate(Lines(path).read(), start=1):
+        row = _parsed(raw)
+        numbers = [row.get(name) for name in ("number", "first", "last", "texts")]
+        p = row.get("p_value")
+        if numbers[0] != number or not all(isinstance(n, int) for n in numbers) or not isinstance(p, float):
+            raise BadInput(f"{path} is damaged: line {number} is not window {number}")
+        found.append(row)
+    return found
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
