@@ -53,7 +53,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         *("AuditCheck", "AuditVerdict", "Advice", "Recipe"),
         *("merge_tokens", "TokenMerging", "exit_layer", "Exit", "callback", "History"),
     ),
-    "monitor": ("Baseline", "Monitor", "Record", "MonitorCounts", "Alarm", "Review"),
+    "monitor": ("Baseline", "Monitor", "Record", "MonitorCounts", "Alarm", "Review", "Window"),
     "errors": ("BadInput", "SimulationStopped"),
 }
 """The public names, in the order of the reference."""
@@ -75,7 +75,7 @@ SCHEMAS: dict[str, tuple[str, str]] = {
     "metastable.exit/1": ("exit.json", "scores by depth, the chosen layer and its loss"),
     "metastable.probe/1": ("probe.json", "the linear probe of the chosen layer, with its weights"),
     "metastable.history/1": ("audit-history.jsonl", "first line of a history; one line per record and depth follows"),
-    "metastable.baseline/8": ("baseline.json", "a baseline; its arrays are in safetensors files beside it"),
+    "metastable.baseline/9": ("baseline.json", "a baseline; its arrays are in safetensors files beside it"),
     "metastable.calibrate/1": ("calibrate --json", "what a calibration made"),
     "metastable.recalibrate/1": ("recalibrate --json", "the effect of reviewed texts on a baseline"),
     "metastable.watch/1": ("watch --json, summary.json", "a watched stream: counts, alarms, the change"),

@@ -41,6 +41,7 @@ from .monitor.monitor import Monitor as Monitor
 from .monitor.monitor import MonitorCounts as MonitorCounts
 from .monitor.record import Record as Record
 from .monitor.review import Review as Review
+from .monitor.windows import Window as Window
 from .problem import Problem as Problem
 from .run.mean_field import MeanFieldPhases as MeanFieldPhases
 from .run.mean_field import MeanFieldRun as MeanFieldRun

@@ -52,6 +52,6 @@ def write_folder(folder, rows, private=False, finished=True, alpha=0.01, texts=N
     summary |= {"about": {**about, "lengths": [5, 60]}, "finished": finished}
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     if texts is not None:
-        kept = {key: {"p": 0.001, "score": 5.0, "text": text} for key, text in texts.items()}
+        kept = {key: {"p": 0.001, "score": 5.0, "text": text, "of": "Latin"} for key, text in texts.items()}
         (folder / "strangest.json").write_text(json.dumps({"texts": kept}), encoding="utf-8")
     return folder

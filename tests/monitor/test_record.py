@@ -52,6 +52,7 @@ def assessed(passage, strange=(), p=0.002, least=0.001, by_term=(1.0, 5.0)):
         tokens={PLACE: values},
         least=least,
         usual=(1, 100),
+        traits=np.zeros((texts, 5)),
     )
 
 
@@ -67,6 +68,7 @@ def test_a_strange_text_in_words():
     )
     assert found.tokens == (Word("unbelievable", 4.0), Word("colour", 2.0))
     assert (found.status, found.detector, found.first_layer, found.n) == ("scored", PLACE, 2, len(pieces) - 2)
+    assert found.p_by_depth == {"0": 0.5, "2": 0.002, "4": 0.001}
     assert found.strange
     assert found.cut is None
 
@@ -149,8 +151,8 @@ def test_ordinary_texts_and_texts_at_no_depth():
 @pytest.mark.parametrize(
     ("p", "alpha", "strange", "words"),
     [
-        (0.013, 0.01, False, ("unusual", "threshold 0.01:", "p = 0.013")),
-        (0.0100001, 0.01, False, ("unusual", "threshold 0.01:", "p = 0.011")),
+        (0.013, 0.01, False, ("unusual", "larger than 0.01;", "p = 0.013")),
+        (0.0100001, 0.01, False, ("unusual", "larger than 0.01;", "p = 0.011")),
         (0.01, 0.01, True, ("p = 0.01:", "1 in 100")),
         (0.05, 0.01, False, ("unusual", "p = 0.05")),
         (0.0501, 0.01, False, ("ordinary", "p = 0.051")),
@@ -158,7 +160,7 @@ def test_ordinary_texts_and_texts_at_no_depth():
         (0.06, 0.05, False, ("ordinary", "p = 0.06")),
         (0.06, 0.1, True, ("p = 0.06:",)),
         (0.11, 0.1, False, ("ordinary", "p = 0.11")),
-        (2e-4, 1e-4, False, ("unusual", "threshold 0.0001:", "p = 0.0002")),
+        (2e-4, 1e-4, False, ("unusual", "larger than 0.0001;", "p = 0.0002")),
     ],
 )
 def test_words_fit_the_number_at_every_level(p, alpha, strange, words):

@@ -12,7 +12,7 @@ import pytest
 from metastable.figures.monitor import BINS, MARKED
 from metastable.monitor.episodes import Episodes, Place, persistence
 from metastable.monitor.groups import MOST, groups
-from metastable.monitor.report import draw, headline, marked, render, slice_name, tiles, write_stream
+from metastable.monitor.report import _depths, draw, headline, marked, render, slice_name, tiles, write_stream
 from metastable.monitor.watched import StreamFacts, WatchedFile, WatchedRows
 from tests.monitor.streams import TEXTS, rejected, rows_of, shifted, write_folder
 
@@ -193,7 +193,7 @@ def test_the_alarm_of_a_slice_is_told_where_the_whole_stream_has_none():
     own = watched(rows, StreamFacts(calibration_texts=TEXTS, threshold=5.3, sliced_by="source"))
     assert (line, own.alarms) == (60, [])
     words = headline(own, None)
-    assert words.startswith("Slice ‘partner’ of source raised the alarm at text 60.")
+    assert words == "The slice ‘partner’ raised the alarm at text 60, and the stream as a whole raised none."
     found = tiles(own, None)
     assert found["slices with an alarm"] == ("1 of 3", "‘partner’ at text 60")
     page = render(own)
@@ -245,13 +245,14 @@ def test_all_alarms_of_a_stream_with_episodes_are_told(shift_ends):
     assert [one.persistence for one in own.raised()] == true_words
     if shift_ends:
         assert f"raised at text {numbers[0]}" in words
-        assert "no sign that the shift persisted" in words
-        assert f"started again at text {restarts[0]}" in words
+        assert "no sign that the shift persisted" in page
+        assert f"started again at text {restarts[0]}" in page
         assert found["shift persisted"][0] == "no sign of it"
     else:
         listed = f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
-        assert words.startswith(f"{len(numbers)} alarms were raised, at texts {listed}")
-        assert "The shift persist" in words
+        assert words == f"{len(numbers)} alarms were raised, the first at text {numbers[0]}."
+        assert f"at texts {listed}" in page
+        assert "The shift persist" in page
         assert found["alarms"][0] == str(len(numbers))
         name = "shift persisted" if own.raised()[-1].ended else "shift persists"
         assert found[name][0] == "yes"
@@ -275,7 +276,7 @@ def test_evidence_above_1_is_not_no_sign():
         own = watched(rows, facts)
         (one,) = own.raised()
         assert (one.persistence, one.ended) == ("not certain", ended)
-        assert persists in headline(own, None)
+        assert persists in page_text(render(own))
         assert tiles(own, None)["shift persisted" if ended else "shift persists"][0] == "not certain"
 
 
@@ -285,7 +286,8 @@ def test_a_change_at_the_first_text_has_no_part_before_it():
     assert "before" not in page_text(render(own)).lower()
 
 
-def test_several_alarms_make_the_change_an_estimate_for_one_change():
+def test_with_several_alarms_the_first_change_is_estimated():
+    """Two shifts with clean texts between them are not one change from the first to the last shifted text."""
     p = shifted(600, 600)
     p[150:230], p[400:470] = shifted(600, 0, 5)[150:230], shifted(600, 0, 6)[400:470]
     episodes = Episodes(TEXTS, 0.01, reset_after=60)
@@ -296,15 +298,41 @@ def test_several_alarms_make_the_change_an_estimate_for_one_change():
     own = watched(rows, replace(FACTS, reset_after=60))
     change = own.change()
     assert len(own.alarms) > 1
-    assert f"if the stream changed only once, the change began at about text {change.begin.text}" in headline(
-        own, change
-    )
-    assert tiles(own, change)["change"][1].endswith(", if the stream changed only once")
+    last = own.considered
+    assert {row["episode"] for row in rows[:last]} == {1}
+    assert rows[last]["episode"] == 2
+    assert change.begin.low <= 151 <= change.begin.high
+    assert change.end is None or change.end.text <= last
+    assert headline(own, change).endswith(f", and the first change began at about text {change.begin.text}.")
+    assert str(change.begin.low) in tiles(own, change)["first change"][1]
     page = page_text(render(own))
-    assert "assume that the stream changed only once" in page
-    assert "place of the change, if the stream changed only once." in page
+    assert f"estimated from the texts up to text {last}, where the episode of the first alarm ends" in page
+    assert "place of the first change." in page
+    end = last if change.end is None else change.end.text
+    assert re.search(rf"1 to {change.begin.text - 1}\s+{change.begin.text} to {end}\s+{end + 1} to 600", page)
     one = watched(rows_of(shifted(200, 120)))
-    assert "only once" not in page_text(render(one))
+    assert one.considered == 200
+    assert "first change" not in page_text(render(one)).replace("it is the first change", "")
+
+
+def test_the_figure_of_depths_has_the_medians_of_the_parts_and_of_strange_texts(changed):
+    """P-values of depths that are known by construction; a page of records without them has no such figure."""
+    p = shifted(200, 120)
+    rows = rows_of(p)
+    for place, row in enumerate(rows):
+        row["p_by_depth"] = {"0": 0.9, "2": 0.5 if place < 100 else 0.1, "5": float(p[place])}
+    own = watched(rows)
+    np.testing.assert_allclose(own.p_by_depth[:, 2], p, rtol=1e-6)
+    assert own.depths == (0, 2, 5)
+    begin = own.change().begin.text - 1
+    page = render(own)
+    assert "Where texts become unusual" in page
+    block = _depths(own, {"before": slice(0, 100), "after": slice(100, 200)})
+    assert block["before"] == pytest.approx({0: 0.9, 2: 0.5, 5: float(np.median(p[:100]))})
+    assert block["after"][2] == pytest.approx(0.1)
+    assert block["strange texts"][5] == pytest.approx(float(np.median(p[p <= 0.01])))
+    assert begin > 100
+    assert "Where texts become unusual" not in render(changed)
 
 
 def test_the_numbers_of_one_text_and_the_words_of_the_terminal():

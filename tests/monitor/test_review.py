@@ -149,8 +149,17 @@ def test_damaged_entries_are_refused(small_baseline_folder, tmp_path):
         return Baseline.load(folder)
 
     good = {"when": "2026-01-01T00:00:00+00:00", "by": None, "texts": 1, "documents": None, "sha256": ["0" * 64]}
+    good["warnings"] = ["a reason not to"]
     assert written(accepted=[good]).accepted == (good,)
-    for bad in ({"texts": 2}, {"sha256": ["x" * 64]}, {"by": 3}, {"when": 0}, {"documents": "a"}, {"more": 1}):
+    for bad in (
+        {"warnings": [3]},
+        {"texts": 2},
+        {"sha256": ["x" * 64]},
+        {"by": 3},
+        {"when": 0},
+        {"documents": "a"},
+        {"more": 1},
+    ):
         with pytest.raises(BadInput, match="damaged"):
             written(accepted=[good | bad])
 

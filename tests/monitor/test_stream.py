@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import random
 import threading
 import time
 from dataclasses import replace
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from metastable.encoder.texts import Line, blank, lines
 from metastable.errors import BadInput
 from metastable.monitor import stream as module
-from metastable.monitor.record import Record
+from metastable.monitor.record import Record, Word
 from metastable.monitor.stream import Intake, arriving, batches, examined, regular, stream_folder
 
 
@@ -256,6 +257,25 @@ def test_records_are_neither_lost_nor_mixed(tmp_path):
     assert count_of(tmp_path) == 2
     filled(tmp_path, 1, overwrite=True)
     assert count_of(tmp_path) == 1
+
+
+def strange(number, p, like):
+    made = {"status": "scored", "p_value": p, "p_marginal": p, "score": -p, "detector": "exposure", "like": like}
+    return Record(**made, sha=f"{number:012d}", text=f"text {number}", tokens=(Word("word", 3.0),))
+
+
+@pytest.mark.parametrize("pieces", [1, 4, 100])
+def test_an_example_of_each_likeness_is_kept_beside_the_strangest(pieces, tmp_path):
+    """However the stream is cut: the 20 strangest texts, and the strangest of each of the 20 strangest likenesses."""
+    stream = [strange(n, 0.001 + 1e-6 * n, "typing errors") for n in range(60)]
+    stream += [strange(100 + n, 0.005 + 1e-5 * n, f"kind {n % 30}") for n in range(60)]
+    random.Random(1).shuffle(stream)
+    with stream_folder(tmp_path / "out", {}) as folder:
+        for i in range(0, len(stream), pieces):
+            folder.keep(stream[i : i + pieces])
+    kept = json.loads((tmp_path / "out" / "strangest.json").read_text())["texts"]
+    expected = {f"{n:012d}" for n in range(20)} | {f"{100 + n:012d}" for n in range(19)}
+    assert set(kept) == expected
 
 
 def test_two_writers_do_not_share_a_folder(tmp_path):

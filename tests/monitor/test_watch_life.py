@@ -269,8 +269,9 @@ def test_the_page_tells_alarms_whose_records_were_not_kept(monitor_of, tmp_path)
     monitor.take([record(m, m, slice="en")] * 3)
     page = monitor.report(tmp_path / "report.html").read_text(encoding="utf-8")
     first, second = (one.place.text for one in monitor.episodes.raised)
-    assert f"2 alarms were raised, at texts {first} and {second}" in page
-    assert f"‘de’ raised the alarm at text {monitor.slices.of('de').episodes.first.place.text}" in page
+    assert f"2 alarms were raised, the first at text {first}." in page
+    assert f"at texts {first} and {second}" in page
+    assert f"‘de’ at text {monitor.slices.of('de').episodes.first.place.text}" in page
 
 
 def test_slices_in_python(small, small_baseline_folder, stream):

@@ -20,7 +20,7 @@ from metastable.figures.history import movement_map, step_curves
 from metastable.figures.ladder import ladder_map
 from metastable.figures.length import depth_by_length, forecast_points, length_curves, waterfall, way_points, word_map
 from metastable.figures.look import caption, paper
-from metastable.figures.monitor import first_depths, length_histogram, timeline
+from metastable.figures.monitor import length_histogram, p_by_depth, timeline
 from metastable.figures.observables import observables
 from metastable.figures.phase_diagram import phase_diagram
 from metastable.figures.spectrum import eigenvalues, spectrum
@@ -47,7 +47,6 @@ __all__ = [
     "distances",
     "eigenvalues",
     "export",
-    "first_depths",
     "forecast_points",
     "heat_map",
     "ladder_map",
@@ -58,6 +57,7 @@ __all__ = [
     "loop_curves",
     "movement_map",
     "observables",
+    "p_by_depth",
     "paper",
     "phase_diagram",
     "spectrum",

@@ -145,8 +145,8 @@ def _caption(given: Timeline) -> str:
             told += f"{MARKED} of the {int(given.strange.sum())} strange texts are marked, at even distances. "
     told += "Below: the evidence E of the alarm, on a logarithmic scale."
     if given.change is not None:
-        once = ", if the stream changed only once" if len(given.alarms) > 1 else ""
-        told += f" The yellow band is the 95 % interval of the place of the change{once}."
+        which = "first change" if len(given.alarms) > 1 else "change"
+        told += f" The yellow band is the 95 % interval of the place of the {which}."
     if given.restarts:
         told += " At the dotted lines a new episode begins after an alarm: E starts again from 1."
     if given.slice_alarms:
@@ -241,31 +241,34 @@ def _changes(given: Timeline) -> list[tuple[int, int, int, str]]:
     return found
 
 
-def first_depths(parts: Mapping[str, Mapping[int | None, float]]) -> go.Figure:
-    """Where strange texts begin: strange texts per 100 texts by their first depth, bars side by side for each part.
+def p_by_depth(parts: Mapping[str, Mapping[int, float]], alpha: float) -> go.Figure:
+    """Where texts become unusual: the median p-value of texts at each depth, a line for each part of the stream.
 
-    parts : for each part of the stream, by first depth (None: no single depth), the number per 100 scored texts
+    parts : by the name of a part, the median p-value of its texts by depth
     """
-    depths = list(range(1 + max((depth for part in parts.values() for depth in part if depth is not None), default=-1)))
-    none = any(None in part for part in parts.values())
-    names = [*map(str, depths), *(["none"] if none else [])]
     figure = look.plain(
-        "Where strange texts begin",
-        look.TITLE_HEIGHT + 200 + 110,
-        "Strange texts per 100 scored texts, by the first depth at which they are strange. Depth 0 is the input of the "
-        "first layer. “none”: strange over all depths together, and at no single one.",
+        "Where texts become unusual",
+        look.TITLE_HEIGHT + 210 + 110,
+        "The median p-value of the texts of each part at each depth, corrected for the number of depths. Small "
+        "p-values are at the top. Depth 0 is the input of the first layer. Below the dashed line, the median text is "
+        "not strange at that depth alone; it may still be strange over all depths together.",
     )
-    for (name, part), colour in zip(parts.items(), (look.SKY, look.VERMILLION, look.GREEN), strict=False):
-        figure.add_bar(
-            x=names,
-            y=[part.get(depth, 0.0) for depth in [*depths, *([None] if none else [])]],
+    least = min([alpha, *(p for part in parts.values() for p in part.values() if p > 0)])
+    for (name, part), colour in zip(parts.items(), (look.SKY, look.VERMILLION, look.GREEN, look.GREY), strict=False):
+        figure.add_scatter(
+            x=list(part),
+            y=list(part.values()),
             name=name,
-            marker_color=colour,
-            hovertemplate=f"depth %{{x}}: %{{y:.3g}} of 100 texts<extra>{name}</extra>",
+            mode="lines+markers",
+            line={"color": colour, "width": 2, "dash": "dot" if name == "strange texts" else "solid"},
+            hovertemplate=f"depth %{{x}}: median p = %{{y:.2g}}<extra>{name}</extra>",
         )
-    figure.update_xaxes(title_text="first strange depth", type="category")
-    figure.update_yaxes(title_text="of 100 texts", rangemode="tozero")
-    figure.update_layout(barmode="group", legend=LEGEND, margin={"b": 110})
+    figure.add_hline(y=alpha, line={"color": look.GREY, "width": 1, "dash": "dash"})
+    powers = list(range(0, math.floor(math.log10(least)) - 1, -1))
+    ticks = {"tickvals": [10.0**power for power in powers], "ticktext": [look.number(10.0**power) for power in powers]}
+    figure.update_yaxes(title_text="median p-value", type="log", range=[0.08, math.log10(least) - 0.15], **ticks)
+    figure.update_xaxes(title_text="depth", dtick=1 if max(map(len, parts.values())) < 16 else None)
+    figure.update_layout(legend=LEGEND, margin={"b": 110})
     return figure
 
 
@@ -274,8 +277,8 @@ def length_histogram(edges: Sequence[int], counts: Sequence[int]) -> go.Figure:
     figure = look.plain(
         "Lengths of the clean texts",
         look.TITLE_HEIGHT + 190 + 60,
-        "Tokens of a text, without special tokens, of the texts that scales and p-values come from. A text of another "
-        "length is compared with the nearest lengths.",
+        "Tokens of a text, without special tokens, of the texts that scales and p-values come from. Texts that were "
+        "accepted later are not counted. A text of another length is compared with the nearest lengths.",
     )
     spans = [f"{a} to {b - 1}" if b - a > 1 else f"{a}" for a, b in pairwise(edges)]
     figure.add_bar(

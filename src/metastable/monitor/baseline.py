@@ -70,8 +70,8 @@ class Baseline:
         (the share of the most frequent text), `seed`, `versions`
     arrays : what each detector learned, by the detector's name
     accepted : reviewed texts that joined the calibration texts later, one entry for each call of `accept`: `when`
-        (UTC), `by`, `texts` (their number), `documents` (None without labels) and `sha256` (of each text, see
-        `split.digest`)
+        (UTC), `by`, `texts` (their number), `documents` (None without labels), `sha256` (of each text, see
+        `split.digest`) and `warnings` (what spoke against it)
     known : (texts,), the `split.short_digest` of each clean text, so that `review` does not take it for a new one
     fitted : the `split.short_digest` of the label of each document that detectors or scales were fitted on
 
@@ -532,10 +532,11 @@ def _accepted(entries: Any) -> tuple[dict[str, Any], ...]:
     """The saved entries of accepted texts; ValueError if one is not what it should be."""
     for entry in entries:
         if (
-            set(entry) != {"when", "by", "texts", "documents", "sha256"}
+            set(entry) != {"when", "by", "texts", "documents", "sha256", "warnings"}
             or not isinstance(entry["when"], str)
             or not isinstance(entry["by"], str | None)
             or not isinstance(entry["documents"], int | None)
+            or not all(isinstance(words, str) for words in entry["warnings"])
             or len(entry["sha256"]) != entry["texts"]
             or not all(isinstance(one, str) and re.fullmatch("[0-9a-f]{64}", one) for one in entry["sha256"])
         ):

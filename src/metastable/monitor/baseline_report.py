@@ -60,8 +60,15 @@ def render(baseline: Baseline) -> str:
     """The page as HTML."""
     facts = baseline.facts
     histogram, documents = facts["lengths"]["histogram"], facts["documents"]
+    later = sum(entry["texts"] for entry in baseline.accepted)
     parts = [
-        (part, PARTS[part], facts["parts"][part], None if documents is None else documents[part]) for part in PARTS
+        (
+            part,
+            PARTS[part] + f", and {later} more that were accepted later" * (part == "calibrate" and bool(later)),
+            facts["parts"][part],
+            None if documents is None else documents[part],
+        )
+        for part in PARTS
     ]
     warned = [f"{sentence[0].upper()}{sentence[1:]}." for sentence in warnings(baseline)]
     return render_page(
@@ -93,13 +100,18 @@ def render(baseline: Baseline) -> str:
 def _headline(baseline: Baseline, warned: int) -> str:
     texts = sum(baseline.facts["parts"].values())
     checks = [rows for rows in baseline.facts["coverage"].values() if rows]
+    later = sum(entry["texts"] for entry in baseline.accepted)
     told = f"A baseline of {texts} clean texts"
+    if later:
+        told += f" and {later} accepted later"
     # All settings are checked with the same texts, so the same thresholds are possible.
     if checks and (t := smallest_possible(checks[0])) is not None:
         shares = [rows[0]["p_value"][t]["share"] for rows in checks]
         low, high = _percent(min(shares)), _percent(max(shares))
         share = low if low == high else f"{low} to {high}"
         told += f": {share} of held-out clean texts have p ≤ {t}"
+        if later:
+            told += ", checked before those were accepted"
     if warned:
         told += f", and there {'is one warning' if warned == 1 else f'are {warned} warnings'}"
     return f"{told}."

@@ -135,9 +135,10 @@ def warnings(found: Mapping[str, Any]) -> dict[str, str]:
     neighbours, copies, made = found["neighbours"], found["copies"], {}
     if neighbours["text"] is not None:
         made["neighbours"] = (
-            f"neighbouring texts are alike (seen up to text {neighbours['text']}; {neighbours['level']:.0%} of streams "
-            "of independent texts get this warning). The alarm is promised for independent texts only. Name the "
-            "documents at calibration, and watch a thinned or shuffled stream: for example one text per document."
+            f"neighbouring texts are alike (seen up to text {neighbours['text']}; at most about "
+            f"{neighbours['level']:.0%} of streams of independent texts get this warning). The alarm is promised for "
+            "independent texts only. Name the documents at calibration, and watch a thinned or shuffled stream: for "
+            "example one text per document."
         )
     if copies["text"] is not None:
         of = f"the first {copies['among']} texts"

@@ -34,7 +34,19 @@ SURE = 6.9
 
 # What is written of a record, in order.
 WRITTEN = (
-    *("line", "id", "status", "p_value", "p_marginal", "score", "first_layer", "detector", "like", "tokens"),
+    *(
+        "line",
+        "id",
+        "status",
+        "p_value",
+        "p_marginal",
+        "score",
+        "first_layer",
+        "p_by_depth",
+        "detector",
+        "like",
+        "tokens",
+    ),
     *("n", "cut", "reason", "sha", "log_e", "alarm"),
     *("episode", "slice", "slice_log_e", "slice_alarm"),
 )
@@ -63,6 +75,7 @@ class Record:
     score : higher is more anomalous
     first_layer : the first depth at which the text is anomalous at level `alpha`, corrected for the number of depths;
         None for ordinary texts. Depth 0 is the first layer's input.
+    p_by_depth : the p-value of each depth, corrected for the number of depths, by the depth as a string
     tokens : the words that contribute most, at most three
     detector : the detector to which the text is most anomalous; "exposure" is the classifier of spoilt texts
     like : the kind of spoilt text that it is most like, if the classifier finds it most anomalous
@@ -88,6 +101,7 @@ class Record:
     p_marginal: float | None = None
     score: float | None = None
     first_layer: int | None = None
+    p_by_depth: dict[str, float] = field(default_factory=dict)
     tokens: tuple[Word, ...] = ()
     detector: str | None = None
     like: str | None = None
@@ -127,7 +141,7 @@ class Record:
             if self.p_value > UNUSUAL:
                 return f"ordinary: p = {_rounded_up(self.p_value)}"
             why = f"; {self.because}" if self.because else ""
-            return f"unusual, but above the threshold {self.alpha:g}: p = {_rounded_up(self.p_value)}{why}"
+            return f"unusual, but not strange: p = {_rounded_up(self.p_value)} is larger than {self.alpha:g}{why}"
         relation = "is at most" if self.p_value <= self.least else "="
         share = f"p {relation} {_rounded_up(self.p_value)}: at most {_ratio(self.p_value)} clean texts are this strange"
         if self.first_layer is not None:
@@ -174,6 +188,7 @@ def records(
     """
     fired = found.p_by_depth <= alpha
     layers = [found.depths[row.argmax()] if row.any() else None for row in fired]
+    depths = [str(depth) for depth in found.depths]
     shown, places, values = _most_anomalous(found)
     top = [_decisive(row, found.names) if ok else 0 for row, ok in zip(found.by_term, found.usable, strict=True)]
     ids, masks = passage.ids.tolist(), passage.mask.tolist()
@@ -196,6 +211,7 @@ def records(
                 p_marginal=float(found.p_marginal[i]),
                 score=float(found.score[i]),
                 first_layer=layers[i] if found.p_value[i] <= alpha else None,
+                p_by_depth=dict(zip(depths, found.p_by_depth[i].tolist(), strict=True)),
                 tokens=tokens,
                 detector=found.names[top[i]],
                 like=_like(found, i) if found.names[top[i]] == EXPOSURE else None,

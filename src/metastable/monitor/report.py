@@ -99,7 +99,9 @@ def render(watched: Watched, texts: Mapping[str, str] = NO_TEXTS, windows: Seque
         windows=_windows(windows),
         tested=len(windows),
         timeline=figure_block("timeline", draw(watched, change)) if watched.scored else None,
-        depths=figure_block("depths", figures.first_depths(_depths(watched, parts))) if watched.strange.any() else None,
+        depths=figure_block("depths", figures.p_by_depth(_depths(watched, parts), facts.alpha))
+        if watched.depths
+        else None,
         strangest=[_shown(watched, index, kept) for index in watched.strangest(KEPT)],
         strange=int(watched.strange.sum()),
         first=FIRST,
@@ -142,22 +144,19 @@ def headline(watched: Watched, change: ChangePoint | None) -> str:
             f"{strange} of {scored} scored texts {'is' if strange == 1 else 'are'} strange, and clean texts would give "
         )
         told += f"at most about {_expected(watched)}"
-    of_slices = _slice_alarms(watched)
     if not watched.alarms:
-        return f"{of_slices} The stream as a whole raised none: {told}." if of_slices else f"No alarm: {told}."
-    at = f"The alarm was raised at text {watched.alarms[0]}"
+        of_slices = _slice_alarms(watched)
+        return f"{of_slices}, and the stream as a whole raised none." if of_slices else f"No alarm: {told}."
+    began = "" if change is None else f"change began at about text {_numbered(watched, change.begin)[0]}"
     if len(watched.alarms) > 1:
-        at = f"{len(watched.alarms)} alarms were raised, {_at(watched.alarms)}"
-    began = ""
-    if change is not None:
-        one = "if the stream changed only once, the change" if len(watched.alarms) > 1 else "the change"
-        began = f", and {one} began at about text {_numbered(watched, change.begin)[0]}"
-    found = [f"{at}{began}: {told}.", _persistence(watched), of_slices]
-    return " ".join(sentence for sentence in found if sentence)
+        at = f"{len(watched.alarms)} alarms were raised, the first at text {watched.alarms[0]}"
+        return f"{at}, and the first {began}." if began else f"{at}."
+    at = f"The alarm was raised at text {watched.alarms[0]}"
+    return f"{at}, and the {began}: {told}." if began else f"{at}: {told}."
 
 
 def _at(texts: list[int]) -> str:
-    """Where alarms were raised: all texts, or the first and the last of many."""
+    """Where alarms were raised: at all texts, or the first and the last of many."""
     if len(texts) > 2 * NAMED:
         return f"the first at text {texts[0]} and the last at text {texts[-1]}"
     return f"at text{'s' if len(texts) > 1 else ''} {_listed([str(text) for text in texts])}"
@@ -200,17 +199,17 @@ def slice_name(own: WatchedSlice) -> str:
 
 
 def _slice_alarms(watched: Watched) -> str:
-    """The slices that raised an alarm, in one sentence; "" if none did."""
+    """The slices that raised an alarm, as the beginning of a sentence; "" if none did."""
     raised = sorted((own for own in watched.slices if own.alarms), key=lambda own: own.alarms[0])
     if not raised:
         return ""
-    of = "" if watched.facts.sliced_by is None else f" of {watched.facts.sliced_by}"
+    by = "" if watched.facts.sliced_by is None else f" by {watched.facts.sliced_by}"
     if len(raised) == 1:
-        return f"Slice {slice_name(raised[0])}{of} raised the alarm {_at(raised[0].alarms)}."
-    named = [f"{slice_name(own)} ({_at(own.alarms)})" for own in raised[:NAMED]]
-    if len(raised) > NAMED:
-        named.append(f"{len(raised) - NAMED} more")
-    return f"{len(raised)} of {len(watched.slices)} slices{of} raised an alarm: {_listed(named)}."
+        own = raised[0]
+        name = f"of {slice_name(own)}" if own.others or own.value is None else slice_name(own)
+        return f"The slice {name} raised the alarm at text {own.alarms[0]}"
+    first = raised[0].alarms[0]
+    return f"{len(raised)} of {len(watched.slices)} slices{by} raised an alarm, the first at text {first}"
 
 
 def _slices(watched: Watched) -> list[tuple[str, int, str, str]]:
@@ -278,11 +277,14 @@ def _notes(watched: Watched, change: ChangePoint | None) -> list[str]:
     if change is not None and change.end is not None:
         at, low, high = _numbered(watched, change.end)
         found.append(f"The change seems to have ended: its last text is about text {at}, between {low} and {high}.")
-    if change is not None and len(watched.alarms) > 1:
+    if change is not None and watched.considered < watched.scored:
+        last = int(watched.columns.number[watched.considered - 1])
         found.append(
-            f"The place of the change and its interval assume that the stream changed only once. The stream "
-            f"raised {len(watched.alarms)} alarms: if they come from different shifts, the estimate does not hold."
+            f"The stream raised {len(watched.alarms)} alarms. The change on this page is the first one: it is "
+            f"estimated from the texts up to text {last}, where the episode of the first alarm ends."
         )
+    if persistence := _persistence(watched):
+        found.append(persistence)
     if watched.alarms and change is None and watched.facts.calibration_texts is not None:
         found.append("The evidence is spread over the stream: there is no single place at which it changed.")
     restarts = sum(one.restart is not None for one in watched.raised())
@@ -334,8 +336,8 @@ def tiles(watched: Watched, change: ChangePoint | None) -> dict[str, tuple[str, 
         found["slices with an alarm"] = (f"{len(raised)} of {len(watched.slices)}", meaning)
     if change is not None:
         begin, low, high = _numbered(watched, change.begin)
-        once = ", if the stream changed only once" if len(watched.alarms) > 1 else ""
-        found["change"] = (f"from text {begin}", f"95 % interval: {low} to {high}{once}")
+        name = "first change" if len(watched.alarms) > 1 else "change"
+        found[name] = (f"from text {begin}", f"95 % interval: {low} to {high}")
     return found
 
 
@@ -375,9 +377,11 @@ def _parts(watched: Watched, change: ChangePoint | None) -> Parts:
     """Before and after the change, or the two halves. Empty parts are left out."""
     n = watched.scored
     if change is not None:
-        begin, end = change.begin.text - 1, n if change.end is None else change.end.text
+        begin, end = change.begin.text - 1, watched.considered if change.end is None else change.end.text
         found = {"before the change": slice(0, begin), "after the change": slice(begin, end)}
-        if end < n:
+        if len(watched.alarms) > 1:
+            found = {"before": slice(0, begin), "the first change": slice(begin, end), "later texts": slice(end, n)}
+        elif end < n:
             found = {"before": slice(0, begin), "during the change": slice(begin, end), "after it": slice(end, n)}
         elif not begin:
             found = {"the whole stream": slice(0, n)}
@@ -388,17 +392,12 @@ def _parts(watched: Watched, change: ChangePoint | None) -> Parts:
     return {name: own for name, own in found.items() if own.stop > own.start}
 
 
-def _depths(watched: Watched, parts: Parts) -> dict[str, dict[int | None, float]]:
-    found = {}
-    for name, own in parts.items():
-        layers = watched.columns.layer[own][watched.strange[own]]
-        size = own.stop - own.start
-        values, counts = np.unique(layers, return_counts=True)
-        found[name] = {
-            None if layer == NO_LAYER else int(layer): 100 * int(count) / size
-            for layer, count in zip(values, counts, strict=True)
-        }
-    return found
+def _depths(watched: Watched, parts: Parts) -> dict[str, dict[int, float]]:
+    """The median p-value at each depth: of each part, and of the strange texts."""
+    chosen = {name: watched.p_by_depth[own] for name, own in parts.items()}
+    chosen |= {"strange texts": watched.p_by_depth[watched.strange]} if watched.strange.any() else {}
+    medians = {name: np.nanmedian(p, axis=0) for name, p in chosen.items()}
+    return {name: dict(zip(watched.depths, p.tolist(), strict=True)) for name, p in medians.items()}
 
 
 def _comparison(watched: Watched, parts: Parts) -> list[tuple[str, list[str]]]:

@@ -187,7 +187,7 @@ class Review:
         check_name(by)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         counts = {"texts": self.texts, "documents": self.documents}
-        entry = {"when": now, "by": by, **counts, "sha256": list(self.digests)}
+        entry = {"when": now, "by": by, **counts, "sha256": list(self.digests), "warnings": self.warnings}
         own = self.baseline
         settings = {name: scorer.extended(self.table) for name, scorer in own.settings.items()}
         found = replace(own, settings=settings, accepted=(*own.accepted, entry))

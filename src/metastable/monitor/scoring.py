@@ -492,6 +492,8 @@ class Scorer:
     @property
     def independent_words(self) -> str:
         """How many independent texts the calibration texts are worth, as a sentence."""
+        if self.independent >= self.texts - 0.5:
+            return f"texts of one document are no more alike than others, so all {self.texts} calibration texts count"
         return (
             f"texts of one document are alike, so the alarm counts the {self.texts} calibration texts as "
             f"{self.independent:.0f} independent ones"

@@ -34,6 +34,7 @@ from metastable.monitor.watched import (
     WINDOWS,
     KeptText,
     kept_texts,
+    likeness,
     read_windows,
 )
 
@@ -207,16 +208,21 @@ class StreamFolder:
             self._windows.append(*windows)
 
     def keep(self, records: Iterable[Record]) -> None:
-        """Keep the texts of strange records, as far as they are among the strangest.
+        """Keep the texts of strange records, as far as they are among the strangest, or the strangest of their like.
 
         Call this before the records are written: every record that is there after a kill then has its text here.
         """
         before = dict(self._strangest)
         for record in records:
             if record.text is not None and record.sha is not None and record.p_marginal is not None:
-                self._strangest[record.sha] = KeptText(record.p_marginal, record.score or 0.0, record.text)
-        for key in sorted(self._strangest, key=lambda key: self._strangest[key].rank)[KEPT:]:
-            del self._strangest[key]
+                self._strangest[record.sha] = KeptText(
+                    record.p_marginal, record.score or 0.0, record.text, likeness(record)
+                )
+        ranked = sorted(self._strangest, key=lambda key: self._strangest[key].rank)
+        # The first text of each likeness is its strangest one.
+        first = list({self._strangest[key].of: key for key in reversed(ranked)}.values())
+        kept = {*ranked[:KEPT], *sorted(first, key=ranked.index)[:KEPT]}
+        self._strangest = {key: self._strangest[key] for key in ranked if key in kept}
         if self._strangest != before:
             self._begin()
             texts = {key: vars(text) for key, text in self._strangest.items()}

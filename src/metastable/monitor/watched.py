@@ -23,14 +23,15 @@ from metastable.monitor.alarm import Alarm
 from metastable.monitor.change_point import ChangePoint, change_point
 from metastable.monitor.dependence import warnings
 from metastable.monitor.episodes import persistence
-from metastable.monitor.record import kind
+from metastable.monitor.record import Record, kind
 from metastable.monitor.scripts import script
 from metastable.monitor.slices import MOST
 
 # The names of the files in the folder of a stream.
 RECORDS, SUMMARY, TEXTS, REPORT = "records.jsonl", "summary.json", "strangest.json", "report.html"
 WINDOWS = "windows.jsonl"
-# Texts that are kept for the page, the strangest of the stream, unless records are private.
+# Texts that are kept for the page, unless records are private: the strangest of the stream, and as many examples, each
+# the strangest text of those that have its cause in common.
 KEPT = 20
 # Characters of a text that are kept, from its beginning.
 LONGEST = 2000
@@ -179,6 +180,7 @@ class Watched:
     cut : scored texts that were longer than the model's limit
     damaged : rows that are no records
     names : of detectors and scripts; columns have their places in it
+    depths : those of `p_by_depth`
     """
 
     def __init__(self, facts: StreamFacts | None = None) -> None:
@@ -194,6 +196,8 @@ class Watched:
         self.names: list[str] = []
         self._codes: dict[str, int] = {}
         self._columns: dict[str, array[Any]] = {name: array(code) for name, code in CODES.items()}
+        self.depths: tuple[int, ...] = ()
+        self._p_by_depth = array("f")
         self._made: Columns | None = None
 
     def add(self, row: Mapping[str, Any]) -> None:
@@ -230,6 +234,10 @@ class Watched:
             int(get("episode") or 1),
             own_slice,
         )
+        by_depth = {int(depth): float(p) for depth, p in (get("p_by_depth") or {}).items()}
+        if not self.scored:
+            self.depths = tuple(by_depth)
+        self._p_by_depth.extend(by_depth.get(depth, math.nan) for depth in self.depths)
         for own, value in zip(self._columns.values(), values, strict=True):
             own.append(value)
         self.cut += bool(get("cut"))
@@ -265,6 +273,11 @@ class Watched:
         return len(self._columns["place"])
 
     @property
+    def p_by_depth(self) -> np.ndarray:
+        """(scored, depths), NaN where it is not known."""
+        return np.array(self._p_by_depth).reshape(self.scored, len(self.depths))
+
+    @property
     def strange(self) -> np.ndarray:
         """(scored,) of bool."""
         return self.columns.p_value <= self.facts.alpha
@@ -283,12 +296,22 @@ class Watched:
         order = np.lexsort((-self.columns.score[found], self.columns.p_marginal[found]))
         return [int(i) for i in found[order[:most]]]
 
+    @property
+    def considered(self) -> int:
+        """The number of scored texts that the change is estimated from: all, or those up to the end of the episode of
+        the first alarm if there are several alarms. Several changes are not one."""
+        if len(self.alarms) < 2 or not np.isin(self.alarms[0], self.columns.number):
+            return self.scored
+        own = self.columns.episode[np.searchsorted(self.columns.number, self.alarms[0])]
+        return int(np.searchsorted(self.columns.episode, own, side="right"))
+
     def change(self) -> ChangePoint | None:
-        """The change of a stream that raised the alarm; its places are indices of scored texts, plus 1."""
+        """The first change of a stream that raised the alarm; its places are indices of scored texts, plus 1."""
         texts = self.facts.calibration_texts
         if not self.alarms or texts is None:
             return None
-        return change_point(self.columns.p_marginal, texts, self.facts.alpha, independent=self.facts.independent)
+        p = self.columns.p_marginal[: self.considered]
+        return change_point(p, texts, self.facts.alpha, independent=self.facts.independent)
 
     def raised(self) -> list[RaisedAlarm]:
         """The alarms over all texts whose record is there, in their order, with the texts after each."""
@@ -371,22 +394,31 @@ class WatchedFile(Watched):
 
 @dataclass(frozen=True)
 class KeptText:
-    """The beginning of a strange text, and what decides whether it is among the strangest."""
+    """The beginning of a strange text, and what decides whether it is among the strangest. of : see `likeness`"""
 
     p: float
     score: float
     text: str
+    of: str
 
     @property
     def rank(self) -> tuple[float, float]:
         return self.p, -self.score
 
 
+def likeness(record: Record) -> str:
+    """What strange texts have in common if they are in one group of the page: script, detector, depth and kind."""
+    written = script([word.text for word in record.tokens])
+    return f"{written}, {record.detector}, {record.first_layer}, {record.like}"
+
+
 def kept_texts(path: Path) -> dict[str, KeptText]:
     """Texts by the sha in their records, from the file of a stream; {} without a file. They are for people only."""
     try:
         found = read_json(path, "the strangest texts")["texts"].items() if path.exists() else ()
-        return {key: KeptText(float(own["p"]), float(own["score"]), str(own["text"])) for key, own in found}
+        return {
+            key: KeptText(float(own["p"]), float(own["score"]), str(own["text"]), str(own["of"])) for key, own in found
+        }
     except (BadInput, AttributeError, LookupError, TypeError, ValueError):
         return {}
 
