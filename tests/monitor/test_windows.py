@@ -253,7 +253,7 @@ def test_a_stream_shorter_than_a_window_says_so(watching, stream):  # noqa: F811
     assert "no window can be strange at 0.0001: its smallest p-value is 0.0005" in result.stderr
 
 
-def test_the_page_has_the_strangest_windows_first_and_none_without_windows():
+def test_the_page_has_the_strange_windows_or_the_least_ordinary_one():
     rows = [
         {"number": n, "first": 10 * n - 9, "last": 10 * n, "texts": 10, "p_value": p, "detector": "concentration"}
         | {"strange": p <= 0.01}
@@ -262,5 +262,10 @@ def test_the_page_has_the_strangest_windows_first_and_none_without_windows():
     watched = WatchedRows(rows_of(np.full(30, 0.5)), FACTS)
     words = " ".join(page_text(render(watched, windows=rows)).split())
     assert "1 of 3" in words
-    assert words.index("11 to 20") < words.index("1 to 10") < words.index("21 to 30")
+    assert "The table has 1 of 3 windows: strange ones." in words
+    assert "11 to 20 0.0005 concentration" in words
+    assert "1 to 10 0.4" not in words
+    words = " ".join(page_text(render(watched, windows=[rows[2], rows[0]])).split())
+    assert "No window is strange; this one has the smallest p-value of 2." in words
+    assert "1 to 10 0.4 concentration" in words
     assert "Windows" not in page_text(render(watched))

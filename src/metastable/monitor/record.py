@@ -76,7 +76,7 @@ class Record:
     first_layer : the first depth at which the text is anomalous at level `alpha`, corrected for the number of depths;
         None for ordinary texts. Depth 0 is the first layer's input.
     p_by_depth : the p-value of each depth, corrected for the number of depths, by the depth as a string
-    tokens : the words that contribute most, at most three
+    tokens : the words that a detector of single words finds most unusual, at most three
     detector : the detector to which the text is most anomalous; "exposure" is the classifier of spoilt texts
     like : the kind of spoilt text that it is most like, if the classifier finds it most anomalous
     n : tokens that are neither special nor padding

@@ -238,11 +238,21 @@ def _windows_tile(windows: Sequence[Mapping[str, Any]], alpha: float) -> dict[st
 
 
 def _windows(windows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, bool]]:
-    """Rows of the table of windows, smallest p-values first: its lines, p, the detector, and whether it is strange."""
-    order = sorted(windows, key=lambda one: (one["p_value"], one["number"]))[:ROWS]
+    """Rows of the table of windows: its lines, p, the detector, and whether it is strange.
+
+    The strange ones in the order of the stream, or those with the smallest p-values if there are more than `ROWS`; the
+    one with the smallest p-value if none is strange.
+    """
+    order = sorted(windows, key=lambda one: (one["p_value"], one["number"]))
+    shown = [one for one in order if one["strange"]][:ROWS] or order[:1]
     return [
-        (f"{one['first']} to {one['last']}", number(one["p_value"]), called(str(one["detector"])), bool(one["strange"]))
-        for one in order
+        (
+            f"{one['first']} to {one['last']}",
+            f"{one['p_value']:.2g}",
+            called(str(one["detector"])),
+            bool(one["strange"]),
+        )
+        for one in sorted(shown, key=lambda one: one["number"])
     ]
 
 
@@ -276,7 +286,8 @@ def _notes(watched: Watched, change: ChangePoint | None) -> list[str]:
     found += [f"Warning: {words}" for words in watched.facts.dependence]
     if change is not None and change.end is not None:
         at, low, high = _numbered(watched, change.end)
-        found.append(f"The change seems to have ended: its last text is about text {at}, between {low} and {high}.")
+        which = "first change" if len(watched.alarms) > 1 else "change"
+        found.append(f"The {which} seems to have ended: its last text is about text {at}, between {low} and {high}.")
     if change is not None and watched.considered < watched.scored:
         last = int(watched.columns.number[watched.considered - 1])
         found.append(
