@@ -6,8 +6,9 @@ Under a density the mass of ρ is ρ^{m−1}dρ, m = dim E, so that up to consta
 
     W_p^p(t) = ∫₀¹ min(1, e^{−pct} ρ^{−pc/κ}) ρ^{m−1} dρ,
 
-which decays like e^{−prt} with r = min(c, mκ/p), if no later group of eigenvectors keeps its tokens for longer (the
-general formula is in `Theory.law_rate`; such heads are INCONCLUSIVE here), and like t·e^{−prt} where the two tie. With |Bᵀx| constant (κ = c):
+which decays like e^{−prt} with r = min(c, mκ/p), and like t·e^{−prt} where the two tie. A later group of eigenvectors
+may keep its tokens for longer: the formula for all groups is in `Theory.law_rate`, and such heads are INCONCLUSIVE
+here. With |Bᵀx| constant no later group does, and κ = c:
 W₂ at c/2 and W₁ like t·e^{−ct} for m = 1, W₂ like √t·e^{−ct} for m = 2, and W₂ at c for m ≥ 3. Where |Bᵀe| varies over
 the sphere of E its largest values dominate, with a negative power of t. So W_p ~ t^q e^{−rt} with
 
