@@ -119,8 +119,8 @@ def _short(record: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield from _item(
         "An AUROC is the probability that a shifted text scores higher than a clean one, in percent; 50 is chance. "
-        "Clean texts are weighted to the same lengths. Ranges are over the domains. In brackets: AUROC of single texts; "
-        "percentage of these texts with p ≤ 0.01, which is 1 for clean texts."
+        "Clean texts are weighted to the same lengths. Ranges are over the domains. In brackets: AUROC of single "
+        "texts; percentage of these texts with p ≤ 0.01, which is 1 for clean texts."
     )
     cells = {
         kind: f"{PLAINLY[kind]} ({_shown(ranges[kind])}; {_shown(_range(record, kind, 'marginal'))})" for kind in order

@@ -68,6 +68,20 @@ def test_the_version_is_the_same_everywhere():
     assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
+def test_extras_are_installed_from_the_clone_because_the_package_is_not_published():
+    folders = ("src", "docs", "examples", "benchmarks")
+    files = [
+        path
+        for folder in folders
+        for kind in ("py", "md", "yml", "yaml")
+        for path in (ROOT / folder).rglob(f"*.{kind}")
+    ]
+    named = [
+        path for path in (*files, ROOT / "README.md") if re.search(r"(?<!/)metastable\[\w", path.read_text("utf-8"))
+    ]
+    assert named == []
+
+
 def test_every_python_of_the_classifiers_is_tested():
     named = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     tested = (ROOT / ".github/workflows/tests.yml").read_text(encoding="utf-8")
