@@ -282,7 +282,7 @@ def test_no_page_is_wider_than_the_window(site, browser):
         ("metastability", "understand/plateau.html"),
         ("metastability", "understand/statements.html"),
         ("how to cite", "index.html"),
-        ("paper figures", "howto/paper_figures.html"),
+        ("figures for a paper", "howto/paper_figures.html"),
     ],
 )
 def test_search_finds_the_page_about_the_words_among_the_first(site, browser, words, page):
