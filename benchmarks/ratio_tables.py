@@ -10,7 +10,8 @@ from measure import RESULTS
 TITLES = {
     "flash": "the plain dense softmax of published scripts over `flash`, float32, d = 3, N = 20 000",
     "clusters": "`flash` in float32 over the tree, tokens in clusters, N = 10⁵",
-    "certificate": "the tree to 1e-6 over the tree to 1.5e-5, N = 10⁶: the most that a bound without slack would gain",
+    "certificate": "the tree at tolerance 1e-6 over the tree at 1.5e-5, N = 10⁶: an upper limit on what a sharper "
+    "error bound could save",
     "family": "the field of a member of the family over that of one softmax head, by the tree, N = 10⁶",
     "spectrum": "dense over factored eigenvalues of 144 heads of width 768",
     "weights": "dense eigenvalues of M and V over the whole table of an audit, 144 heads of width 768",

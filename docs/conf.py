@@ -32,6 +32,9 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
+# Excerpts of results would be fetched, which a browser refuses for a page that was opened as a file.
+html_show_search_summary = False
+html_search_scorer = str(Path(__file__).parent / "search_scorer.js")
 # Formulas are MathML, which browsers draw themselves: the site needs no network.
 html_math_renderer = "mathml"
 pygments_style, pygments_dark_style = "friendly", "native"

@@ -1,7 +1,8 @@
 """Parts of the site that are made from the code and the records: Markdown text, one function each.
 
-A page has the line `<!-- insert: NAME -->`, or `<!-- insert: NAME ARGUMENT -->`; `conf.py` puts the text there. This
-module needs the package alone, not the tools of the site, so that tests can read it.
+A page has the comment `<!-- insert: NAME -->`, or `<!-- insert: NAME ARGUMENT -->`, on a line of its own or in a
+sentence; `conf.py` puts the text there. This module needs the package alone, not the tools of the site, so that tests
+can read it.
 """
 
 from __future__ import annotations
@@ -485,6 +486,17 @@ def outcomes() -> str:
     return table(["claim", *head], rows)
 
 
+def outcome(claim: str) -> str:
+    """The recorded outcome of a claim, to follow its link in a sentence."""
+    found = {size: rows[claim] for size, rows in _outcomes().items() if claim in rows}
+    return "".join(f", {row['outcome']} ({row['checks']} at the {size} size)" for size, row in found.items())
+
+
+def full_size() -> str:
+    """That the full size of the claims was never recorded, as long as this is so."""
+    return "" if _outcomes()["full"] else "The full size has not been recorded yet."
+
+
 def _outcomes() -> dict[str, dict[str, Any]]:
     """The records of benchmarks/claims.py by size and name; a size that was never run has none."""
     found: dict[str, dict[str, Any]] = {}
@@ -628,6 +640,8 @@ INSERTS: dict[str, Callable[..., str]] = {
     "detectors": detectors,
     "claims": claims,
     "outcomes": outcomes,
+    "outcome": outcome,
+    "full-size": full_size,
     "ratios": ratios,
     "measured": measured,
     "whole": whole,
@@ -635,7 +649,7 @@ INSERTS: dict[str, Callable[..., str]] = {
     "gallery-page": gallery_page,
     "gallery-grid": gallery_grid,
 }
-MARK = re.compile(r"^<!-- insert: ([\w-]+) ?(.*?) ?-->$", flags=re.MULTILINE)
+MARK = re.compile(r"<!-- insert: ([\w-]+) ?(.*?) ?-->")
 
 
 def filled(text: str) -> str:

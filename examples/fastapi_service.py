@@ -2,7 +2,7 @@
 
 Clients see embeddings. Operators see /health and /metrics.
 
-    pip install 'metastable[encoder,monitor]' fastapi uvicorn sentence-transformers
+    pip install '.[encoder,monitor]' fastapi uvicorn sentence-transformers     # in the folder of the clone
     METASTABLE_MODEL=./my-encoder METASTABLE_BASELINE=baseline uvicorn fastapi_service:app
 
 The model is used as always. While the monitor is entered, every text that goes through it gets a p-value, and

@@ -40,13 +40,13 @@ assert not heavy, heavy
 """
 
 NEEDS = {
-    "audit anything": "metastable[encoder]",
-    "lab": "metastable[lab]",
-    "sweep problem.toml --workers 1": "metastable[scale]",
-    "serve anything --baseline nowhere": "metastable[serve]",
+    "audit anything": "'.[encoder]'",
+    "lab": "'.[lab]'",
+    "sweep problem.toml --workers 1": "'.[scale]'",
+    "serve anything --baseline nowhere": "'.[serve]'",
 }
 """Commands that need an extra, and what their message must name."""
-NEEDS_BESIDE_ENCODER = {"calibrate model.onnx --texts texts.txt": "metastable[onnx]"}
+NEEDS_BESIDE_ENCODER = {"calibrate model.onnx --texts texts.txt": "'.[onnx]'"}
 
 WORKS = {
     "encoder": """
@@ -69,7 +69,7 @@ from pathlib import Path
 try:
     _session(Path("model.onnx"), "model.onnx")
 except BadInput as error:
-    assert "metastable[onnx]" not in str(error), error
+    assert "'.[onnx]'" not in str(error), error
 """,
     "scale": """
 import metastable as ms

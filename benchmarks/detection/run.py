@@ -3,7 +3,7 @@
     python benchmarks/detection/run.py                    # everything; an hour or two on one core at the first time
     python benchmarks/detection/run.py --domain commons   # one domain; the others in the record stay as they are
     python benchmarks/detection/run.py --twin             # the same encoder with random weights
-    python benchmarks/detection/run.py --write-docs       # docs/detection.md from the record, nothing is computed
+    python benchmarks/detection/run.py --write-docs       # its pages in docs/ from the record, nothing is computed
 
 `oracle.py` adds to the record how close any merging of the detectors can stay to the best one.
 
@@ -24,7 +24,7 @@ import shifts
 import torch
 from bench import Bench, Clean
 from columns import Columns
-from document import markdown
+from document import markdown, tables
 from packages import PACKAGES
 from streams import CLEAN, Deal, changed_streams, clean_streams
 
@@ -32,7 +32,7 @@ from metastable.encoder.load import Encoder, load, twin
 from metastable.monitor.scoring import ColumnTable
 
 RESULTS = Path(__file__).parents[1] / "results" / "detection.json"
-DOCUMENT = Path(__file__).parents[2] / "docs" / "detection.md"
+DOCUMENTS = Path(__file__).parents[2] / "docs"
 TWINNED = {"editorials": "development", "commons": "frozen"}
 """What the encoder with random weights is tried on: a domain and a group of its shifts."""
 
@@ -134,8 +134,8 @@ def main() -> None:
     parser.add_argument("--write-docs", action="store_true")
     chosen = parser.parse_args()
     if chosen.write_docs:
-        DOCUMENT.parent.mkdir(exist_ok=True)
-        DOCUMENT.write_text(markdown(recorded()), encoding="utf-8")
+        for name, page in {"detection": markdown, "detection_tables": tables}.items():
+            (DOCUMENTS / f"{name}.md").write_text(page(recorded()), encoding="utf-8")
         return
     torch.set_num_threads(1)
     encoder = load(chosen.model)

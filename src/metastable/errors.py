@@ -18,6 +18,15 @@ class SchedulerLost(RuntimeError):
     """The connection to the Dask scheduler ended during a computation. The message says what was kept."""
 
 
+def extra(name: str) -> str:
+    """How to install an extra, for the end of a message. The package is not on PyPI, so it is installed from its clone.
+
+    >>> extra("lab")
+    "install it in the folder of the clone: pip install '.[lab]'"
+    """
+    return f"install it in the folder of the clone: pip install '.[{name}]'"
+
+
 def suggestion(value: object, allowed: Iterable[str]) -> str:
     """The end of a message about an unknown name: the closest allowed name, or all of them.
 

@@ -57,6 +57,14 @@ def test_fails_when_the_projector_is_orthogonal(monkeypatch: pytest.MonkeyPatch)
     assert "limit map" in failed(small())
 
 
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [(1.0, "all tokens"), (0.99999, "at least 99.99 % of the tokens"), (0.995, "at least 99.5 % of the tokens")],
+)
+def test_only_a_share_of_one_is_all_tokens(share: float, words: str) -> None:
+    assert limit.tokens_in_words(share) == words
+
+
 def test_fails_when_the_rate_is_promised_three_times_too_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     from metastable.theory import Theory
 

@@ -29,6 +29,8 @@ BLOCK = re.compile(
 """A block of Python, its mark, and what it prints if that is shown right below it."""
 WIDEST = 116
 """Characters of code on a line of the site, see docs/_static/site.css."""
+WIDTHS = (390, 800, 1008, 1024, 1100, 1280)
+"""Widths of windows: a phone, tablets, both sides of the theme's breakpoints, a screen."""
 RUN = [path for folder in ("start", "howto", "understand") for path in sorted((DOCS / folder).glob("*.md"))]
 
 
@@ -64,6 +66,20 @@ def test_the_version_is_the_same_everywhere():
     assert version == ms.__version__
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_extras_are_installed_from_the_clone_because_the_package_is_not_published():
+    folders = ("src", "docs", "examples", "benchmarks")
+    files = [
+        path
+        for folder in folders
+        for kind in ("py", "md", "yml", "yaml")
+        for path in (ROOT / folder).rglob(f"*.{kind}")
+    ]
+    named = [
+        path for path in (*files, ROOT / "README.md") if re.search(r"(?<!/)metastable\[\w", path.read_text("utf-8"))
+    ]
+    assert named == []
 
 
 def test_every_python_of_the_classifiers_is_tested():
@@ -224,26 +240,59 @@ def test_docstrings_become_markdown():
     assert "```python\n>>> 1 + 1\n2\n```" in found
 
 
-@pytest.mark.slow
-def test_the_site_builds_without_warnings(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the built site; a warning is an error."""
     pytest.importorskip("sphinx", reason="`make docs` installs the tools of the site")
-    call = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-W",
-        "--keep-going",
-        "-q",
-        "-d",
-        tmp_path / "trees",
-        DOCS,
-        tmp_path / "site",
-    ]
+    folder = tmp_path_factory.mktemp("site")
+    call = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", folder / "trees", DOCS, folder / "site"]
     done = subprocess.run(call, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    page = (tmp_path / "site" / "understand" / "projection.html").read_text(encoding="utf-8")
+    return folder / "site"
+
+
+@pytest.mark.slow
+def test_the_built_site_draws_formulas_and_needs_no_network(site):
+    page = (site / "understand" / "projection.html").read_text(encoding="utf-8")
     assert "<math" in page
-    scripts = re.findall(
-        r'(?:src|href)="(https?://[^"]+)"', (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
-    )
+    scripts = re.findall(r'(?:src|href)="(https?://[^"]+)"', (site / "index.html").read_text(encoding="utf-8"))
     assert not [address for address in scripts if address.endswith((".js", ".css"))]
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_no_page_is_wider_than_the_window(site, browser):
+    page = browser.new_page()
+    wide = []
+    for path in sorted(site.rglob("*.html")):
+        page.goto(path.as_uri())
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 800})
+            if (found := page.evaluate("document.documentElement.scrollWidth")) > width:
+                wide.append(f"{path.relative_to(site)} is {found} px wide in a window of {width} px")
+    page.close()
+    assert wide == []
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("metastability", "understand/plateau.html"),
+        ("metastability", "understand/statements.html"),
+        ("how to cite", "index.html"),
+        ("figures for a paper", "howto/paper_figures.html"),
+    ],
+)
+def test_search_finds_the_page_about_the_words_among_the_first(site, browser, words, page):
+    context = browser.new_context(offline=True)
+    tab, complaints = context.new_page(), []
+    tab.on("console", lambda line: line.type == "error" and complaints.append(line.text))
+    tab.goto(f"{(site / 'search.html').as_uri()}?q={words.replace(' ', '+')}")
+    tab.wait_for_function("!document.querySelector('#search-progress')?.textContent.includes('Searching')")
+    tab.wait_for_selector("#search-results li a")
+    found = tab.evaluate("[...document.querySelectorAll('#search-results li a')].slice(0, 3).map(a => a.href)")
+    context.close()
+    assert (site / page).as_uri() in {address.split("#")[0].split("?")[0] for address in found}
+    assert complaints == []

@@ -296,5 +296,7 @@ def test_without_dask_it_is_one_line(small, tmp_path, monkeypatch):
         app, ["audit", str(small), "--texts", str(path), "--workers", "1", "--out", str(tmp_path / "out")]
     )
     assert result.exit_code == 2
-    assert result.stderr == "metastable: this needs Dask: pip install 'metastable[scale]'\n"
+    assert result.stderr == (
+        "metastable: this needs Dask; install it in the folder of the clone: pip install '.[scale]'\n"
+    )
     shutil.rmtree(tmp_path / "out", ignore_errors=True)

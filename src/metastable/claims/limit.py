@@ -145,6 +145,13 @@ def _obstacle(head: Head) -> str | None:
     return without_limit(head) or too_long(head, HORIZON / head.theory().law_rate(2))
 
 
+def tokens_in_words(share: float) -> str:
+    """At least which share of the tokens, rounded down."""
+    if share > 1 - 1e-9:
+        return "all tokens"
+    return f"at least {math.floor(1e4 * share) / 100:g} % of the tokens"
+
+
 @claim("limit", "Limit law", obstacle=_obstacle)
 def check(
     head: Head | None,
@@ -198,7 +205,7 @@ def check(
     least, median = min(row["share arrived"] for row in rows), max(row["median distance at the end"] for row in rows)
     worst = max(row["W₂ at the end"] for row in rows)
     found.sentence = (
-        f"at rt = {HORIZON:g}, in each of {len(rows)} runs, at least {100 * least:.4g} % of the tokens are within "
+        f"at rt = {HORIZON:g}, in each of {len(rows)} runs, {tokens_in_words(least)} are within "
         f"{ARRIVED:g} of T(x), the median token within {median:.2g}, and W₂ to the limit law is at most {worst:.2g}"
     )
     return found

@@ -6,7 +6,9 @@ Under a density the mass of ρ is ρ^{m−1}dρ, m = dim E, so that up to consta
 
     W_p^p(t) = ∫₀¹ min(1, e^{−pct} ρ^{−pc/κ}) ρ^{m−1} dρ,
 
-which decays like e^{−prt} with r = min(c, mκ/p), and like t·e^{−prt} where the two tie. With |Bᵀx| constant (κ = c):
+which decays like e^{−prt} with r = min(c, mκ/p), and like t·e^{−prt} where the two tie. A later group of eigenvectors
+may keep its tokens for longer: the formula for all groups is in `Theory.law_rate`, and such heads are INCONCLUSIVE
+here. With |Bᵀx| constant no later group does, and κ = c:
 W₂ at c/2 and W₁ like t·e^{−ct} for m = 1, W₂ like √t·e^{−ct} for m = 2, and W₂ at c for m ≥ 3. Where |Bᵀe| varies over
 the sphere of E its largest values dominate, with a negative power of t. So W_p ~ t^q e^{−rt} with
 
@@ -224,9 +226,10 @@ def check(
     seeds: int = size(3, full=8),
     points: int = size(11, full=21),
 ) -> Finding:
-    """At zero temperature a token converges at c = g/|Bᵀe|, and the law's distance to its limit is of the order e^{−ct}
-    [paper]; with its late tokens, W_p decays like t^q e^{−rt} with r = min(c, κ·dim E/p), which is c/2 for W₂ and
-    dim E = 1 where |Bᵀx| is constant [derived].
+    """At zero temperature the law's distance to its limit falls exponentially [paper]. A token converges at
+    c = g/|Bᵀe|. The law waits for its late tokens: W_p decays like t^q e^{−rt}, where r is the least of c and of
+    Σ_j (λ_j − λ_k)/(p|Bᵀx_k|) over the groups k of lower eigenvalues. The first group gives κ·dim E/p, and only heads
+    for which no later group is slower are judged. For W₂, dim E = 1 and constant |Bᵀx|, r is c/2 [derived].
 
     Measure the rates of W₁, W₂ and the median token, for every head.
 

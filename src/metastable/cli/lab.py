@@ -11,7 +11,7 @@ import typer
 
 from metastable.cli.exits import one_line_errors
 from metastable.cli.options import Debug
-from metastable.errors import BadInput
+from metastable.errors import BadInput, extra
 
 
 def lab(
@@ -35,7 +35,7 @@ def lab(
     """
     with one_line_errors(debug, resumes=False):
         if find_spec("dash") is None:
-            raise BadInput("the lab needs dash; install it with: pip install 'metastable[lab]'")
+            raise BadInput(f"the lab needs dash; {extra('lab')}")
         if watch is not None and watch.exists() and not watch.is_dir() and watch.suffix != ".jsonl":
             raise BadInput(f"--watch {watch} is neither a folder nor a .jsonl file; give the --out folder of `watch`")
         from metastable.lab.app import serve

@@ -15,7 +15,7 @@ import typer
 
 from metastable.cli.exits import EXIT_BAD_INPUT, EXIT_INTERRUPTED, complain, one_line_errors
 from metastable.cli.options import AllowPickle, Alpha, BatchSize, Debug, Tokenizer, Watched
-from metastable.errors import BadInput
+from metastable.errors import BadInput, extra
 
 if TYPE_CHECKING:
     import socket
@@ -78,7 +78,7 @@ def serve(
     """
     with one_line_errors(debug, resumes=False), ExitStack() as stack:
         if absent := [name for name in NEEDED if find_spec(name) is None]:
-            raise BadInput(f"serve needs {absent[0]}; install it with: pip install 'metastable[serve]'")
+            raise BadInput(f"serve needs {absent[0]}; {extra('serve')}")
         from prometheus_client import CollectorRegistry
 
         from metastable.addresses import bound, is_loopback, url

@@ -36,7 +36,7 @@ from metastable.encoder.sentence import (
     settings_in_memory,
     settings_on_disk,
 )
-from metastable.errors import BadInput
+from metastable.errors import BadInput, extra
 
 IN_A_LAYER = re.compile(r"(^|\.)(layer|layers|albert_layers)\.\d+\.")
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
@@ -145,7 +145,7 @@ def load(model: Any, allow_pickle: bool = False, tokenizer: Any = None, weights:
             raise BadInput(WEIGHTLESS.format(model.name))
         return model
     if not find_spec("transformers"):
-        raise BadInput("reading encoders needs the package transformers; install metastable[encoder]")
+        raise BadInput(f"reading encoders needs the package transformers; {extra('encoder')}")
     given = None
     if isinstance(tokenizer, (str, os.PathLike)):
         given = Path(tokenizer).absolute()

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from metastable.encoder.anatomy import Site
 from metastable.encoder.load import Encoder, tokenizer_in
 from metastable.encoder.sentence import settings_on_disk
-from metastable.errors import BadInput
+from metastable.errors import BadInput, extra
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 NUMBERED = re.compile(r"hidden_states[._\[]?(\d+)\]?")
@@ -148,7 +148,7 @@ def _outline(model: OnnxModel, width: int, limit: int) -> Any:
 
 def _session(path: Path, name: str) -> Any:
     if find_spec("onnxruntime") is None:
-        raise BadInput(f"{name!r} is an ONNX file, which needs onnxruntime; install metastable[onnx]")
+        raise BadInput(f"{name!r} is an ONNX file, which needs onnxruntime; {extra('onnx')}")
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
-from metastable.errors import BadInput
+from metastable.errors import BadInput, extra
 from metastable.files import Lines, Mutex
 from metastable.monitor.alarm import Alarm
 from metastable.monitor.record import Record
@@ -66,7 +66,7 @@ class JsonLines:
 
 
 class Prometheus:
-    """Metrics for Prometheus, by the package prometheus-client (metastable[monitor]), labelled with the monitor's name:
+    """Metrics for Prometheus, by the package prometheus-client (extra `monitor`), labelled with the monitor's name:
 
     texts_total{status}             texts scored and rejected
     failures_total{kind}            errors inside the monitor, and passes that it could not read
@@ -89,7 +89,7 @@ class Prometheus:
         try:
             import prometheus_client
         except ImportError as error:
-            raise BadInput("metrics need the package prometheus-client; install metastable[monitor]") from error
+            raise BadInput(f"metrics need the package prometheus-client; {extra('monitor')}") from error
         metrics = _metrics(prometheus_client.REGISTRY if registry is None else registry, prefix)
         self.monitor = metrics.name() if monitor is None else monitor
         self._texts = {status: metrics.texts.labels(self.monitor, status) for status in ("scored", "rejected")}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from metastable.arrays import whole
 from metastable.attention.threads import threads
-from metastable.errors import BadInput
+from metastable.errors import BadInput, extra
 from metastable.run import storage as store
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def connected(
     The address of Dask's dashboard is printed to standard error.
     """
     if find_spec("distributed") is None:
-        raise BadInput("this needs Dask: pip install 'metastable[scale]'")
+        raise BadInput(f"this needs Dask; {extra('scale')}")
     if scheduler is not None and (workers is not None or memory is not None):
         raise BadInput("workers and memory are for a cluster on this machine; leave them out with a scheduler")
     cluster = _local_cluster(workers, memory) if scheduler is None else contextlib.nullcontext(scheduler)
@@ -165,7 +165,7 @@ def _prepare(client: Client, where: str) -> None:
         raise
     except Exception as error:
         words = " ".join(str(error).split()) or type(error).__name__
-        raise BadInput(f"the workers {where} cannot be used ({words}); install metastable[scale] there") from error
+        raise BadInput(f"the workers {where} cannot be used ({words}); each needs the extra scale") from error
 
 
 def one_thread() -> int:

@@ -40,7 +40,7 @@ from metastable.encoder.history.record import (
     shapes,
 )
 from metastable.encoder.load import IMAGES, Encoder, load
-from metastable.errors import BadInput
+from metastable.errors import BadInput, extra
 
 LOGGER = logging.getLogger(__name__)
 SCHEMA = "metastable.history/1"
@@ -455,7 +455,7 @@ def callback(
     from importlib.util import find_spec
 
     if not find_spec("transformers"):
-        raise BadInput("the callback needs the package transformers; install metastable[encoder]")
+        raise BadInput(f"the callback needs the package transformers; {extra('encoder')}")
     from metastable.encoder.history.trainer import HistoryCallback
 
     return HistoryCallback(fixed_texts(texts), tokenizer, out, interval(every), tensorboard)
