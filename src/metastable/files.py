@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 from weakref import WeakSet
 
 from filelock import FileLock, Timeout
@@ -240,12 +240,34 @@ def sha256(*parts: Any) -> str:
     return hashlib.sha256(to_json(list(parts), indent=None).encode()).hexdigest()
 
 
+class _Renewed(Protocol):
+    def renew(self) -> None:
+        """Called in a forked child, which has no other threads of the parent."""
+
+
+_RENEWED: WeakSet[_Renewed] = WeakSet()
+
+
+def renewed_in_children(one: _Renewed) -> None:
+    """Call `one.renew()` in every forked child, as long as there is `one`."""
+    _RENEWED.add(one)
+
+
+def _renew() -> None:
+    for one in list(_RENEWED):
+        one.renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
+
+
 class Mutex:
     """A reentrant lock between threads. In a forked child, locks that other threads of the parent held are free."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        _MUTEXES.add(self)
+        renewed_in_children(self)
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -259,18 +281,6 @@ class Mutex:
             self._lock.release()
         else:
             self._lock = threading.RLock()
-
-
-_MUTEXES: WeakSet[Mutex] = WeakSet()
-
-
-def _renew_mutexes() -> None:
-    for mutex in list(_MUTEXES):
-        mutex.renew()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_mutexes)
 
 
 class Lines:

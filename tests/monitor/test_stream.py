@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import threading
 import time
 from dataclasses import replace
@@ -369,3 +370,25 @@ def test_what_a_regular_file_is(tmp_path):
     assert regular(str(tmp_path / "file"))
     assert not regular(str(tmp_path / "fifo"))
     assert not regular(str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("baseline", "the baseline was changed (recalibrated or made again), or is another one, since the records in"),
+        ("encoder", "the weights of the encoder are others than those with which the records in"),
+    ],
+)
+def test_a_baseline_or_an_encoder_that_was_changed_is_told_in_words_and_not_as_hashes(tmp_path, name, words):
+    facts = {"encoder": "0" * 64, "baseline": "1" * 64, "setting": "full"}
+    with stream_folder(tmp_path / "out", facts) as folder:
+        folder.write([{"status": "rejected"}])
+    with (
+        pytest.raises(BadInput, match=re.escape(words)) as found,
+        stream_folder(tmp_path / "out", {**facts, name: "2" * 64}, resume=True),
+    ):
+        pass
+    message = str(found.value)
+    assert "give another --out, or use --overwrite to start again" in message
+    assert not re.search("[0-9a-f]{64}", message)
+    assert "\n" not in message

@@ -123,8 +123,8 @@ def _settings():
 
 
 def test_workers_with_other_versions_are_refused(scheduler, monkeypatch):
-    versions = workers.store.versions()
-    monkeypatch.setattr(workers.store, "versions", lambda: {**versions, "torch": "1.0"})
+    versions = workers.versions()
+    monkeypatch.setattr(workers, "versions", lambda: {**versions, "torch": "1.0"})
     with pytest.raises(BadInput, match=r"a worker on .* has torch .* and this process 1.0"):
         workers.connected(scheduler).__enter__()
 

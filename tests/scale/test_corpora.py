@@ -228,9 +228,9 @@ def test_workers_must_find_the_same_model(encoder, cluster):
 
 
 def test_workers_must_have_the_same_transformers(encoder, spread, monkeypatch):
-    versions = corpora.versions()
+    versions = corpora.text_versions()
     assert versions["transformers"]
-    monkeypatch.setattr(corpora, "versions", lambda: {**versions, "transformers": "1.0"})
+    monkeypatch.setattr(corpora, "text_versions", lambda: {**versions, "transformers": "1.0"})
     texts = ["A text."]
     with pytest.raises(BadInput, match=r"a worker on .* has transformers .* and this process 1.0"):
         measure(encoder, texts, tally=spread(texts))

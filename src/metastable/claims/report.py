@@ -15,7 +15,7 @@ from metastable.claims import GROUPS, running
 from metastable.claims.experiment import FAIL, INCONCLUSIVE, PASS, ClaimCheck, Finding, Picture, Series
 from metastable.figures import look
 from metastable.report.page import figure_block, render_page, target_of, write_page
-from metastable.run import storage
+from metastable.versions import versions
 
 SHOWN = 14
 """Rows of a table in the report; the CSV file has all rows."""
@@ -53,7 +53,7 @@ def render(found: running.Findings) -> str:
             if not found.found.keys().isdisjoint(names)
         },
         about=about,
-        versions=storage.versions(),
+        versions=versions(),
     )
 
 

@@ -31,6 +31,7 @@ from metastable.errors import BadInput
 from metastable.files import locked, sha256, write_json, write_text, writing
 from metastable.head import Head
 from metastable.run import storage
+from metastable.versions import versions
 
 SCHEMA = "metastable.claims/1"
 STOPPED = "the experiment stopped"
@@ -67,7 +68,7 @@ class Findings:
             record = {"title": find(name).title, "statement": find(name).statement, **finding.to_json()}
             claims[name] = {key: value for key, value in record.items() if key != "pictures"}
         head = None if self.head is None else storage.head_to_json(self.head)
-        return {"schema": SCHEMA, "size": self.size, "head": head, "versions": storage.versions(), "claims": claims}
+        return {"schema": SCHEMA, "size": self.size, "head": head, "versions": versions(), "claims": claims}
 
 
 def run(
@@ -85,7 +86,7 @@ def run(
     given = None if head is None else storage.head_to_json(head)
     with locked(folder / "findings"):
         # A digest of everything that a finding depends on. Each size and each head has files of its own.
-        identities = {name: sha256(SCHEMA, name, full, storage.versions(), source(), given) for name in names}
+        identities = {name: sha256(SCHEMA, name, full, versions(), source(), given) for name in names}
         paths = {name: folder / "findings" / f"{name}-{identities[name][:12]}.json" for name in names}
         kept = {} if again else {name: f for name in names if (f := _kept(paths[name], identities[name]))}
         missing = [name for name in names if name not in kept]

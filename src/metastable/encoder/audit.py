@@ -28,7 +28,7 @@ from metastable.encoder.texts import blank, read_texts, unknown_tokens
 from metastable.encoder.verdict import AuditVerdict, judge
 from metastable.encoder.weights import Theories, Weights, layer_table, theories, weigh
 from metastable.errors import BadInput
-from metastable.run import storage as store
+from metastable.versions import versions
 
 SCHEMA = "metastable.audit/2"
 TWIN_RUNGS = 8
@@ -378,7 +378,7 @@ def _keeping(texts: Iterable[str], kept: list[str]) -> Iterator[str]:
 
 
 def _made(measured: Measurements | None) -> dict[str, str]:
-    made = {**store.versions(), "transformers": metadata.version("transformers")}
+    made = {**versions(), "transformers": metadata.version("transformers")}
     if measured is not None:
         counts = asdict(measured.counts)
         made |= {"texts": ", ".join(f"{name} {count}" for name, count in counts.items())}

@@ -37,7 +37,7 @@ from metastable.monitor.scoring import SETTINGS, ColumnTable, Scale, Scorer, Set
 from metastable.monitor.split import TOKENS, Split, digest, enough
 from metastable.monitor.spoiling import spoilt, with_copies
 from metastable.notebook import curve, table
-from metastable.run import storage as store
+from metastable.versions import versions
 
 if TYPE_CHECKING:
     from metastable.monitor.review import Review
@@ -158,7 +158,7 @@ class Baseline:
             found.check(encoder)
             found.settings = learning.scorers(found.detectors)
             learning.end()
-            found.facts = {**learning.facts(), "seed": int(seed), "versions": store.versions()}
+            found.facts = {**learning.facts(), "seed": int(seed), "versions": versions()}
             found.known, found.fitted = (
                 np.unique(np.array(own, dtype=np.uint64)) for own in (split.known, split.fitted)
             )

@@ -99,7 +99,7 @@ class Examiner:
         return self._local.encoder, self._local.tokenizer
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words}"[:200]
 

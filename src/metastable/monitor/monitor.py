@@ -2,12 +2,14 @@
 
 It is a guest of the program that runs the model. Outputs and gradients are bit for bit those without the monitor.
 Errors inside the monitor (a full disk, a sink that raises, a bug) are counted and logged once per kind, and the model
-goes on. Only `KeyboardInterrupt` and `SystemExit` pass. A forked process can use the model and the monitor, even if
-another thread was inside the monitor during the fork.
+goes on. Only `KeyboardInterrupt` and `SystemExit` pass. A sink that is slow or hangs does not hold up the model, see
+`delivery`. A forked process can use the model and the monitor, even if another thread was inside the monitor during the
+fork.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections import Counter, deque
@@ -31,6 +33,7 @@ from metastable.errors import BadInput
 from metastable.files import Mutex
 from metastable.monitor.alarm import Alarm
 from metastable.monitor.baseline import Baseline
+from metastable.monitor.delivery import FLUSH, Delivery, too_many
 from metastable.monitor.dependence import Dependence, warnings
 from metastable.monitor.episodes import Episodes, Evidence, Place
 from metastable.monitor.examiner import Examiner, one_line
@@ -62,7 +65,8 @@ class MonitorCounts:
     cut : scored texts that were longer than the model's limit, as far as known
     rejected : texts that could not be scored, by reason
     unreadable : passes that could not be scored, by reason; the number of texts in them is not known
-    failures : errors inside the monitor, by place: "scoring" (a whole pass), "records", "alarm", "sink", "on_alarm"
+    failures : errors inside the monitor, by place: "scoring" (a whole pass), "records", "alarm", "sink", "on_alarm";
+        and "dropped", the number of texts that the sinks did not get because they were too slow
     """
 
     texts: int
@@ -85,8 +89,9 @@ class Monitor:
     While it is entered, every call of the model is examined, in any thread and in any gradient mode. (Not a bare
     `model.forward(…)`: torch runs no hooks there.) The texts get records, which go to `records` and to the sinks, and
     the alarm takes their p-values in the order in which passes end. A pass that cannot be scored (training mode,
-    embeddings without token ids) is counted with its reason. Sinks are written to in the thread of the pass and closed
-    when the monitor is left.
+    embeddings without token ids) is counted with its reason. A thread of the monitor writes to the sinks, and no pass
+    waits for it: `flush` does. Sinks that fall thousands of texts behind do not get the next texts, which are counted
+    as dropped. When the monitor is left, it waits a few seconds for the sinks and closes them.
 
     A copy of the model that is made meanwhile has hooks that do nothing once the monitor is left; pickling the model
     fails until then. torch.compile skips hooks: compiled models are refused, and a model that is compiled while it is
@@ -100,7 +105,8 @@ class Monitor:
     alpha : the probability that a clean stream ever raises an alarm is at most alpha; a text is anomalous if its
         p-value is at most alpha
     tokenizer : for `examine` and for the words in records; a model in memory has none of its own
-    on_alarm : called with the monitor at each text that raises an alarm, in the thread of the pass
+    on_alarm : called with the monitor at each text that raises an alarm, in the thread of the pass, which waits for it;
+        other passes do not
     keep : how many of the newest records are kept
     reset_after : begin a new episode, with evidence 1, this many texts after an alarm, and say whether the shift
         persists; see `episodes` for what is then promised. None: the alarm stays raised.
@@ -151,6 +157,7 @@ class Monitor:
         self._unreadable: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
         self._logged: set[tuple[str, str]] = set()
+        self._delivery = Delivery(self.sinks, self._fail)
 
     def __repr__(self) -> str:
         counts, at = self.counts, self.raised_at
@@ -323,6 +330,7 @@ class Monitor:
                 projected=examiner.projected,
             )
             self._reader = reader.__enter__()
+            self._delivery.live = True
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -330,8 +338,16 @@ class Monitor:
             reader, self._reader = self._reader, None
             if reader is not None:
                 reader.__exit__()
-                for sink in self.sinks:
-                    self._try("sink", sink.close)
+        if reader is not None:
+            self._delivery.leave()
+
+    def flush(self, timeout: float = FLUSH) -> bool:
+        """Wait until the sinks have all records so far, for at most `timeout` seconds; returns whether they have.
+
+        Leaving the monitor does this too, and so does the end of the program. Call it where a program ends without
+        either, such as in a forked worker that ends with `os._exit`.
+        """
+        return self._delivery.flush(timeout)
 
     def examine(
         self, texts: Iterable[str], batch_size: int = 32, slices: Iterable[str | int | None] | None = None
@@ -373,6 +389,8 @@ class Monitor:
         as texts of the stream: nothing else changes.
         """
         made = self.examiner().records(texts, batch_size, self._fail)
+        if self._reader is None:
+            self._delivery.drain()
         rows = [record.traits for record in made if record.traits is not None]
         if len(rows) < len(made) and len(rows) < FEWEST:
             why = next(record.because for record in made if record.traits is None)
@@ -397,7 +415,11 @@ class Monitor:
         """keys : equal for equal texts, or None"""
         with self._lock:
             done, marks = self._counted(made, keys)
-            self._deliver(_Block(lambda: done), len(done))
+            alone = self._reader is None
+            dropped = self._deliver(_Block(lambda: done), len(done), wait=alone)
+        if alone:
+            self._delivery.drain()
+        self._drop(dropped)
         self._announce(marks)
         return done
 
@@ -435,7 +457,8 @@ class Monitor:
                 rows = zip(made, own.ids, own.chosen, strict=True)
                 return [replace(record, text=tokenizer.decode(ids[chosen])) for record, ids, chosen in rows]
 
-            self._deliver(_Block(make), len(found.usable))
+            dropped = self._deliver(_Block(make), len(found.usable))
+        self._drop(dropped)
         self._announce(marks)
 
     def _count(
@@ -483,14 +506,18 @@ class Monitor:
             slice_alarms=_rows(own, scored),
         )
 
-    def _deliver(self, block: _Block, texts: int) -> None:
+    def _deliver(self, block: _Block, texts: int, wait: bool = False) -> int:
+        """Keep records and put them into the queue of the sinks; returns how many texts are dropped there.
+
+        wait : the caller will wait until they are written, without the lock
+        """
         self._kept.extend((block, row) for row in range(texts))
-        for record in self._try("records", block.records) or () if self.sinks else ():
-            for sink in self.sinks:
-                self._try("sink", sink.write, record)
-        for sink in self.sinks:
-            if (state := getattr(sink, "state", None)) is not None:
-                self._try("sink", state, self.alarm)
+        state = copy.copy(self.alarm) if self._delivery.wants_state else None
+        return self._delivery.put(block.records, texts, state, wait)
+
+    def _drop(self, texts: int) -> None:
+        if texts:
+            self._fail("dropped", too_many(texts), texts)
 
     def _announce(self, marks: _Marks) -> None:
         if self._on_alarm is not None:
@@ -527,24 +554,22 @@ class Monitor:
             known[reason] += 1
         self._report("unreadable", reason, f"a pass is not scored: {error}", None)
 
-    def _fail(self, kind: str, error: Exception) -> None:
+    def _fail(self, kind: str, error: BaseException, times: int = 1) -> None:
         with self._lock:
-            self._failures[kind] += 1
+            self._failures[kind] += times
         words = f"the monitor failed ({kind}): {one_line(error)}; the model goes on"
-        self._report(kind, type(error).__name__, words, error)
+        self._report(kind, type(error).__name__, words, error, times)
 
-    def _report(self, kind: str, what: str, words: str, error: Exception | None) -> None:
+    def _report(self, kind: str, what: str, words: str, error: BaseException | None, times: int = 1) -> None:
         """Tell the sinks of every failure, and the log of the first one of its kind."""
-        for sink in self.sinks:
-            with suppress(Exception):
-                if (failed := getattr(sink, "failed", None)) is not None:
-                    failed(kind)
+        self._delivery.tell(kind, times)
         with self._lock:
             new = (kind, what) not in self._logged
             self._logged.add((kind, what))
         if new:
             with suppress(Exception):
-                log.warning("%s (others like it are only counted)", words, exc_info=error)
+                raised = error if error is not None and error.__traceback__ is not None else None
+                log.warning("%s (others like it are only counted)", words, exc_info=raised)
 
 
 class _Block:

@@ -27,12 +27,17 @@ BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 class Sink(Protocol):
     """A receiver of records. Whatever it raises is counted by the monitor and goes no further.
 
-    A sink may also have `state(alarm)`, called after each pass; `failed(kind)`, called for each failure and each pass
-    that cannot be read; and an attribute `include_text`: if it is true, records have their text.
+    One thread at a time calls its methods: a thread of the monitor while a live model is watched, so that a slow sink
+    does not hold up the model, and the thread of the caller in `examine` without a live model. Each sink waits for the
+    others. Records of a live model that a sink does not take in time are dropped, see `monitor.delivery`.
+
+    A sink may also have `state(alarm)`, called after each pass with the alarm as it was then; `failed(kind)`, called
+    for each failure, each text that was dropped and each pass that cannot be read; and an attribute `include_text`: if
+    it is true, records have their text.
     """
 
     def write(self, record: Record) -> None:
-        """Called for each text, in the order of the stream. Other threads of the model wait meanwhile."""
+        """Called for each text, in the order of the stream."""
 
     def close(self) -> None:
         """Called when the monitor is left. It may be entered again, so `write` may follow."""
@@ -69,7 +74,7 @@ class Prometheus:
     """Metrics for Prometheus, by the package prometheus-client (extra `monitor`), labelled with the monitor's name:
 
     texts_total{status}             texts scored and rejected
-    failures_total{kind}            errors inside the monitor, and passes that it could not read
+    failures_total{kind}            errors inside the monitor, texts dropped for sinks, and passes that cannot be read
     p_value                         a histogram of p-values
     last_p_value                    the p-value of the newest text
     alarm_log_e, alarm_raised       the logarithm of the alarm's e-value; 1 once it is raised, else 0

@@ -40,6 +40,12 @@ from metastable.monitor.watched import (
 
 SCHEMA = "metastable.watch/1"
 
+# What is said of facts that are hashes, if they are others than those of the records.
+CHANGED = {
+    "encoder": "the weights of the encoder are others than those with which",
+    "baseline": "the baseline was changed (recalibrated or made again), or is another one, since",
+}
+
 # Batches of lines that are examined at once, if there are as many: they are sorted by length, which saves padding.
 TOGETHER = 4
 # Batches of lines that are read ahead.
@@ -256,6 +262,11 @@ class StreamFolder:
         saved = _saved(self.summary, path)
         for name, value in self.facts.items():
             if saved.get(name) != value:
+                if name in CHANGED:
+                    raise BadInput(
+                        f"{CHANGED[name]} the records in {path} were made; p-values before and after cannot be one "
+                        "stream: give another --out, or use --overwrite to start again"
+                    )
                 raise BadInput(
                     f"{path} was made with {name} {saved.get(name)!r}, not {value!r}; --overwrite starts again"
                 )

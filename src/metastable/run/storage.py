@@ -11,7 +11,6 @@ import json
 import math
 import zlib
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from metastable.block import Block
 from metastable.cloud import Cloud
 from metastable.errors import BadInput
 from metastable.head import MATRICES, Head
+from metastable.versions import versions
 
 if TYPE_CHECKING:
     from metastable.run.mean_field import MeanFieldRun
@@ -39,11 +39,6 @@ def run_path(path: str | Path) -> Path:
     """The *.zarr folder that a path stands for: itself, or run.zarr inside it."""
     path = Path(path)
     return path if path.suffix == ".zarr" else path / "run.zarr"
-
-
-def versions() -> dict[str, str]:
-    """Versions of this package and of those that decide its numbers."""
-    return {name: metadata.version(name) for name in ("metastable", "torch", "numpy", "scipy")}
 
 
 def head_to_json(head: Head) -> dict[str, Any]:

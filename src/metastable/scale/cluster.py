@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from metastable.arrays import whole
 from metastable.attention.threads import threads
 from metastable.errors import BadInput, extra
-from metastable.run import storage as store
+from metastable.versions import versions
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -160,7 +160,7 @@ def _prepare(client: Client, where: str) -> None:
             torch.set_num_threads(self.before)
 
     try:
-        client.register_plugin(OneThread(store.versions()))
+        client.register_plugin(OneThread(versions()))
     except BadInput:
         raise
     except Exception as error:

@@ -38,9 +38,9 @@ from metastable.monitor.baseline import Baseline
 from metastable.monitor.examiner import Examiner
 from metastable.monitor.record import Record
 from metastable.monitor.stream import examined
-from metastable.run import storage as store
 from metastable.scale.cluster import connected, installed
 from metastable.scale.tasks import Item, Tasks
+from metastable.versions import versions
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -99,9 +99,9 @@ def _hashes(encoder: Encoder) -> tuple[tuple[str, str | None], ...]:
     )
 
 
-def versions() -> dict[str, str | None]:
+def text_versions() -> dict[str, str | None]:
     """The versions of the packages that results on texts depend on."""
-    return {**store.versions(), **{name: installed(name) for name in ("transformers", "tokenizers")}}
+    return {**versions(), **{name: installed(name) for name in ("transformers", "tokenizers")}}
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def _tasks(client: Client, task: Task, kept: Callable[[], str]) -> Tasks:
             "texts at a time (--batch-size) or fewer workers"
         )
 
-    return Tasks(client, process, task, versions=versions(), died=died, kept=kept)
+    return Tasks(client, process, task, versions=text_versions(), died=died, kept=kept)
 
 
 def _results(
@@ -310,7 +310,7 @@ class TallyOnWorkers:
         if self.texts == "-" or not os.path.isfile(self.texts):
             return None
         state = os.stat(self.texts)
-        return files.sha256(repr(task), versions(), os.path.abspath(self.texts), state.st_size, state.st_mtime_ns)
+        return files.sha256(repr(task), text_versions(), os.path.abspath(self.texts), state.st_size, state.st_mtime_ns)
 
     def clear(self) -> None:
         """Remove the saved sums: the audit is written."""

@@ -39,6 +39,7 @@ from metastable.problem import (
 )
 from metastable.run import storage as store
 from metastable.run.simulation import saved_times
+from metastable.versions import versions
 
 SCHEMA = "metastable.sweep/1"
 # The arguments of `simulate` that `mean_field` takes.
@@ -162,7 +163,7 @@ class Plan:
                 "observables": list(self.observables),
             },
         }
-        return {"schema": SCHEMA, **json.loads(files.to_json(plain(parts))), "versions": store.versions()}
+        return {"schema": SCHEMA, **json.loads(files.to_json(plain(parts))), "versions": versions()}
 
     @cached_property
     def identity(self) -> str:

@@ -19,7 +19,6 @@ from metastable.files import Entry, Journal
 from metastable.head import Head
 from metastable.problem import LAW_KEYS, RUN_KEYS, read_toml
 from metastable.progress import _Bar
-from metastable.run import storage as store
 from metastable.run.checkpoint import refuse_another
 from metastable.scale import dataset
 from metastable.scale.cluster import connected
@@ -27,6 +26,7 @@ from metastable.scale.dataset import Places
 from metastable.scale.plan import Plan, make
 from metastable.scale.points import FAILED, compute
 from metastable.scale.tasks import Tasks
+from metastable.versions import versions
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -164,7 +164,7 @@ def compute_points(
         client,
         compute,
         plan,
-        versions=store.versions(),
+        versions=versions(),
         died=lambda index: Entry(index, FAILED, DIED.encode()),
         kept=lambda: f"{finished} of {plan.size} points are saved: start again to continue",
         task_seconds=TASK_SECONDS,

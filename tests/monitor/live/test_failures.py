@@ -86,6 +86,7 @@ def test_a_failure_anywhere_is_counted_logged_once_and_kept_from_the_model(
                 second.write = second.records.append
             assert same(plain, tensors(encoder.model(**batch)))
             assert same(plain, tensors(encoder.model(**batch)))
+            assert monitor.flush(60)
         assert monitor.failures == failures
         assert monitor.counts.scored == texts
         assert len(caplog.records) == (1 if failures else 0)
@@ -118,19 +119,25 @@ def test_failures_of_on_alarm_of_state_of_closing_and_of_the_log(encoder, baseli
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_what_ends_a_program_passes(encoder, baseline, batch, kind):
+def test_what_ends_a_program_passes_if_a_sink_raises_it_in_the_thread_of_the_caller(
+    encoder, baseline, batch, stream, kind
+):
     kept = Kept()
 
     def write(record):
         raise kind
 
     kept.write = write
-    with Monitor(encoder.model, baseline, sinks=[kept]) as monitor:
-        with pytest.raises(kind):
-            encoder.model(**batch)
+    monitor = Monitor(encoder.model, baseline, sinks=[kept], tokenizer=encoder.tokenizer)
+    with pytest.raises(kind):
+        monitor.examine(stream[:2])
+    assert monitor.failures == {}
+    with monitor:
+        encoder.model(**batch)
+        assert monitor.flush(60)
         kept.write = kept.records.append
         encoder.model(**batch)
-    assert monitor.failures == {}
+    assert monitor.failures == {"sink": 6}
     assert len(kept.records) == 6
 
 

@@ -7,6 +7,8 @@ import gc
 import io
 import pickle
 import random
+import subprocess
+import sys
 import weakref
 
 import numpy as np
@@ -220,3 +222,28 @@ def test_the_default_dtype_and_the_generators_of_the_host_do_not_matter(
     assert [record.score for record in other.records] == [record.score for record in monitor.records]
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
+
+
+IMPORTS = """
+import sys, warnings
+import torch
+from transformers import BertModel
+
+model = BertModel.from_pretrained(sys.argv[1])
+before = list(warnings.filters)
+import metastable as ms
+with ms.Monitor(model, sys.argv[2]) as monitor:
+    model(torch.tensor([[101, 2000, 2001, 102]]))
+assert monitor.counts.scored == 1
+assert warnings.filters == before, warnings.filters
+heavy = {"zarr", "numcodecs", "xarray", "pandas", "dask"}.intersection(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_a_host_that_imports_the_monitor_keeps_its_warning_filters_and_gets_no_libraries_for_arrays_on_disk(
+    small, baseline_folder
+):
+    arguments = [sys.executable, "-c", IMPORTS, str(small), str(baseline_folder)]
+    found = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr

@@ -101,7 +101,7 @@ def test_the_alarm_calls_once_in_the_thread_of_the_pass(encoder, baseline, strea
 
 
 def test_a_forked_child_can_use_the_model_while_a_thread_is_in_the_monitor(encoder, baseline, batch):
-    """The child has no thread that would ever release the lock of the monitor."""
+    """The child has no thread that would ever release a lock, or write to a sink."""
     inside, leave = threading.Event(), threading.Event()
     kept = Kept()
 
@@ -122,7 +122,8 @@ def test_a_forked_child_can_use_the_model_while_a_thread_is_in_the_monitor(encod
             signal.alarm(60)
             kept.write = kept.records.append
             shape = encoder.model(**batch).last_hidden_state.shape
-            os._exit(0 if shape == expected and len(kept.records) == 6 and monitor.counts.scored >= 6 else 1)
+            written = monitor.flush(60) and len(kept.records) == 6
+            os._exit(0 if shape == expected and written and monitor.counts.scored >= 6 else 1)
         leave.set()
         thread.join()
         _, status = os.waitpid(child, 0)

@@ -28,7 +28,7 @@ from metastable.encoder.load import Encoder, load
 from metastable.encoder.pooling import pooled, pooling_of
 from metastable.encoder.texts import TextCounts, batches
 from metastable.errors import BadInput
-from metastable.run import storage as store
+from metastable.versions import versions
 
 PAIRS = 7
 """Pairs of passes that are timed: full depth and the exit layer, one after the other."""
@@ -100,7 +100,7 @@ def exit_layer(
             "skipped": known.skipped,
             **{name: getattr(counts, name) for name in ("cut", "tokens", "special", "unknown")},
         },
-        made={**store.versions(), "transformers": metadata.version("transformers")},
+        made={**versions(), "transformers": metadata.version("transformers")},
         speed=speed,
         encoder=encoder,
         **found,

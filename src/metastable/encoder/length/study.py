@@ -31,7 +31,7 @@ from metastable.encoder.pooling import pooling_of
 from metastable.encoder.texts import TextCounts, blank, read_lines
 from metastable.encoder.verdict import phases, spread_of
 from metastable.errors import BadInput
-from metastable.run import storage as store
+from metastable.versions import versions
 
 BEYOND = 3
 """The number of doublings beyond the last rung that are forecast."""
@@ -108,7 +108,7 @@ def length(
         top=ladder.top,
         last=ladder.last,
         counts={**vars(counts), "documents": len(ladder.cohort), "glued": len(ladder.glued)},
-        made={**store.versions(), "transformers": metadata.version("transformers")},
+        made={**versions(), "transformers": metadata.version("transformers")},
         heads=study.head_table(),
         focus=study.focus_table(),
         depths=study.depth_table(),

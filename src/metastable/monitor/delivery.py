@@ -1,0 +1,306 @@
+"""What goes from a monitor to its sinks: one queue, and one thread at a time that writes from it.
+
+The passes of a live model only put records into the queue, and a thread of the monitor writes them: a sink that is slow
+or that hangs holds up no pass. If too much waits, further texts are dropped for the sinks and counted. Texts that are
+given to `examine` outside of a live model are written in the thread of the caller, in the same order.
+
+The writing thread does not live on in a forked child. The child starts its own, with an empty queue: what waited during
+the fork is written by the parent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from metastable.files import renewed_in_children
+from metastable.monitor.alarm import Alarm
+from metastable.monitor.record import Record
+from metastable.monitor.sinks import Sink
+
+# Texts of a live model: no more wait for the sinks, unless a single pass has more.
+WAITING = 4096
+# Seconds for which the end of a `with` block, or of the program, waits for the sinks.
+FLUSH = 5.0
+
+
+class Failed(Protocol):
+    """Called with the kind of a failure, the error, and the number of failures that it counts as."""
+
+    def __call__(self, kind: str, error: BaseException, times: int = 1) -> None: ...
+
+
+@dataclass(eq=False)
+class _Job:
+    """Records for the sinks, or the closing of the sinks.
+
+    make : makes the records
+    texts : how many there are
+    state : the alarm after them, if a sink wants it
+    close : whether the sinks are closed after them
+    thread : where the job comes from
+    written : texts that every sink has by now
+    finished : whether the job is done
+    given_up : whether nobody waits for the job any more; the rest of its records is then left out
+    """
+
+    make: Callable[[], Iterable[Record]] = tuple
+    texts: int = 0
+    state: Alarm | None = None
+    close: bool = False
+    thread: int = field(default_factory=threading.get_ident)
+    written: int = 0
+    finished: bool = False
+    given_up: bool = False
+
+
+class Delivery:
+    """The queue between a monitor and its sinks.
+
+    sinks : what is written to
+    failed : see `Failed`; called without any lock of this class
+
+    Attributes
+    ----------
+    live : whether the writing thread waits for more when the queue is empty
+    """
+
+    def __init__(self, sinks: Sequence[Sink], failed: Failed) -> None:
+        self.sinks, self.live = tuple(sinks), False
+        self._failed = failed
+        self.renew()
+        renewed_in_children(self)
+        _ALL.add(self)
+
+    def renew(self) -> None:
+        """Begin anew: in a forked child, which has neither the thread nor the work of its parent."""
+        self._changed = threading.Condition()
+        self._jobs: deque[_Job] = deque()
+        # Texts of these jobs.
+        self._waiting = 0
+        # Failures that the sinks have not been told of, by kind.
+        self._untold: Counter[str] = Counter()
+        # The thread that writes, and its job, if it has one.
+        self._writer: int | None = None
+        self._job: _Job | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def wants_state(self) -> bool:
+        """Whether a sink wants the state of the alarm."""
+        return any(getattr(sink, "state", None) is not None for sink in self.sinks)
+
+    def put(
+        self, make: Callable[[], Iterable[Record]], texts: int, state: Alarm | None = None, wait: bool = False
+    ) -> int:
+        """Put records into the queue; returns how many texts are dropped because too many wait.
+
+        state : the alarm after these texts; nobody else may change it
+        wait : the caller will call `drain`, so nothing is dropped and no thread is needed
+        """
+        if not self.sinks:
+            return 0
+        with self._changed:
+            if not wait and (not self._start() or (self._waiting and self._waiting + texts > WAITING)):
+                if self._jobs and state is not None:
+                    # The state is that of the newest text, whether or not the text is dropped.
+                    self._jobs[-1].state = state
+                return texts
+            self._jobs.append(_Job(make, texts, state))
+            self._waiting += texts
+            self._changed.notify_all()
+        return 0
+
+    def tell(self, kind: str, times: int = 1) -> None:
+        """The sinks are told of failures, before they get the next records."""
+        if not self.sinks:
+            return
+        with self._changed:
+            self._untold[kind] += times
+            if self.live:
+                self._start()
+            self._changed.notify_all()
+
+    def drain(self) -> None:
+        """Write, in this thread, until nothing waits that it has put. If a sink calls this, it returns at once."""
+        me = threading.get_ident()
+
+        def mine() -> bool:
+            here = (*self._jobs, *(() if self._job is None else (self._job,)))
+            return bool(self._untold) or any(job.thread == me for job in here)
+
+        while True:
+            with self._changed:
+                if self._writer == me:
+                    return
+                self._changed.wait_for(lambda: self._writer is None or not mine())
+                if not mine():
+                    return
+                taken = self._take()
+            self._finish(*taken)
+
+    def flush(self, limit: float) -> bool:
+        """Wait for at most `limit` seconds until everything is written; returns whether it is."""
+        with self._changed:
+            if self._writer == threading.get_ident():
+                return False
+            if (self._jobs or self._untold) and not self._start():
+                return False
+            self._changed.notify_all()
+            return self._changed.wait_for(self._idle, limit)
+
+    def leave(self) -> None:
+        """The model is no longer live. Write what waits and close the sinks, for at most `FLUSH` seconds.
+
+        A sink that hangs is left to the writing thread. When it returns, the sinks get no more of the records that
+        waited, and are closed.
+        """
+        end = time.monotonic() + FLUSH
+        with self._changed:
+            self.live = False
+            if not self.sinks:
+                return
+            last = _Job(close=True)
+            self._jobs.append(last)
+            started, thread = self._start(), self._thread
+            self._changed.notify_all()
+            if self._writer == threading.get_ident():
+                # A sink has left the monitor: it is closed when it returns.
+                return
+            if started:
+                self._changed.wait_for(lambda: last.finished, FLUSH)
+        if thread is None:
+            self.drain()
+        elif last.finished:
+            thread.join(max(end - time.monotonic(), 0.0))
+        elif not self.give_up():
+            self._failed("sink", TimeoutError(f"the sinks were not closed within {FLUSH:g} s"))
+
+    @property
+    def given_up(self) -> bool:
+        """Whether a sink hangs, and it is known that what it has not taken is not written."""
+        return self._job is not None and self._job.given_up
+
+    def give_up(self) -> int:
+        """Drop the texts that wait, because the sinks did not take them within `FLUSH` seconds; returns how many."""
+        with self._changed:
+            dropped = self._waiting
+            if self._job is not None and not self._job.given_up:
+                self._job.given_up = True
+                dropped += self._job.texts - self._job.written
+            # The sinks are closed all the same.
+            self._jobs = deque(job for job in self._jobs if job.close)
+            self._waiting = 0
+            self._changed.notify_all()
+        if dropped:
+            words = f"the sinks did not take {dropped} texts within {FLUSH:g} s, and these are not written"
+            self._failed("dropped", TimeoutError(words), dropped)
+        return dropped
+
+    def _idle(self) -> bool:
+        return not self._jobs and not self._untold and self._writer is None
+
+    def _start(self) -> bool:
+        """Start the writing thread, if there is none; whether there is one now."""
+        if self._thread is None or not self._thread.is_alive():
+            thread = self._thread = threading.Thread(target=self._work, name="metastable sinks", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                # The system has no more threads, or the interpreter is ending.
+                self._thread = None
+                return False
+        return True
+
+    def _work(self) -> None:
+        """What the writing thread does."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._writer is None and (self._jobs or self._untold or not self.live))
+                if self._thread is not threading.current_thread():
+                    return
+                if not (self._jobs or self._untold):
+                    self._thread = None
+                    return
+                taken = self._take()
+            self._finish(*taken)
+            # A thread that waits keeps no records.
+            del taken
+
+    def _take(self) -> tuple[_Job | None, Counter[str]]:
+        """The next job, for this thread, and what is to be told before it."""
+        self._writer = threading.get_ident()
+        self._job = job = self._jobs.popleft() if self._jobs else None
+        self._waiting -= 0 if job is None else job.texts
+        untold, self._untold = self._untold, Counter()
+        return job, untold
+
+    def _finish(self, job: _Job | None, untold: Counter[str]) -> None:
+        try:
+            self._tell(untold)
+            if job is not None:
+                self._write(job)
+        finally:
+            with self._changed:
+                self._writer = self._job = None
+                if job is not None:
+                    job.finished = True
+                self._changed.notify_all()
+
+    def _tell(self, untold: Counter[str]) -> None:
+        for kind in untold.elements():
+            for sink in self.sinks:
+                with suppress(self._caught):
+                    if (failed := getattr(sink, "failed", None)) is not None:
+                        failed(kind)
+
+    def _write(self, job: _Job) -> None:
+        for record in self._try("records", job.make) or ():
+            for sink in self.sinks:
+                if job.given_up:
+                    return
+                self._try("sink", sink.write, record)
+            job.written += 1
+        for sink in self.sinks:
+            if job.state is not None and (state := getattr(sink, "state", None)) is not None:
+                self._try("sink", state, job.state)
+        if job.close:
+            for sink in self.sinks:
+                self._try("sink", sink.close)
+
+    def _try(self, kind: str, call: Callable[..., Any], *given: Any) -> Any:
+        try:
+            return call(*given)
+        except self._caught as error:
+            self._failed(kind, error)
+            return None
+
+    @property
+    def _caught(self) -> type[BaseException]:
+        """What is counted and goes no further. In the writing thread that includes what would end a program."""
+        return BaseException if threading.current_thread() is self._thread else Exception
+
+
+def too_many(texts: int) -> queue.Full:
+    """The error of texts that are dropped because too many wait."""
+    return queue.Full(f"the sinks are too slow: {WAITING} texts wait for them, and {texts} more are not written")
+
+
+_ALL: WeakSet[Delivery] = WeakSet()
+
+
+@atexit.register
+def _finish_all() -> None:
+    """At the end of the program, the records of a monitor that was not left are written, unless a sink hangs."""
+    end = time.monotonic() + FLUSH
+    for delivery in list(_ALL):
+        if not delivery.given_up and not delivery.flush(max(end - time.monotonic(), 0.0)):
+            delivery.give_up()
