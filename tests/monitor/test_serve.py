@@ -316,7 +316,7 @@ def held(small_encoder, small_baseline):
     """A function that starts one; all are stopped at the end."""
     with ExitStack() as stack:
 
-        def start(limits=None, sinks=(), folder=None, fail=(), **options):
+        def start(limits=None, sinks=(), folder=None, fail=(), send_buffer=None, **options):
             monitor = Monitor(small_encoder.model, small_baseline, "light", sinks, tokenizer=small_encoder.tokenizer)
             release, seen, examiner = threading.Event(), [], monitor.examiner()
             examine = examiner.records
@@ -332,10 +332,13 @@ def held(small_encoder, small_baseline):
             service = Service(monitor, folder, **options)
             limits = limits or Limits()
             server = uvicorn.Server(configuration(application(service, CollectorRegistry(), {}, limits), limits))
-            socket = bound("127.0.0.1", 0)
-            thread = threading.Thread(target=server.run, args=([socket],))
+            listening = bound("127.0.0.1", 0)
+            if send_buffer is not None:
+                # Connections inherit it. Without it the kernel takes megabytes that the client does not read.
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+            thread = threading.Thread(target=server.run, args=([listening],))
             thread.start()
-            port = socket.getsockname()[1]
+            port = listening.getsockname()[1]
 
             def stop():
                 release.set()
@@ -512,6 +515,53 @@ def test_connections_beyond_the_limit_are_refused_until_others_end(held):
                 return False
 
         wait_for(answered)
+
+
+@contextmanager
+def small_receiver(port):
+    """A connection that takes only a few kilobytes until the client reads."""
+    with socket.socket() as found:
+        found.settimeout(60)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        found.connect(("127.0.0.1", port))
+        yield found
+
+
+def metrics_requests(count):
+    """Requests that are sent together. After the last one the connection is closed."""
+    ask = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n"
+    return (ask + b"\r\n") * (count - 1) + ask + b"Connection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize("count", [20, 40, 400])
+def test_a_client_that_does_not_read_its_answers_loses_its_connection(held, count):
+    """Also if the unread answers are few. They then wait in the server until the connection is closed."""
+    found = held(Limits(connections=3, seconds=0.5), send_buffer=4096)
+    with ExitStack() as stack:
+        silent = [stack.enter_context(small_receiver(found.client.port)) for _ in range(3)]
+        for one in silent:
+            one.sendall(metrics_requests(count))
+
+        def answered():
+            with suppress(OSError):
+                return found.client.ask("GET", "/health")[0] == 200
+
+        wait_for(answered)
+
+
+def test_a_slow_client_that_reads_gets_all_answers(held):
+    """It takes longer for all of them than one answer may take."""
+    found = held(Limits(seconds=1), send_buffer=4096)
+    with small_receiver(found.client.port) as slow:
+        slow.sendall(metrics_requests(60))
+        answers, began = b"", time.monotonic()
+        while piece := slow.recv(3000):
+            answers += piece
+            time.sleep(0.05)
+        assert time.monotonic() - began > 2
+    assert answers.count(b" 200 OK\r\n") == 60
+    assert answers.endswith(b"\n")
+    assert answers.rpartition(b"# HELP ")[2].count(b"metastable_waiting_texts") == 3
 
 
 def test_the_words_of_an_error_do_not_reach_clients(held, stream, monkeypatch):

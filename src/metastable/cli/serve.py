@@ -60,7 +60,12 @@ def serve(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again in --out.")] = False,
     batch_size: BatchSize = 32,
     waiting: Annotated[int, typer.Option(help="Texts that may wait; requests beyond that are refused (503).")] = 1024,
-    timeout: Annotated[float, typer.Option(help="Seconds to read headers, to read the body, and to answer.")] = 30.0,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds to read headers, to read the body, to answer, and until the client has read the answer."
+        ),
+    ] = 30.0,
     tokenizer: Tokenizer = None,
     allow_pickle: AllowPickle = False,
     debug: Debug = False,
