@@ -273,6 +273,8 @@ def test_alarms_of_slices_and_episodes_are_those_of_the_monitor_and_are_logged(
             assert client.post({"texts": ["a"], "slices": [["x"]]})[0] == 400
             client.process.send_signal(signal.SIGTERM)
             said = client.process.communicate(timeout=60)[1].splitlines()
+            assert said.pop().startswith("metastable serve: page: ")
+            said = [line for line in said if "copies of earlier ones" not in line]
             # One line for each alarm, which names the text that raised it.
             lines = [row["line"] for row in found[first:] for kind in ("alarm", "slice_alarm") if row[kind]]
             assert lines
@@ -282,6 +284,49 @@ def test_alarms_of_slices_and_episodes_are_those_of_the_monitor_and_are_logged(
     assert f"alarm at text {monitor.raised_at}" in said[-1]
     raised = sum(own.episodes.total > 0 for own in monitor.slices)
     assert f"an alarm in {raised} of 4 slices" in said[-1]
+
+
+@pytest.mark.parametrize("private", [False, True], ids=["open", "private"])
+def test_the_folder_of_a_server_has_all_that_the_folder_of_watch_has(private, serve_arguments, stream, tmp_path):
+    texts, more = [*stream[:20], *ODD * 10], ["--private"] if private else []
+    with serving(*serve_arguments, "--out", tmp_path / "served", *more) as client:
+        client.score(texts)
+        client.process.send_signal(signal.SIGTERM)
+        said = client.process.communicate(timeout=60)[1]
+        assert client.process.returncode == 0, said
+    assert f"page: {tmp_path / 'served' / 'report.html'}" in said
+    watching = ["watch", *map(str, serve_arguments), "--out", str(tmp_path / "watched"), *more]
+    CliRunner().invoke(app, watching, input="\n".join(texts))
+    served, watched = ({file.name for file in (tmp_path / name).iterdir()} for name in ("served", "watched"))
+    assert served == watched
+    assert ("strangest.json" in served) == (not private)
+    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("served", "watched")]
+    assert summaries[0]["about"] == summaries[1]["about"]
+    page = (tmp_path / "served" / "report.html").read_text(encoding="utf-8").rpartition("<body>")[2]
+    assert ("zebra" in page) == (not private)
+    assert "The alarm was raised at text" in page
+    assert "began at about text" in page
+
+
+def test_warnings_are_told_once_and_are_in_the_summary_while_the_server_runs(serve_arguments, stream, tmp_path):
+    """A summary that is refreshed also has the alarm. Negative control: the first texts are no copies."""
+    with serving(*serve_arguments, "--out", tmp_path) as client:
+
+        def summary():
+            return json.loads((tmp_path / "summary.json").read_text())
+
+        client.score(stream[:30])
+        assert "dependence" not in summary()
+        client.score([stream[0]] * 30)
+        assert summary()["dependence"]["copies"]["text"] is not None
+        assert not summary()["alarm"]["raised"]
+        client.score([stream[0]] * 30)
+        client.score(ODD * 10)
+        assert (summary()["alarm"]["raised"], summary()["finished"]) == (True, False)
+        client.process.send_signal(signal.SIGTERM)
+        said = client.process.communicate(timeout=60)[1]
+    assert len(re.findall("warning: .* are copies of earlier ones", said)) == 1
+    assert summary()["finished"] is True
 
 
 @pytest.mark.parametrize(
@@ -623,10 +668,16 @@ class FullDisk:
     def __init__(self):
         self.full, self.rows, self.summary = True, [], None
 
+    def keep(self, records):
+        pass
+
     def write(self, rows):
         if self.full:
             raise BadInput("no space left")
         self.rows += rows
+
+    def refresh(self, monitor):
+        pass
 
     def finish(self, summary):
         self.summary = summary

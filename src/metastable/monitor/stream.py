@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from metastable.encoder.texts import Line
 from metastable.errors import BadInput
@@ -36,6 +36,9 @@ from metastable.monitor.watched import (
     kept_texts,
     read_windows,
 )
+
+if TYPE_CHECKING:
+    from metastable.monitor.monitor import Monitor
 
 SCHEMA = "metastable.watch/1"
 
@@ -169,9 +172,21 @@ def sha(line: Line) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
+def page_facts(monitor: Monitor) -> dict[str, Any]:
+    """What the page of a stream needs besides the records: `about` of `stream_folder`."""
+    return {
+        "encoder": monitor.baseline.encoder_name,
+        "calibration_texts": monitor.alarm.texts,
+        "independent": monitor.alarm.independent,
+        "threshold_log_e": monitor.alarm.threshold,
+        "lengths": monitor.baseline.usual_lengths,
+    }
+
+
 class StreamFolder:
     """The folder of a watched stream: records.jsonl, a line per record, and summary.json. See `stream_folder`.
 
+    summary.json is complete at the end. During the stream it is written again with each alarm and each new warning.
     strangest.json has the strangest texts by their sha, if there are any, and windows.jsonl the windows that were
     tested. At the end report.html is written.
     """
@@ -182,6 +197,9 @@ class StreamFolder:
         self._windows = Lines(folder / WINDOWS)
         self._begun = False
         self._strangest: dict[str, KeptText] = {}
+        # Whether strangest.json has these texts.
+        self._strangest_written = True
+        self._events: tuple[int, ...] = (0, 0, 0)
 
     def past(self) -> Iterator[Record]:
         """The records that are there, in order, as far as a monitor needs them to go on."""
@@ -218,9 +236,22 @@ class StreamFolder:
         for key in sorted(self._strangest, key=lambda key: self._strangest[key].rank)[KEPT:]:
             del self._strangest[key]
         if self._strangest != before:
+            self._strangest_written = False
+        if not self._strangest_written:
             self._begin()
             texts = {key: vars(text) for key, text in self._strangest.items()}
             write_json(self.folder / TEXTS, {"schema": SCHEMA, "texts": texts})
+            self._strangest_written = True
+
+    def refresh(self, monitor: Monitor) -> None:
+        """Write the summary of a stream that goes on, if an alarm or a warning came since it was written."""
+        slices = () if monitor.slices is None else monitor.slices
+        alarms = monitor.episodes.total + sum(own.episodes.total for own in slices)
+        warned = monitor.dependence
+        events = (alarms, warned.alike_at or 0, warned.copies.warned_at or 0)
+        if events != self._events:
+            self._write_summary({"finished": False, **monitor.summary()})
+            self._events = events
 
     def finish(self, summary: dict[str, Any]) -> None:
         self._begin()
