@@ -120,6 +120,7 @@ def watch(
         from metastable.monitor.monitor import Monitor
         from metastable.monitor.scoring import SETTINGS
         from metastable.monitor.windows import LEAST, Windows
+        from metastable.progress import FileTexts
 
         choice(setting, "--setting", SETTINGS)
         share(alpha, "--alpha")
@@ -185,7 +186,14 @@ def watch(
             watched = corpora.WatchTask(corpora.Source.of(encoder, allow_pickle), *of)
             found = corpora.records_on_workers(watched, coming, scheduler, workers, out is not None)
             records = stack.enter_context(closing(found))
-        screen = Screen(monitor, as_json, texts)
+        advance: Callable[[], None] | None = None
+        if (bytes_of_file := stream.file_size(texts)) is not None:
+            bar = stack.enter_context(FileTexts(before=done))
+
+            def advance() -> None:
+                bar(monitor.counts.texts, intake.expected(bytes_of_file))
+
+        screen = Screen(monitor, as_json, texts, advance)
         code = _through(records, monitor, folder, screen, private, sliced_by, windows)
         raise typer.Exit(code)
 
@@ -300,10 +308,12 @@ class Screen:
 
     In a pipe, or with `as_json`, every record is a line of JSON. On a terminal, strange and rejected texts are a
     sentence each. If standard error is a terminal, its last line shows the counts, unless texts are typed there.
+
+    advance : called after each batch, to tell the progress
     """
 
-    def __init__(self, monitor: Monitor, as_json: bool, texts: str) -> None:
-        self.monitor, self.as_json = monitor, as_json
+    def __init__(self, monitor: Monitor, as_json: bool, texts: str, advance: Callable[[], None] | None = None) -> None:
+        self.monitor, self.as_json, self._advance = monitor, as_json, advance
         self.terminal = sys.stdout.isatty()
         self.lines = as_json or not self.terminal
         typed = texts == "-" and sys.stdin is not None and sys.stdin.isatty()
@@ -346,6 +356,8 @@ class Screen:
             if self.monitor.episodes.reset_after is not None:
                 words += f", episode {self.monitor.alarm.episode}"
             print(f"\r\x1b[2K{words}", end="", file=sys.stderr, flush=True)
+        if self._advance is not None:
+            self._advance()
 
     def show_windows(self, found: list[Window]) -> None:
         """A sentence for each strange window, on a terminal."""

@@ -60,6 +60,7 @@ class Intake:
         self.ahead = ahead
         self._ready: deque[Line] = deque()
         self._held = 0
+        self._newest: Line | None = None
         self._over = False
         self._error: Exception | None = None
         self._changed = threading.Condition()
@@ -72,6 +73,7 @@ class Intake:
                     while len(self._ready) >= self.ahead or self._held > CHARACTERS:
                         self._changed.wait()
                     self._ready.append(line)
+                    self._newest = line
                     self._held += len(line.text or "")
                     self._changed.notify()
         except Exception as error:
@@ -100,17 +102,27 @@ class Intake:
             raise self._error
         return taken
 
+    def expected(self, size: int) -> float:
+        """About how many lines a file of `size` bytes has, from those that were read; exact once all were read."""
+        newest = self._newest
+        return 0.0 if newest is None or not newest.end else newest.number * max(size / newest.end, 1.0)
+
     def _enough(self, most: int) -> bool:
         return len(self._ready) >= min(most, self.ahead) or self._held > CHARACTERS
 
 
 def regular(source: str) -> bool:
     """Whether lines come from a regular file, and not from a pipe, a terminal or a socket."""
+    return file_size(source) is not None
+
+
+def file_size(source: str) -> int | None:
+    """The size in bytes of a regular file; None for a pipe, a terminal or a socket. "-" is standard input."""
     try:
-        mode = os.fstat(0).st_mode if source == "-" else os.stat(source).st_mode
+        found = os.fstat(0) if source == "-" else os.stat(source)
     except OSError:
-        return False
-    return stat.S_ISREG(mode)
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def batches(
