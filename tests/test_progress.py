@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from metastable import progress
-from metastable.progress import Progress, Shares, Texts
+from metastable.progress import FileTexts, Progress, Shares, Texts
 
 
 @pytest.fixture
@@ -58,6 +58,24 @@ def test_an_unknown_total_has_no_time_left(clock, capsys):
     (line,) = lines(capsys)
     assert "500 tokens" in line
     assert "left" not in line
+
+
+def test_texts_of_a_file_that_were_done_before_do_not_shorten_the_time_left(clock, capsys):
+    with FileTexts(before=400) as bar:
+        for done in (420, 440, 460, 480, 500, 520):
+            clock.now += 2.0
+            bar(done, 1000.2)
+    (line,) = lines(capsys)
+    assert line == "examining: 500 of about 1000 texts, 10 s elapsed, about 50 s left"
+
+
+def test_a_terminal_has_no_lines_for_the_texts_of_a_file(clock, capsys, monkeypatch):
+    """`watch` counts on its own last line there."""
+    monkeypatch.setattr(progress, "_terminal", lambda: True)
+    with FileTexts() as bar:
+        clock.now = 60.0
+        bar(5, 10)
+    assert lines(capsys) == []
 
 
 def test_several_tasks(clock, capsys):

@@ -148,6 +148,26 @@ class Texts(_Bar):
         return f"{completed:.0f}{of} {self._what}"
 
 
+class FileTexts(_Bar):
+    """Progress through the texts of a file, in lines: none on a terminal, where `watch` has a line of its own.
+
+    before : texts that were done by an earlier command
+    """
+
+    def __init__(self, before: int = 0) -> None:
+        super().__init__(1.0, "examining", False if _terminal() else None, lines=True)
+        self._before, self._counts = before, ""
+
+    def __call__(self, done: int, total: float) -> None:
+        """done : texts so far, with those from before; total : about how many the file has"""
+        self._counts = f"{done} of about {total:.0f} texts"
+        new = total - self._before
+        self._move(min((done - self._before) / new, 1.0) if new > 0 else 0.0)
+
+    def _done(self, completed: float) -> str:
+        return self._counts
+
+
 def _terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from metastable import progress
 from metastable.cli.app import app
 from metastable.monitor.baseline import Baseline
 from metastable.monitor.stream import TOGETHER
@@ -104,6 +105,34 @@ def test_every_line_has_its_record_and_the_stream_goes_on(watching, tmp_path):
     strange = any(record["status"] == "scored" and record["p_value"] <= 0.01 for record in found)
     expected = {"records.jsonl", "report.html", "summary.json"} | ({"strangest.json"} if strange else set())
     assert set(contents(tmp_path / "out")) == expected
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Lines of progress after each batch, and not only after ten seconds."""
+    monkeypatch.setattr(progress, "SECONDS", 0.0)
+
+
+def test_long_work_on_a_file_tells_how_much_is_done_and_the_time_left(watching, texts, tmp_path, hasty):
+    path, out = texts(40), tmp_path / "out"
+    result = invoke(*watching, path, "--batch-size", "2", "--out", out)
+    assert result.exit_code == 0, result.output
+    told = [line for line in result.stderr.splitlines() if line.startswith("examining")]
+    found = [re.fullmatch(r"examining: (\d+) of about (\d+) texts, .* elapsed, about .* left", line) for line in told]
+    assert [int(one[1]) for one in found] == [8, 16, 24, 32, 40]
+    # Known once all lines were read, which happens 16 lines ahead. Lines differ in their length.
+    assert all(20 <= int(one[2]) <= 80 for one in found)
+    assert int(found[-1][2]) == 40
+    # Lines that have a record already are not examined.
+    again = invoke(*watching, texts(44), "--batch-size", "2", "--out", out, "--resume")
+    assert "examining: 44 of about 44 texts" in again.stderr
+    assert again.stderr.count("examining") == 1
+
+
+def test_a_pipe_and_a_short_file_have_no_progress(watching, texts, stream, hasty, monkeypatch):
+    assert "examining" not in invoke(*watching, stdin="\n".join(stream[:5])).stderr
+    monkeypatch.setattr(progress, "SECONDS", 10_000.0)
+    assert "examining" not in invoke(*watching, texts(5)).stderr
 
 
 def test_jsonl_on_standard_input(watching):

@@ -147,6 +147,25 @@ def test_the_commands(onnx_folder, clean_texts, tmp_path):
     assert '"status": "scored"' in result.stdout
 
 
+def test_reviewed_texts_are_accepted(onnx_folder, onnx_baseline, held_texts, tmp_path):
+    onnx_baseline.save(tmp_path / "base")
+    (tmp_path / "reviewed.txt").write_text("\n".join(held_texts[:20]), encoding="utf-8")
+    given = ["recalibrate", onnx_folder, "--baseline", tmp_path / "base", "--texts", tmp_path / "reviewed.txt", "--yes"]
+    result = CliRunner().invoke(app, list(map(str, given)))
+    assert result.exit_code == 0, result.output
+    before, after = (own.scorer("full").texts for own in (onnx_baseline, ms.Baseline.load(tmp_path / "base")))
+    assert after == before + 20
+    records = ms.Monitor(onnx_folder, tmp_path / "base", "full").examine(held_texts[:20])
+    assert all(record.status == "scored" for record in records)
+
+
+def test_without_a_tokenizer_no_text_is_reviewed(onnx_folder, onnx_baseline, tmp_path):
+    for name in ("model.onnx", "config.json"):
+        shutil.copyfile(onnx_folder / name, tmp_path / name)
+    with pytest.raises(ms.BadInput, match="cannot read text"):
+        onnx_baseline.review(tmp_path, iter(lambda: pytest.fail("a text was read"), None))
+
+
 def test_a_baseline_is_for_one_file(onnx_folder, onnx_baseline, small_encoder, tmp_path):
     shutil.copytree(onnx_folder, tmp_path / "other")
     export(

@@ -35,6 +35,14 @@ def review(small_baseline, small_encoder, reviewed):
     return small_baseline.review(small_encoder, reviewed)
 
 
+def test_progress_is_told_with_the_number_of_all_texts(small_baseline, small_encoder, reviewed):
+    seen = []
+    small_baseline.review(small_encoder, reviewed, batch_size=8, progress=lambda *done: seen.append(done))
+    assert [total for _, total in seen] == [len(reviewed)] * len(seen)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1][0] == len(reviewed)
+
+
 @pytest.mark.parametrize("setting", ["light", "full"])
 def test_accepted_scores_join_the_calibration_and_nothing_else_changes(
     setting, small_baseline, small_encoder, review, reviewed

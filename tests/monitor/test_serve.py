@@ -273,6 +273,8 @@ def test_alarms_of_slices_and_episodes_are_those_of_the_monitor_and_are_logged(
             assert client.post({"texts": ["a"], "slices": [["x"]]})[0] == 400
             client.process.send_signal(signal.SIGTERM)
             said = client.process.communicate(timeout=60)[1].splitlines()
+            assert said.pop().startswith("metastable serve: page: ")
+            said = [line for line in said if "copies of earlier ones" not in line]
             # One line for each alarm, which names the text that raised it.
             lines = [row["line"] for row in found[first:] for kind in ("alarm", "slice_alarm") if row[kind]]
             assert lines
@@ -282,6 +284,49 @@ def test_alarms_of_slices_and_episodes_are_those_of_the_monitor_and_are_logged(
     assert f"alarm at text {monitor.raised_at}" in said[-1]
     raised = sum(own.episodes.total > 0 for own in monitor.slices)
     assert f"an alarm in {raised} of 4 slices" in said[-1]
+
+
+@pytest.mark.parametrize("private", [False, True], ids=["open", "private"])
+def test_the_folder_of_a_server_has_all_that_the_folder_of_watch_has(private, serve_arguments, stream, tmp_path):
+    texts, more = [*stream[:20], *ODD * 10], ["--private"] if private else []
+    with serving(*serve_arguments, "--out", tmp_path / "served", *more) as client:
+        client.score(texts)
+        client.process.send_signal(signal.SIGTERM)
+        said = client.process.communicate(timeout=60)[1]
+        assert client.process.returncode == 0, said
+    assert f"page: {tmp_path / 'served' / 'report.html'}" in said
+    watching = ["watch", *map(str, serve_arguments), "--out", str(tmp_path / "watched"), *more]
+    CliRunner().invoke(app, watching, input="\n".join(texts))
+    served, watched = ({file.name for file in (tmp_path / name).iterdir()} for name in ("served", "watched"))
+    assert served == watched
+    assert ("strangest.json" in served) == (not private)
+    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("served", "watched")]
+    assert summaries[0]["about"] == summaries[1]["about"]
+    page = (tmp_path / "served" / "report.html").read_text(encoding="utf-8").rpartition("<body>")[2]
+    assert ("zebra" in page) == (not private)
+    assert "The alarm was raised at text" in page
+    assert "began at about text" in page
+
+
+def test_warnings_are_told_once_and_are_in_the_summary_while_the_server_runs(serve_arguments, stream, tmp_path):
+    """A summary that is refreshed also has the alarm. Negative control: the first texts are no copies."""
+    with serving(*serve_arguments, "--out", tmp_path) as client:
+
+        def summary():
+            return json.loads((tmp_path / "summary.json").read_text())
+
+        client.score(stream[:30])
+        assert "dependence" not in summary()
+        client.score([stream[0]] * 30)
+        assert summary()["dependence"]["copies"]["text"] is not None
+        assert not summary()["alarm"]["raised"]
+        client.score([stream[0]] * 30)
+        client.score(ODD * 10)
+        assert (summary()["alarm"]["raised"], summary()["finished"]) == (True, False)
+        client.process.send_signal(signal.SIGTERM)
+        said = client.process.communicate(timeout=60)[1]
+    assert len(re.findall("warning: .* are copies of earlier ones", said)) == 1
+    assert summary()["finished"] is True
 
 
 @pytest.mark.parametrize(
@@ -316,7 +361,7 @@ def held(small_encoder, small_baseline):
     """A function that starts one; all are stopped at the end."""
     with ExitStack() as stack:
 
-        def start(limits=None, sinks=(), folder=None, fail=(), **options):
+        def start(limits=None, sinks=(), folder=None, fail=(), send_buffer=None, **options):
             monitor = Monitor(small_encoder.model, small_baseline, "light", sinks, tokenizer=small_encoder.tokenizer)
             release, seen, examiner = threading.Event(), [], monitor.examiner()
             examine = examiner.records
@@ -332,10 +377,13 @@ def held(small_encoder, small_baseline):
             service = Service(monitor, folder, **options)
             limits = limits or Limits()
             server = uvicorn.Server(configuration(application(service, CollectorRegistry(), {}, limits), limits))
-            socket = bound("127.0.0.1", 0)
-            thread = threading.Thread(target=server.run, args=([socket],))
+            listening = bound("127.0.0.1", 0)
+            if send_buffer is not None:
+                # Connections inherit it. Without it the kernel takes megabytes that the client does not read.
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+            thread = threading.Thread(target=server.run, args=([listening],))
             thread.start()
-            port = socket.getsockname()[1]
+            port = listening.getsockname()[1]
 
             def stop():
                 release.set()
@@ -514,6 +562,53 @@ def test_connections_beyond_the_limit_are_refused_until_others_end(held):
         wait_for(answered)
 
 
+@contextmanager
+def small_receiver(port):
+    """A connection that takes only a few kilobytes until the client reads."""
+    with socket.socket() as found:
+        found.settimeout(60)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        found.connect(("127.0.0.1", port))
+        yield found
+
+
+def metrics_requests(count):
+    """Requests that are sent together. After the last one the connection is closed."""
+    ask = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n"
+    return (ask + b"\r\n") * (count - 1) + ask + b"Connection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize("count", [20, 40, 400])
+def test_a_client_that_does_not_read_its_answers_loses_its_connection(held, count):
+    """Also if the unread answers are few. They then wait in the server until the connection is closed."""
+    found = held(Limits(connections=3, seconds=0.5), send_buffer=4096)
+    with ExitStack() as stack:
+        silent = [stack.enter_context(small_receiver(found.client.port)) for _ in range(3)]
+        for one in silent:
+            one.sendall(metrics_requests(count))
+
+        def answered():
+            with suppress(OSError):
+                return found.client.ask("GET", "/health")[0] == 200
+
+        wait_for(answered)
+
+
+def test_a_slow_client_that_reads_gets_all_answers(held):
+    """It takes longer for all of them than one answer may take."""
+    found = held(Limits(seconds=1), send_buffer=4096)
+    with small_receiver(found.client.port) as slow:
+        slow.sendall(metrics_requests(60))
+        answers, began = b"", time.monotonic()
+        while piece := slow.recv(3000):
+            answers += piece
+            time.sleep(0.05)
+        assert time.monotonic() - began > 2
+    assert answers.count(b" 200 OK\r\n") == 60
+    assert answers.endswith(b"\n")
+    assert answers.rpartition(b"# HELP ")[2].count(b"metastable_waiting_texts") == 3
+
+
 def test_the_words_of_an_error_do_not_reach_clients(held, stream, monkeypatch):
     """A detector that fails on a batch rejects its texts; the error may quote the text of another client."""
 
@@ -573,10 +668,16 @@ class FullDisk:
     def __init__(self):
         self.full, self.rows, self.summary = True, [], None
 
+    def keep(self, records):
+        pass
+
     def write(self, rows):
         if self.full:
             raise BadInput("no space left")
         self.rows += rows
+
+    def refresh(self, monitor):
+        pass
 
     def finish(self, summary):
         self.summary = summary

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import re
 import resource
@@ -197,7 +198,8 @@ def value(registry, name, **labels):
 def test_metrics(tmp_path):
     registry = prometheus_client.CollectorRegistry()
     sink = Prometheus(registry, monitor="search")
-    # Before the first text all is there already, at 0: a rate needs a beginning.
+    # Before the first text all counts are there already, at 0: a rate needs a beginning. A threshold is never 0.
+    assert value(registry, "alarm_threshold_log_e", monitor="search") is None
     assert value(registry, "texts_total", monitor="search", status="scored") == 0
     for p in (0.5, 0.004, 0.3, 1.0):
         sink.write(ordinary(p))
@@ -214,6 +216,7 @@ def test_metrics(tmp_path):
     assert value(registry, "last_p_value", **own) == 1.0
     assert value(registry, "alarm_log_e", **own) == pytest.approx(alarm.log_e)
     assert value(registry, "alarm_raised", **own) == (alarm.raised_at is not None)
+    assert value(registry, "alarm_threshold_log_e", **own) == alarm.threshold == pytest.approx(math.log(200))
     assert value(registry, "failures_total", kind="sink", **own) == 2
     assert value(registry, "failures_total", kind="unreadable", **own) == 1
     for end, below in zip(BUCKETS, (0, 0, 1, 1, 1, 1, 1, 1, 3, 4), strict=True):
@@ -289,6 +292,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are():
     sink = Prometheus(registry, monitor="search")
     sink.write(ordinary(0.5))
     sink.failed("sink")
+    sink.state(Alarm(texts=1000))
     lines = prometheus_client.generate_latest(registry).decode().splitlines()
     there = {re.split(r"[{ ]", line)[0] for line in lines if not line.startswith("#")}
     folder = Path(__file__).parents[2] / "examples" / "grafana"
@@ -304,4 +308,8 @@ def test_the_dashboard_asks_for_metrics_that_there_are():
         name for name in plain if not name.endswith(("texts", "failures", "alarms"))
     }
     named = set(re.findall(r"`(metastable_\w+)`", (folder / "README.md").read_text(encoding="utf-8")))
-    assert named <= plain
+    assert named == {name for name in plain if f"{name}_total" not in plain}
+    # The line of the threshold is that of the alarm, and not that of one alpha.
+    (evidence,) = [panel for panel in board["panels"] if "alarm_log_e" in str(panel["targets"])]
+    assert "alarm_threshold_log_e" in str(evidence["targets"])
+    assert "thresholds" not in evidence["fieldConfig"]["defaults"]

@@ -2,6 +2,7 @@
 
 import json
 import random
+import subprocess
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from metastable.monitor.sinks import Prometheus
 from metastable.monitor.slices import Slices
 from tests.monitor.conftest import ODD
 from tests.monitor.live.helpers import Kept
-from tests.monitor.test_commands import killed_at
+from tests.monitor.test_commands import killed_at, started
 
 
 def invoke(*arguments, stdin=None):
@@ -221,6 +222,37 @@ def test_copies_are_warned_of_with_numbers_and_resuming_gives_the_same_summary(w
         invoke(*watching, given, "--private", "--out", parts, *(["--resume"] if count > 64 else []))
     assert (parts / "records.jsonl").read_bytes() == (whole / "records.jsonl").read_bytes()
     assert json.loads((parts / "summary.json").read_text())["dependence"] == found["dependence"]
+
+
+def test_the_summary_has_warnings_and_alarms_while_the_stream_goes_on(watching, stream, tmp_path):
+    """Negative control: after texts that are no copies it only says that the stream is not finished."""
+    child = started(*watching, "--out", tmp_path, stderr=subprocess.DEVNULL)
+    summaries = []
+    try:
+        for texts in (stream[:30], [stream[0]] * 30, ODD * 10):
+            child.stdin.write("".join(f"{text}\n" for text in texts).encode())
+            child.stdin.flush()
+            for _ in texts:
+                assert child.stdout.readline()
+            summaries.append(json.loads((tmp_path / "summary.json").read_text()))
+        clean, copies, shifted = summaries
+        assert clean.keys() == {"schema", "made", "about", "finished"}
+        assert copies["dependence"]["copies"]["text"] is not None
+        assert not copies["alarm"]["raised"]
+        assert shifted["alarm"]["raised"]
+        assert not any(found["finished"] for found in summaries)
+    finally:
+        child.kill()
+        child.communicate()
+    # The first summary after a restart still has what was found before.
+    child = started(*watching, "--out", tmp_path, "--resume", stderr=subprocess.DEVNULL)
+    child.stdin.write(f"{stream[50]}\n".encode())
+    child.stdin.flush()
+    assert child.stdout.readline()
+    found = json.loads((tmp_path / "summary.json").read_text())
+    child.kill()
+    child.communicate()
+    assert (found["finished"], found["alarm"]["raised"], found["texts"]) == (False, True, 101)
 
 
 def test_copies_among_texts_of_a_live_model_and_in_python(small, small_baseline_folder, stream):

@@ -14,7 +14,7 @@ import typer
 
 from metastable.cli.calibrate import check_texts, listed, usable_lines
 from metastable.cli.exits import EXIT_BAD_INPUT, complain, one_line_errors
-from metastable.cli.options import AllowPickle, AsJson, BatchSize, Debug, Model, Tokenizer
+from metastable.cli.options import AllowPickle, AsJson, BatchSize, Debug, Tokenizer, Watched
 from metastable.errors import BadInput
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ SCHEMA = "metastable.recalibrate/1"
 
 
 def recalibrate(
-    model: Model,
+    model: Watched,
     baseline: Annotated[Path, typer.Option(help="The folder that `calibrate` wrote, of the same encoder.")],
     texts: Annotated[
         str,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from starlette.applications import Starlette
 
+    from metastable.monitor.alarm import Alarm
     from metastable.monitor.http_server import Limits
     from metastable.monitor.monitor import Monitor
     from metastable.monitor.record import Record
@@ -51,16 +52,25 @@ def serve(
         str, typer.Option(help="The address to listen on. Other machines can send texts to any other address.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to listen on; 0 picks a free port.")] = 8760,
-    out: Annotated[Path | None, typer.Option(help="Folder for records.jsonl and summary.json.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for records.jsonl, summary.json and report.html.")] = None,
     private: Annotated[
         bool,
-        typer.Option("--private", help="Records quote no words of the texts. They keep ids and a short hash."),
+        typer.Option(
+            "--private",
+            help="Records and report.html quote no words of the texts. They keep ids and a short hash. Without it, the "
+            "strangest texts are kept in --out for report.html.",
+        ),
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on after the last record in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again in --out.")] = False,
     batch_size: BatchSize = 32,
     waiting: Annotated[int, typer.Option(help="Texts that may wait; requests beyond that are refused (503).")] = 1024,
-    timeout: Annotated[float, typer.Option(help="Seconds to read headers, to read the body, and to answer.")] = 30.0,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds to read headers, to read the body, to answer, and until the client has read the answer."
+        ),
+    ] = 30.0,
     tokenizer: Tokenizer = None,
     allow_pickle: AllowPickle = False,
     debug: Debug = False,
@@ -69,10 +79,11 @@ def serve(
 
     POST /score takes {"texts": […], "ids": […]} (ids are optional) and returns {"records": […]}, as `watch` writes
     them. GET /health has the counts and the alarm, GET /metrics the same for Prometheus. Texts that wait are examined
-    together. An alarm is also a line on standard error.
+    together. An alarm, and a warning that texts are not independent, is also a line on standard error.
 
     SIGTERM and Ctrl-C end the server: it accepts no more requests, answers those that it accepted, and exits with 0,
-    with or without an alarm (see /health, or summary.json in --out). A second Ctrl-C ends it at once, with 130.
+    with or without an alarm (see /health, or summary.json in --out). A second Ctrl-C ends it at once, with 130. At the
+    end report.html is written into --out.
 
     Exit code: 0 after a stop; 2 for bad input, or if --out does not have all records; 130 after a second Ctrl-C.
     """
@@ -82,7 +93,7 @@ def serve(
         from prometheus_client import CollectorRegistry
 
         from metastable.addresses import bound, is_loopback, url
-        from metastable.cli.watch import check_flags, check_least
+        from metastable.cli.watch import check_flags, check_least, page_written
         from metastable.encoder.load import load
         from metastable.errors import choice
         from metastable.monitor.baseline import Baseline
@@ -92,7 +103,7 @@ def serve(
         from metastable.monitor.scoring import SETTINGS
         from metastable.monitor.service import Service
         from metastable.monitor.sinks import Prometheus
-        from metastable.monitor.stream import stream_folder
+        from metastable.monitor.stream import page_facts, stream_folder
 
         check_flags(batch_size, out, resume, overwrite, reset_after_alarm)
         choice(setting, "--setting", SETTINGS)
@@ -108,8 +119,8 @@ def serve(
         check_least(known, setting, alpha)
         registry = CollectorRegistry()
         encoder.reads_text()
-        alarms = _AlarmLines()
-        sinks: list[Sink] = [Prometheus(registry, monitor="serve"), alarms]
+        events = _Events()
+        sinks: list[Sink] = [Prometheus(registry, monitor="serve"), events]
         monitor = Monitor(
             *(encoder, known, setting, sinks, alpha),
             keep=1,
@@ -127,9 +138,9 @@ def serve(
         folder = None
         if out is not None:
             facts = {**about, "private": private, "source": "http"}
-            folder = stack.enter_context(stream_folder(out, facts, resume, overwrite))
+            folder = stack.enter_context(stream_folder(out, facts, resume, overwrite, page_facts(monitor)))
             monitor.replay(folder.past())
-        alarms.follow(monitor)
+        events.follow(monitor)
         service = Service(monitor, folder, batch_size=batch_size, most=waiting, private=private)
         limits = Limits(seconds=timeout)
         app = application(service, registry, {"name": encoder.name, **about}, limits, host)
@@ -139,17 +150,26 @@ def serve(
         complete = _run(app, limits, address, ready)
         service.close(answer=complete)
         written = out is None or service.finish({"finished": complete, **monitor.summary()})
-        print(f"metastable serve: {_ended(monitor)}", file=sys.stderr)
+        _say(_ended(monitor))
         if not written:
             complain(f"--out {out} does not have all records: {service.error}")
+        if out is not None:
+            _say(page_written(out))
         raise typer.Exit(EXIT_INTERRUPTED if not complete else 0 if written else EXIT_BAD_INPUT)
 
 
-class _AlarmLines:
-    """A sink that says on standard error which texts raised an alarm."""
+def _say(words: str) -> None:
+    print(f"metastable serve: {words}", file=sys.stderr, flush=True)
+
+
+class _Events:
+    """A sink that says on standard error which texts raised an alarm, and each warning of dependence once."""
 
     def follow(self, monitor: Monitor) -> None:
+        from metastable.monitor.dependence import NewWarnings
+
         self._monitor, self._scored = monitor, monitor.counts.scored
+        self._warnings = NewWarnings()
 
     def write(self, record: Record) -> None:
         from metastable.cli.watch import raised_words
@@ -157,7 +177,12 @@ class _AlarmLines:
         self._scored += record.status == "scored"
         if record.alarm or record.slice_alarm:
             for words in raised_words(record.to_dict(), self._scored, self._monitor):
-                print(f"metastable serve: {words}", file=sys.stderr, flush=True)
+                _say(words)
+
+    def state(self, alarm: Alarm) -> None:
+        """Called after each pass."""
+        for words in self._warnings.take(self._monitor.dependence):
+            _say(f"warning: {words}")
 
     def close(self) -> None:
         pass

@@ -120,6 +120,7 @@ def watch(
         from metastable.monitor.monitor import Monitor
         from metastable.monitor.scoring import SETTINGS
         from metastable.monitor.windows import LEAST, Windows
+        from metastable.progress import FileTexts
 
         choice(setting, "--setting", SETTINGS)
         share(alpha, "--alpha")
@@ -164,7 +165,7 @@ def watch(
         }
         folder = None
         if out is not None:
-            about = _about(known, monitor)
+            about = stream.page_facts(monitor)
             folder = stack.enter_context(stream.stream_folder(out, facts, resume, overwrite, about))
             monitor.replay(folder.past())
             if windows is not None:
@@ -185,7 +186,14 @@ def watch(
             watched = corpora.WatchTask(corpora.Source.of(encoder, allow_pickle), *of)
             found = corpora.records_on_workers(watched, coming, scheduler, workers, out is not None)
             records = stack.enter_context(closing(found))
-        screen = Screen(monitor, as_json, texts)
+        advance: Callable[[], None] | None = None
+        if (bytes_of_file := stream.file_size(texts)) is not None:
+            bar = stack.enter_context(FileTexts(before=done))
+
+            def advance() -> None:
+                bar(monitor.counts.texts, intake.expected(bytes_of_file))
+
+        screen = Screen(monitor, as_json, texts, advance)
         code = _through(records, monitor, folder, screen, private, sliced_by, windows)
         raise typer.Exit(code)
 
@@ -251,6 +259,7 @@ def _through(
                         if not private:
                             folder.keep(new)
                         folder.write(rows, [one.to_dict() for one in found])
+                        folder.refresh(monitor)
                     screen.show(rows)
                     screen.show_windows(found)
     except StopSignal as stopped:
@@ -273,7 +282,9 @@ def _through(
     except BrokenPipeError:
         code = EXIT_BROKEN_PIPE
     if folder is not None:
-        _write_page(folder.folder, tell=code != EXIT_BROKEN_PIPE)
+        told = page_written(folder.folder)
+        if code != EXIT_BROKEN_PIPE:
+            print(told, file=sys.stderr)
     if code is not None:
         return code
     if summary["alarm"]["raised"] or any(own["alarms_raised"] for own in summary["slices"] or ()):
@@ -281,28 +292,15 @@ def _through(
     return EXIT_BAD_INPUT if summary["rejected"] or not summary["texts"] else 0
 
 
-def _about(known: Baseline, monitor: Monitor) -> dict[str, Any]:
-    """What the page of the stream needs besides the records."""
-    return {
-        "encoder": known.encoder_name,
-        "calibration_texts": monitor.alarm.texts,
-        "independent": monitor.alarm.independent,
-        "threshold_log_e": monitor.alarm.threshold,
-        "lengths": known.usual_lengths,
-    }
-
-
-def _write_page(folder: Path, tell: bool) -> None:
-    """Write report.html. The records are complete by now, and a page that fails does not change the exit code."""
+def page_written(folder: Path) -> str:
+    """Write report.html, and say where it is or why there is none. A page that fails does not change the exit code."""
     try:
         from metastable.monitor.report import write_stream
 
-        told = f"page: {write_stream(folder)}"
+        return f"page: {write_stream(folder)}"
     except Exception as error:
         why = " ".join(str(error).split()) or type(error).__name__
-        told = f"the page {folder / 'report.html'} was not written: {why}; the records are complete"
-    if tell:
-        print(told, file=sys.stderr)
+        return f"the page {folder / 'report.html'} was not written: {why}; the records are not affected"
 
 
 class Screen:
@@ -310,17 +308,21 @@ class Screen:
 
     In a pipe, or with `as_json`, every record is a line of JSON. On a terminal, strange and rejected texts are a
     sentence each. If standard error is a terminal, its last line shows the counts, unless texts are typed there.
+
+    advance : called after each batch, to tell the progress
     """
 
-    def __init__(self, monitor: Monitor, as_json: bool, texts: str) -> None:
-        self.monitor, self.as_json = monitor, as_json
+    def __init__(self, monitor: Monitor, as_json: bool, texts: str, advance: Callable[[], None] | None = None) -> None:
+        self.monitor, self.as_json, self._advance = monitor, as_json, advance
         self.terminal = sys.stdout.isatty()
         self.lines = as_json or not self.terminal
         typed = texts == "-" and sys.stdin is not None and sys.stdin.isatty()
         self.live = sys.stderr.isatty() and not typed
-        # What was told so far: alarms, the newest episode whose end was told, and warnings of dependence by reason.
+        from metastable.monitor.dependence import NewWarnings
+
+        # What was told so far: alarms, the newest episode whose end was told, and warnings of dependence.
         self._announced, self._ended = False, monitor.alarm.episode - 1
-        self._warned: dict[str, str] = {}
+        self._warnings = NewWarnings()
         self._scored = monitor.counts.scored
         if typed:
             print("one text a line; Ctrl-D ends", file=sys.stderr)
@@ -344,8 +346,9 @@ class Screen:
                 self._announced = self._announced or row["alarm"]
         self._write(waiting)
         self._tell_ends(self.monitor.alarm.episode)
-        if self.monitor.dependence.warned_at is not None:
-            self._warn()
+        for words in self._warnings.take(self.monitor.dependence):
+            self._clear()
+            print(f"warning: {words}", file=sys.stderr)
         if self.live:
             counts = self.monitor.counts
             words = f"{counts.texts} texts, {counts.strange} strange, {counts.texts - counts.scored} rejected"
@@ -353,6 +356,8 @@ class Screen:
             if self.monitor.episodes.reset_after is not None:
                 words += f", episode {self.monitor.alarm.episode}"
             print(f"\r\x1b[2K{words}", end="", file=sys.stderr, flush=True)
+        if self._advance is not None:
+            self._advance()
 
     def show_windows(self, found: list[Window]) -> None:
         """A sentence for each strange window, on a terminal."""
@@ -360,16 +365,6 @@ class Screen:
             if one.strange and not self.lines:
                 self._clear()
                 print(f"lines {one.first} to {one.last}: {one.reason}")
-
-    def _warn(self) -> None:
-        """Say each warning of dependence when it is raised."""
-        from metastable.monitor.dependence import warnings
-
-        for reason, words in warnings(self.monitor.dependence.to_dict()).items():
-            if reason not in self._warned:
-                self._warned[reason] = words
-                self._clear()
-                print(f"warning: {words}", file=sys.stderr)
 
     def _tell_ends(self, episode: int) -> None:
         """Say whether the shift persisted, for each episode before this one that has not been told."""
@@ -389,7 +384,7 @@ class Screen:
         elif found["texts"] and not new:
             print(f"nothing new: all {found['texts']} lines have a record already", file=sys.stderr)
         else:
-            print("\n".join(_summary_lines(found, self._announced, self._warned.values())), file=sys.stderr)
+            print("\n".join(_summary_lines(found, self._announced, self._warnings.told.values())), file=sys.stderr)
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
         """Rows as JSON lines; on a terminal in ASCII, so that no character of a text controls the terminal."""

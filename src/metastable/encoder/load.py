@@ -49,7 +49,7 @@ DRAWS = ("normal_", "uniform_", "kaiming_uniform_", "trunc_normal_", "randn", "r
 IMAGES = "it reads images"
 WEIGHTLESS = (
     "{!r} is an ONNX file, which has no weights of layers that could be read; give the model of transformers. "
-    "Only calibrate, watch and serve take ONNX files"
+    "Only calibrate, recalibrate, watch and serve take ONNX files"
 )
 WANTED = ("*.json", "model*.safetensors", "vocab.txt", "merges.txt", "*.model", "0_Transformer/*.safetensors")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import IO, Any
@@ -55,6 +55,7 @@ class Line:
         document are not independent of each other.
     query : the field of this name, if it is a string: a question that the text answers.
     slice : the field that `lines` was told to take as the slice, if it is a string or a whole number
+    end : where the line ends in the file, in bytes
     """
 
     number: int
@@ -64,6 +65,7 @@ class Line:
     document: str | None = None
     query: str | None = None
     slice: str | int | None = None
+    end: int = field(default=0, compare=False)
 
 
 def read_texts(path: str | Path) -> Iterator[str]:
@@ -124,15 +126,19 @@ def _standard_input() -> IO[bytes]:
 
 
 def _lines(file: IO[bytes], jsonl: bool, sliced_by: str | None) -> Iterator[Line]:
-    number = 0
+    number = end = 0
     while raw := file.readline(LONGEST_LINE):
         number += 1
+        end += len(raw)
         if len(raw) == LONGEST_LINE and not raw.endswith(b"\n"):
-            while (rest := file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
-                pass
-            yield Line(number, None, f"is longer than {LONGEST_LINE // 2**20} MiB; give one text a line")
+            while rest := file.readline(LONGEST_LINE):
+                end += len(rest)
+                if rest.endswith(b"\n"):
+                    break
+            yield Line(number, None, f"is longer than {LONGEST_LINE // 2**20} MiB; give one text a line", end=end)
             continue
-        yield _line(number, raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw, jsonl, sliced_by)
+        line = _line(number, raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw, jsonl, sliced_by)
+        yield replace(line, end=end)
 
 
 def _line(number: int, raw: bytes, jsonl: bool, sliced_by: str | None) -> Line:

@@ -1,4 +1,4 @@
-"""The live view of a stream that `watch` is examining: its timeline, counts and newest strange texts.
+"""The live view of a stream that `watch` or `serve` is examining: timeline, counts, warnings, newest strange texts.
 
 The page asks every `POLL` milliseconds. The server reads what was appended to records.jsonl since the last question,
 and answers only if something changed.
@@ -16,7 +16,7 @@ from dash import Input, Output, State, dcc, html
 from metastable.figures.look import caption, untitled
 from metastable.lab.page import EMPTY, GRAPH, LIVE
 from metastable.monitor.change_point import ChangePoint
-from metastable.monitor.report import draw, headline, promise, tiles
+from metastable.monitor.report import draw, headline, notes, promise, tiles
 from metastable.monitor.watched import WatchedFile
 
 POLL = 1500
@@ -52,12 +52,13 @@ class LiveStream:
                 raise dash.exceptions.PreventUpdate
             watched, change = self.watched, self._changed()
             if not watched.records:
-                return self.version, f"Waiting for records in {watched.path} …", "", [], NOTHING, "", []
+                return self.version, f"Waiting for records in {watched.path} …", "", [], [], NOTHING, "", []
             figure = draw(watched, change) if watched.scored else None
             return (
                 self.version,
                 headline(watched, change),
                 promise(watched.facts.alpha, bool(watched.slices)),
+                [html.Li(note) for note in notes(watched, change)],
                 _tiles(tiles(watched, change)),
                 NOTHING if figure is None else untitled(figure).to_plotly_json(),
                 "" if figure is None else caption(figure),
@@ -100,6 +101,7 @@ def page() -> html.Div:
                 [
                     html.P("Loading the stream …", id="live-headline", role="status", **LIVE),
                     html.P(id="live-promise", className="hint"),
+                    html.Ul(id="live-notes", **LIVE),
                     html.Dl(id="live-numbers"),
                     dcc.Graph(id="live-timeline", config=GRAPH, figure=NOTHING),
                     html.P(id="live-caption", className="caption"),
@@ -119,6 +121,7 @@ def register(app: dash.Dash, stream: LiveStream) -> None:
         Output("seen", "data"),
         Output("live-headline", "children"),
         Output("live-promise", "children"),
+        Output("live-notes", "children"),
         Output("live-numbers", "children"),
         Output("live-timeline", "figure"),
         Output("live-caption", "children"),

@@ -171,15 +171,16 @@ class Baseline:
         *,
         documents: Iterable[Any] | None = None,
         batch_size: int = 32,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
         allow_pickle: bool = False,
         tokenizer: Any = None,
     ) -> Review:
         """What it would change to accept these texts as clean ones. The parameters are those of `fit`."""
         from metastable.monitor.review import Review
 
-        encoder = load(model, allow_pickle, tokenizer)
+        encoder = load(model, allow_pickle, tokenizer, weights=False)
         self.check(encoder)
+        encoder.reads_text()
         return Review.of(self, encoder, texts, documents, batch_size, progress)
 
     def accept(self, model: Any, texts: Iterable[str], by: str | None = None, **options: Any) -> Baseline:

@@ -1,7 +1,8 @@
-"""Connections of the HTTP server: how many there may be, and how long the headers of a request may take.
+"""Connections of the HTTP server: how many there may be, and how long a client may take to send headers and to read.
 
-uvicorn limits the size of headers and the time between two requests of a connection. It limits neither the time that
-headers take nor the number of connections, so a few lines on each of many connections would hold all file descriptors.
+uvicorn limits the size of headers and the time between two requests of a connection. It limits neither the number of
+connections, nor the time that headers take, nor the time until a client reads its answer. So a few lines on each of
+many connections would hold all file descriptors.
 """
 
 from __future__ import annotations
@@ -45,15 +46,21 @@ def configuration(app: ASGIApp, limits: Limits) -> uvicorn.Config:
 
 
 class Connection(H11Protocol):
-    """A connection that is refused if there are too many, and closed if the headers of a request take too long."""
+    """A connection that is refused if there are too many.
+
+    It is closed if the headers of a request take too long, or if the client does not read its answers.
+    """
 
     def __init__(self, limits: Limits, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._limits = limits
         self._deadline: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # Writing is paused while any byte waits: a transport with unread bytes is never closed, only aborted.
+        transport.set_write_buffer_limits(high=0)
         most = self._limits.connections
         if len(self.connections) > most:
             self._refuse(503, f"{most} connections are open; try again later", {"Retry-After": str(AGAIN)})
@@ -71,6 +78,17 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._clear()
+        self._clear_unread()
+
+    def pause_writing(self) -> None:
+        """Bytes of an answer wait for the client."""
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(self._limits.seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._clear_unread()
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are no HTTP request, as all other errors are answered."""
@@ -99,6 +117,11 @@ class Connection(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _clear_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _refuse(self, code: int, why: str, headers: dict[str, str] | None = None) -> None:
         """Answer without a request, and close the connection."""

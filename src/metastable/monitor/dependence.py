@@ -130,6 +130,24 @@ class Dependence:
         }
 
 
+class NewWarnings:
+    """Tells each warning of a stream once.
+
+    told : sentences by their reason, as they were when they were new
+    """
+
+    def __init__(self) -> None:
+        self.told: dict[str, str] = {}
+
+    def take(self, dependence: Dependence) -> list[str]:
+        """The warnings that were raised since the last call, in sentences."""
+        if dependence.warned_at is None:
+            return []
+        found = {reason: told for reason, told in warnings(dependence.to_dict()).items() if reason not in self.told}
+        self.told |= found
+        return list(found.values())
+
+
 def warnings(found: Mapping[str, Any]) -> dict[str, str]:
     """The warning in sentences, by its reason: "neighbours" and "copies". found : `Dependence.to_dict()`"""
     neighbours, copies, made = found["neighbours"], found["copies"], {}

@@ -57,7 +57,8 @@ class Limits:
     characters : characters of a text; the encoder cuts a text at its own limit, which is far below
     requests : requests that are read or wait at the same time
     connections : connections that are open at the same time, those without a request included
-    seconds : time to read the headers of a request, time to read its body, and time to answer it
+    seconds : time to read the headers of a request, time to read its body, time to answer it, and time that the client
+        has to read the answer
     """
 
     body: int = 2 * 2**20

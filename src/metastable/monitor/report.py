@@ -93,7 +93,7 @@ def render(watched: Watched, texts: Mapping[str, str] = NO_TEXTS, windows: Seque
         encoder=None if facts.encoder is None else short_name(facts.encoder),
         facts=facts,
         headline=headline(watched, change),
-        notes=_notes(watched, change),
+        notes=[*_unfinished(watched), *notes(watched, change)],
         promise=promise(facts.alpha, bool(watched.slices)),
         numbers=tiles(watched, change) | _windows_tile(windows, facts.alpha),
         windows=_windows(windows),
@@ -277,10 +277,15 @@ def _numbered(watched: Watched, place: Any) -> tuple[int, int, int]:
     return at, low, high
 
 
-def _notes(watched: Watched, change: ChangePoint | None) -> list[str]:
+def _unfinished(watched: Watched) -> list[str]:
+    if watched.facts.finished is not False:
+        return []
+    return [f"The stream was not read to its end: this page is about its first {watched.records} texts."]
+
+
+def notes(watched: Watched, change: ChangePoint | None) -> list[str]:
+    """Warnings of dependence, and what limits the meaning of the numbers."""
     found = []
-    if watched.facts.finished is False:
-        found.append(f"The stream was not read to its end: this page is about its first {watched.records} texts.")
     if watched.facts.missing:
         found.append(f"{watched.facts.missing} earlier texts are not on this page: their records were not kept.")
     found += [f"Warning: {words}" for words in watched.facts.dependence]

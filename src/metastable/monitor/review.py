@@ -110,7 +110,7 @@ class Review:
         texts: Iterable[str],
         documents: Iterable[Any] | None,
         batch_size: int,
-        progress: Callable[[int], None] | None,
+        progress: Callable[[int, int], None] | None,
     ) -> Review:
         whole(batch_size, "batch_size", 1, "it must be at least 1")
         known = {one for entry in baseline.accepted for one in entry["sha256"]}
@@ -229,7 +229,7 @@ def _columns(
     encoder: Encoder,
     texts: list[str],
     batch_size: int,
-    progress: Callable[[int], None] | None,
+    progress: Callable[[int, int], None] | None,
 ) -> tuple[ColumnTable, np.ndarray]:
     """The columns of the texts that have a token of their own, and the places of these texts."""
     detectors, own, counts = baseline.detectors, encoder.private(), TextCounts()
@@ -245,7 +245,7 @@ def _columns(
             own.run(batch.inputs)
             rows += batch.numbers.tolist()
             if progress is not None:
-                progress(len(rows))
+                progress(len(rows), len(texts))
     counts.check_known()
     if not tables:
         empty = {name: np.empty((0, len(detector.columns))) for name, detector in detectors.items()}

@@ -74,7 +74,7 @@ class Service:
         self._waiting = self._characters = 0
         self._closed = False
         self._changed = threading.Condition()
-        self._unwritten: list[dict[str, Any]] = []
+        self._unwritten: list[tuple[Record, dict[str, Any]]] = []
         self._failures: Counter[str] = Counter()
         self._error: tuple[str, Exception] | None = None
         self._worker = threading.Thread(target=self._work, name="scoring service", daemon=True)
@@ -176,20 +176,24 @@ class Service:
                 self._fail("request", error)
                 requests[0].answer.set_exception(error)
             return False
-        self._write(rows)
+        self._write(list(zip(records, rows, strict=True)))
         for request in requests:
             request.answer.set_result(rows[: len(request.lines)])
             rows = rows[len(request.lines) :]
         return True
 
-    def _write(self, rows: list[dict[str, Any]]) -> None:
-        """Write rows to the folder. Rows that cannot be written now are written with later ones."""
+    def _write(self, made: list[tuple[Record, dict[str, Any]]]) -> None:
+        """Write records, each with its row, to the folder. What cannot be written now is written with later ones."""
         if self._folder is None:
             return
-        self._unwritten += rows
+        self._unwritten += made
         try:
-            self._folder.write(self._unwritten)
+            if not self._private:
+                self._folder.keep(record for record, _ in self._unwritten)
+            if self._unwritten:
+                self._folder.write([row for _, row in self._unwritten])
             self._unwritten = []
+            self._folder.refresh(self.monitor)
         except (BadInput, OSError) as error:
             self._fail("out", error)
             if len(self._unwritten) > UNWRITTEN:

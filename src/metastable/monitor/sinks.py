@@ -78,6 +78,7 @@ class Prometheus:
     p_value                         a histogram of p-values
     last_p_value                    the p-value of the newest text
     alarm_log_e, alarm_raised       the logarithm of the alarm's e-value; 1 once it is raised, else 0
+    alarm_threshold_log_e           the logarithm of the e-value at which the alarm is raised
     alarm_episode                   the number of the episode; with it, alarm_raised goes back to 0
     alarms_total{of}                alarms so far, of "all" texts or of a "slice"; names of slices are not exported
 
@@ -102,6 +103,7 @@ class Prometheus:
         self._p_values = metrics.p_values.labels(self.monitor)
         self._last = metrics.last.labels(self.monitor)
         self._log_e, self._raised = metrics.log_e.labels(self.monitor), metrics.raised.labels(self.monitor)
+        self._threshold = metrics.threshold
         self._episode = metrics.episode.labels(self.monitor)
         self._alarms = {of: metrics.alarms.labels(self.monitor, of) for of in ("all", "slice")}
 
@@ -118,6 +120,7 @@ class Prometheus:
     def state(self, alarm: Alarm) -> None:
         self._log_e.set(alarm.log_e)
         self._raised.set(alarm.raised_at is not None)
+        self._threshold.labels(self.monitor).set(alarm.threshold)
         self._episode.set(alarm.episode)
 
     def failed(self, kind: str) -> None:
@@ -142,6 +145,7 @@ class _Metrics:
         self.last = Gauge("last_p_value", "P-value of the newest text", by_name, **own)
         self.log_e = Gauge("alarm_log_e", "Logarithm of the alarm's e-value", by_name, **own)
         self.raised = Gauge("alarm_raised", "1 once the alarm is raised", by_name, **own)
+        self.threshold = Gauge("alarm_threshold_log_e", "Threshold of alarm_log_e", by_name, **own)
         self.episode = Gauge("alarm_episode", "Number of the episode of the alarm", by_name, **own)
         self.alarms = Counter("alarms_total", "Alarms of all texts and of slices", [*by_name, "of"], **own)
         self._monitors = 0
@@ -149,7 +153,7 @@ class _Metrics:
         try:
             for metric in (
                 *(self.texts, self.failures, self.p_values, self.last),
-                *(self.log_e, self.raised, self.episode, self.alarms),
+                *(self.log_e, self.raised, self.threshold, self.episode, self.alarms),
             ):
                 registry.register(metric)
                 done.append(metric)

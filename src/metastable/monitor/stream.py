@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from metastable.encoder.texts import Line
 from metastable.errors import BadInput
@@ -37,6 +37,9 @@ from metastable.monitor.watched import (
     likeness,
     read_windows,
 )
+
+if TYPE_CHECKING:
+    from metastable.monitor.monitor import Monitor
 
 SCHEMA = "metastable.watch/1"
 
@@ -64,6 +67,7 @@ class Intake:
         self.ahead = ahead
         self._ready: deque[Line] = deque()
         self._held = 0
+        self._newest: Line | None = None
         self._over = False
         self._error: Exception | None = None
         self._changed = threading.Condition()
@@ -76,6 +80,7 @@ class Intake:
                     while len(self._ready) >= self.ahead or self._held > CHARACTERS:
                         self._changed.wait()
                     self._ready.append(line)
+                    self._newest = line
                     self._held += len(line.text or "")
                     self._changed.notify()
         except Exception as error:
@@ -104,17 +109,27 @@ class Intake:
             raise self._error
         return taken
 
+    def expected(self, size: int) -> float:
+        """About how many lines a file of `size` bytes has, from those that were read; exact once all were read."""
+        newest = self._newest
+        return 0.0 if newest is None or not newest.end else newest.number * max(size / newest.end, 1.0)
+
     def _enough(self, most: int) -> bool:
         return len(self._ready) >= min(most, self.ahead) or self._held > CHARACTERS
 
 
 def regular(source: str) -> bool:
     """Whether lines come from a regular file, and not from a pipe, a terminal or a socket."""
+    return file_size(source) is not None
+
+
+def file_size(source: str) -> int | None:
+    """The size in bytes of a regular file; None for a pipe, a terminal or a socket. "-" is standard input."""
     try:
-        mode = os.fstat(0).st_mode if source == "-" else os.stat(source).st_mode
+        found = os.fstat(0) if source == "-" else os.stat(source)
     except OSError:
-        return False
-    return stat.S_ISREG(mode)
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def batches(
@@ -176,9 +191,21 @@ def sha(line: Line) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
+def page_facts(monitor: Monitor) -> dict[str, Any]:
+    """What the page of a stream needs besides the records: `about` of `stream_folder`."""
+    return {
+        "encoder": monitor.baseline.encoder_name,
+        "calibration_texts": monitor.alarm.texts,
+        "independent": monitor.alarm.independent,
+        "threshold_log_e": monitor.alarm.threshold,
+        "lengths": monitor.baseline.usual_lengths,
+    }
+
+
 class StreamFolder:
     """The folder of a watched stream: records.jsonl, a line per record, and summary.json. See `stream_folder`.
 
+    summary.json is complete at the end. During the stream it is written again with each alarm and each new warning.
     strangest.json has the strangest texts by their sha, if there are any, and windows.jsonl the windows that were
     tested. At the end report.html is written.
     """
@@ -189,6 +216,9 @@ class StreamFolder:
         self._windows = Lines(folder / WINDOWS)
         self._begun = False
         self._strangest: dict[str, KeptText] = {}
+        # Whether strangest.json has these texts.
+        self._strangest_written = True
+        self._events: tuple[int, ...] = (0, 0, 0)
 
     def past(self) -> Iterator[Record]:
         """The records that are there, in order, as far as a monitor needs them to go on."""
@@ -230,9 +260,22 @@ class StreamFolder:
         kept = {*ranked[:KEPT], *sorted(first, key=ranked.index)[:KEPT]}
         self._strangest = {key: self._strangest[key] for key in ranked if key in kept}
         if self._strangest != before:
+            self._strangest_written = False
+        if not self._strangest_written:
             self._begin()
             texts = {key: vars(text) for key, text in self._strangest.items()}
             write_json(self.folder / TEXTS, {"schema": SCHEMA, "texts": texts})
+            self._strangest_written = True
+
+    def refresh(self, monitor: Monitor) -> None:
+        """Write the summary of a stream that goes on, if an alarm or a warning came since it was written."""
+        slices = () if monitor.slices is None else monitor.slices
+        alarms = monitor.episodes.total + sum(own.episodes.total for own in slices)
+        warned = monitor.dependence
+        events = (alarms, warned.alike_at or 0, warned.copies.warned_at or 0)
+        if events != self._events:
+            self._write_summary({"finished": False, **monitor.summary()})
+            self._events = events
 
     def finish(self, summary: dict[str, Any]) -> None:
         self._begin()
