@@ -138,13 +138,13 @@ def test_two_runs_in_one_figure_are_told_apart_by_colour_dash_and_name():
         times = [t for t in (m.phases.concentrated, m.phases.terminal) if t]
         marks = [t for t in figure.data if t.name == f"phases, {name}"]
         assert [float(x) for mark in marks for x in mark.x] == times
-    assert sum((t.name or "").startswith("noise floor") for t in figure.data) == 1
+    assert sum((t.name or "").startswith("noise") for t in figure.data) == 1
 
 
 def test_two_noise_floors_where_they_differ():
     runs = (run(), run(n=400))
     figure = figures.distances(runs, [distance_curves(one) for one in runs], ("N = 60", "N = 400"))
-    floors = [t for t in figure.data if t.name.startswith("noise floor")]
+    floors = [t for t in figure.data if t.name.startswith("noise")]
     assert [t.name.split(", ")[1] for t in floors] == ["N = 60", "N = 400"]
     assert floors[0].y[0] > floors[1].y[0]
 

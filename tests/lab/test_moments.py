@@ -49,7 +49,8 @@ def test_each_phase_has_its_sentence_from_the_time_at_which_it_begins(run):
     ]
     words = moments(run, DistanceCurves(phases=phases))
     assert "the two points +e and −e" in words[1][1]
-    assert "V pulls them towards ±v" in words[2][1]
+    assert words[2][1].startswith("Leaving: V pulls tokens away from the two points")
+    assert words[2][1].endswith("towards ±v.")
 
 
 def test_curves_without_all_phases(run):

@@ -9,7 +9,7 @@ from metastable.encoder.attention_map import attention_map
 from metastable.encoder.load import load
 from metastable.figures.look import number
 from metastable.lab.encoders import TEXTS
-from metastable.lab.page import GROUPS
+from metastable.lab.page import GROUPS, LABELS
 from metastable.lab.state import State
 from tests.lab.test_page_state import STALE
 from tests.labels import overlapping
@@ -78,13 +78,33 @@ def a_head_is_open_at_first(tab, audit):
     assert "Click a cell" in tab.text("click-a-cell")
     groups = tab.evaluate("[...document.querySelectorAll('#field-column optgroup')].map(e => e.label)")
     assert groups == list(GROUPS)
+    assert {column for columns in GROUPS.values() for column in columns} <= set(LABELS)
     expected = attention_map(load(MODEL), TEXTS[0], int(row["layer"]), int(row["head"])).strongest()
     shown = tab.page.locator(".attends li").all_inner_texts()
     assert shown == [f"{token} → {most} {100 * share:.0f} %" for token, most, share in expected]
 
 
+def the_colours_are_named_above_the_map(tab):
+    """Without scrolling, together with the map of the model. Names of panels and axes lie outside of the cells."""
+    legend, panels, names = tab.evaluate(
+        """() => { const plot = document.querySelector('#heat-map .js-plotly-plot'), top = window.scrollY;
+            const box = e => { const b = e.getBoundingClientRect(); return [b.top + top, b.bottom + top]; };
+            const cells = [...plot.querySelectorAll('.heatmaplayer image')].map(box);
+            const words = e => [...plot.querySelectorAll(e)].map(box);
+            return [words('.cbaxis text, .cbfills'), cells,
+                words('.annotation-text, .x2title, .xtitle, .x2tick text, .xtick text')]; }"""
+    )
+    (first, end), *_ = sorted(panels)
+    assert len(legend) >= 3
+    assert max(bottom for _, bottom in legend) <= first
+    assert end <= 720
+    for top, bottom in names:
+        assert all(bottom < begin + 4 or top > end - 4 for begin, end in panels)
+
+
 def the_table_is_that_of_the_audit(tab, audit):
     assert tab.page.locator("#audit-headline").inner_text() == f"{MODEL}, {audit.verdict.headline}"
+    the_colours_are_named_above_the_map(tab)
     own, other = (number(float(one.layers["hidden_cosine"].iloc[-1])) for one in (audit, audit.twin))
     assert f"at the last depth: {own}; with random weights {other}" in tab.text("audit-words")
     twin = tab.evaluate("document.querySelector('#heat-map .js-plotly-plot').data[1].customdata")

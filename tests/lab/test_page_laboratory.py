@@ -208,6 +208,25 @@ def test_two_temperatures(tab):
     assert tab.curve() is not None
 
 
+def test_a_link_of_a_comparison_alone_fills_in_what_the_page_fills_in(tab):
+    """Python and the page's script choose the same second value."""
+    for query in ("compare=beta&beta=100", "compare=beta&beta=7", "compare=n&n=402", "compare=n&n=60"):
+        changed = State.from_query(query)
+        tab.show(f"{SMALL}&beta={changed.beta:g}&n={changed.n}")
+        tab.page.select_option("#field-compare", changed.compare)
+        assert tab.page.input_value("#field-other") == changed.other
+    tab.show("")
+    tab.evaluate("lab.pause()")
+
+
+def test_figures_without_a_run_say_which_field_is_wrong(tab):
+    tab.show(f"{SMALL}&compare=beta&other=")
+    tab.wait("() => lab.answered === lab.serial && document.getElementById('problem-other').textContent")
+    words = tab.evaluate("document.querySelector('#box-curve .veil').dataset.words")
+    assert words == f"not computed. Second β: {tab.problem('other')}"
+    tab.show(SMALL).done()
+
+
 def assert_together(tab):
     """One slider moves both spheres and the cursor; turning one sphere turns the other."""
     tab.page.locator("h1").click()

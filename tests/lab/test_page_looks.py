@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+from metastable.lab.lessons import EXAMPLES
 from metastable.lab.state import State
 from tests.lab.conftest import SMALL
 from tests.labels import move, overlapping
@@ -26,6 +28,10 @@ CONTRAST = """() => {
         if ((a + 0.05) / (b + 0.05) < 4.5) wrong.push([e.outerHTML.slice(0, 90), (a + 0.05) / (b + 0.05)]);
     }
     return wrong; }"""
+
+
+LEAST_PANEL = 80
+"""The least height of a panel of curves, in pixels."""
 
 
 def resized(tab, width, height):
@@ -57,6 +63,29 @@ def assert_fits(tab):
     )
     assert cut == []
     assert overlapping(tab.page) == []
+    if tab.evaluate("document.documentElement.dataset.view") == "laboratory":
+        assert_curves_have_space(tab)
+
+
+def assert_curves_have_space(tab):
+    """Each panel of curves is high, no name of a panel lies in another one, and the legend needs no scroll bar."""
+    heights, inside, bars = tab.evaluate(
+        """() => { const plot = document.querySelector('#curve .js-plotly-plot'), {_plots, _size} = plot._fullLayout;
+            const panels = Object.values(_plots).map(({xaxis, yaxis}) =>
+                ({left: xaxis._offset, right: xaxis._offset + xaxis._length, top: yaxis._offset,
+                  bottom: yaxis._offset + yaxis._length}));
+            const frame = plot.getBoundingClientRect();
+            const names = [...plot.querySelectorAll('.annotation')].filter(
+                e => plot._fullLayout.annotations[e.dataset.index].yref === 'paper');
+            const lies = names.filter(e => { const b = e.querySelector('.annotation-text').getBoundingClientRect();
+                return panels.some(p => b.right - frame.left > p.left + 1 && b.left - frame.left < p.right - 1
+                    && b.bottom - frame.top > p.top + 5 && b.top - frame.top < p.bottom - 5); });
+            return [panels.map(p => p.bottom - p.top), lies.map(e => e.textContent),
+                [...plot.querySelectorAll('.scrollbar')].map(e => e.getBoundingClientRect().height)]; }"""
+    )
+    assert min(heights) >= LEAST_PANEL
+    assert inside == []
+    assert max(bars, default=0) == 0
 
 
 def test_the_page_fits_every_window(tab):
@@ -115,6 +144,14 @@ def test_labels_of_comparisons_and_of_blocks_do_not_overlap(tab, query):
     tab.show(query).done()
     # The tour takes about 90 pixels of the height.
     for width, height in ((1280, 720), (1280, 630), (390, 844)):
+        resized(tab, width, height)
+        assert_fits(tab)
+
+
+@pytest.mark.parametrize("name", list(EXAMPLES))
+def test_labels_of_the_examples_do_not_overlap(tab, name):
+    tab.show(replace(EXAMPLES[name], n=60).to_query()).done()
+    for width, height in ((1280, 720), (390, 844)):
         resized(tab, width, height)
         assert_fits(tab)
 

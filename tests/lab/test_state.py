@@ -160,7 +160,7 @@ def test_the_defaults_are_all_well():
         ("matrices=1\n\n1", "matrices", "1×1"),
         ("matrices=[[1,0],[0,1]] [[1,0],[0,1]]&law=fibonacci", "law", "d = 3"),
         ("compare=gamma", "compare", "beta"),
-        ("compare=beta", "other", "empty: "),
+        ("compare=beta&other=", "other", "empty: "),
         ("compare=beta&other=-1", "other", "-1: "),
         ("compare=n&other=2.5", "other", "whole number"),
         ("law=graded&compare=weights", "compare", "uniform"),
@@ -172,6 +172,32 @@ def test_each_limit_is_told_beside_its_field(query, field, words):
     assert list(found) == [field]
     assert words in found[field]
     assert "\n" not in found[field]
+
+
+@pytest.mark.parametrize(
+    ("query", "other"),
+    [
+        ("compare=beta", "10"),
+        ("compare=beta&beta=5", "100"),
+        ("compare=beta&beta=inf", "100000"),
+        ("compare=beta&beta=1234.5", "123"),
+        ("compare=n", "250"),
+        ("compare=n&n=402", "101"),
+        ("compare=n&n=100", "1000"),
+        ("compare=weights", ""),
+        ("other=3", "3"),
+        ("compare=beta&other=3", "3"),
+    ],
+)
+def test_a_comparison_without_its_second_value_has_that_of_the_page(query, other):
+    state = State.from_query(query)
+    assert state.other == other
+    assert problems(state) == {}
+    assert State.from_query(state.to_query()) == state
+
+
+def test_the_second_value_of_a_link_is_empty_if_the_first_is_wrong():
+    assert State.from_query("compare=n&n=many").other == ""
 
 
 def test_all_problems_are_told_at_once():

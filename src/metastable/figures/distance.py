@@ -30,8 +30,12 @@ NO_PHASES = {"still": "hardly any change", "one time": "only one time saved"}
 """What stands above a run without phases."""
 NARROWEST = 290
 """Width of the plotting area on a small phone, in pixels, for which the labels are laid out."""
-MARKS = {"circle": "tokens have concentrated", "diamond": "the terminal phase begins"}
+MARKS = {"circle": "plateau begins", "diamond": "plateau ends"}
 """What the marks on the curves of two runs mean."""
+SHORT_NAME = 15
+"""Names of at most so many characters stand in two columns on a phone."""
+BAR, BETWEEN_BARS = 18, 4
+"""Height of a bar of phases and of the gap below it, in pixels."""
 TWO_LINES = ((look.BLUE, "solid"), (look.VERMILLION, "dash"))
 """Colour and dash of the first and of the second of two runs."""
 
@@ -134,7 +138,7 @@ def distance(run: BaseRun, curves: DistanceCurves | None = None) -> go.Figure:
     return figure
 
 
-def _axes(figure: go.Figure, horizon: float, low: float | None) -> None:
+def _axes(figure: go.Figure, horizon: float, low: float | None, columns: int = 1) -> None:
     """The axis of time, the legend, and a logarithmic axis of distances from `low` on, or none for low = None."""
     if low is not None:
         figure.update_yaxes(
@@ -147,7 +151,7 @@ def _axes(figure: go.Figure, horizon: float, low: float | None) -> None:
         )
     figure.update_xaxes(title_text="time t", range=[0, horizon], showgrid=False)
     figure.update_layout(hovermode="x unified")
-    look.legend_below(figure)
+    look.legend_below(figure, columns=columns)
 
 
 def phase_intervals(phases: Phases) -> list[tuple[str, float, float]]:
@@ -325,42 +329,50 @@ def distances(runs: Sequence[Run], curves: Sequence[DistanceCurves], names: Sequ
         _axes(figure, horizon, None)
         return figure
     text = (
-        "W₂ of each run to the limit law of its own tokens. A circle marks where tokens have concentrated, a "
-        "diamond where the terminal phase begins. The two bars at the top are the phases of the two runs, each in the "
-        "colour of its run. Dotted: the distance between two random samples of the limit law."
+        "W₂ of each run to the limit law of its own tokens. A circle marks where tokens have concentrated and the "
+        "plateau begins, a diamond where it ends and the terminal phase begins. The two bars above the curves are the "
+        "phases of the two runs, each framed in the colour of its run. Dotted: the noise floor, which is the distance "
+        "between two random samples of the limit law."
     )
     figure = look.plain("Distance to the limit law", 560, text)
     floors = []
     for row, (c, name, (colour, dash)) in enumerate(zip(curves, names, TWO_LINES, strict=True)):
         assert c.distance is not None
         assert c.phases is not None
-        _phase_bar(figure, c.phases, row, colour)
+        _phase_bar(figure, c.phases, row, name, colour)
         y = _positive(c.distance)
         look.curve(figure, c.distance["time"].values, y, f"W₂, {name}", colour, width=3, dash=dash)
         _begins(figure, c, name, colour)
-        floors.append((0.0 if c.floor is None else c.floor.mean, f", {name}", colour))
+        floors.append((0.0 if c.floor is None else c.floor.mean, f"noise, {name}", colour))
     low = _lowest([*(c.distance for c in curves), [floor for floor, _, _ in floors]])
     if max(floors)[0] < 1.05 * min(floors)[0]:
         # The two lines could not be told apart.
-        floors = [(floors[0][0], "", look.GREY)]
-    for floor, of, colour in floors:
+        floors = [(floors[0][0], f"noise {look.number(floors[0][0])}", look.GREY)]
+    for floor, name, colour in floors:
         if floor > 0:
-            name = f"noise floor {look.number(floor)}{of}"
             look.curve(figure, [0, horizon], [floor] * 2, name, colour, width=1.5, dash="dot")
     _explain_marks(figure)
-    _axes(figure, horizon, low)
+    listed = [trace.name for trace in figure.data if trace.showlegend is not False]
+    _axes(figure, horizon, low, columns=2 if max(map(len, listed)) <= SHORT_NAME else 1)
     # The legend leaves little height for the title of the axis.
     figure.update_yaxes(title_text="W₂")
+    left = max(64, min(120, 7 * max(map(len, names)) + 14))
+    figure.update_layout(margin={"l": left, "t": look.TITLE_HEIGHT + 2 * (BAR + BETWEEN_BARS)})
     return figure
 
 
-def _phase_bar(figure: go.Figure, phases: Phases, row: int, colour: str) -> None:
-    """The phases of one of two runs, as a bar along the upper edge with a frame in the colour of the run."""
-    high = 1 - 0.055 * row
-    place = {"yref": "y domain", "y0": high - 0.045, "y1": high, "layer": "below"}
-    for name, begin, end in phase_intervals(phases):
-        line = {"color": colour, "width": 1.5}
-        figure.add_shape(name=name, x0=begin, x1=end, fillcolor=look.PHASE_TINTS[name], line=line, **place)
+def _phase_bar(figure: go.Figure, phases: Phases, row: int, run: str, colour: str) -> None:
+    """The phases of one of two runs: a bar above the curves, with a frame and a name in the colour of the run."""
+    low = BETWEEN_BARS + (BAR + BETWEEN_BARS) * (1 - row)
+    place = {"yref": "paper", "ysizemode": "pixel", "yanchor": 1, "y0": low, "y1": low + BAR}
+    intervals = phase_intervals(phases)
+    for name, begin, end in intervals:
+        line = {"color": colour, "width": 2}
+        figure.add_shape(name=name, x0=begin, x1=end, fillcolor=look.PHASE_COLOURS[name], line=line, **place)
+    if intervals:
+        beside = {"x": 0, "xref": "paper", "xanchor": "right", "xshift": -4, "y": 1, "yref": "paper"}
+        beside |= {"yanchor": "middle", "yshift": low + BAR / 2, "showarrow": False}
+        figure.add_annotation(text=run, font={"size": 13, "color": colour}, **beside)
 
 
 def _explain_marks(figure: go.Figure) -> None:
@@ -368,7 +380,7 @@ def _explain_marks(figure: go.Figure) -> None:
     drawn = [symbol for trace in figure.data if trace.mode == "markers" for symbol in trace.marker.symbol]
     seen = {shape.name for shape in figure.layout.shapes}
     entries = [(MARKS[symbol], symbol, "white", 2) for symbol in MARKS if symbol in drawn]
-    entries += [(f"bar: {name}", "square", tint, 1) for name, tint in look.PHASE_TINTS.items() if name in seen]
+    entries += [(name, "square", colour, 1) for name, colour in look.PHASE_COLOURS.items() if name in seen]
     for name, symbol, colour, width in entries:
         marker = {"size": 11, "symbol": symbol, "color": colour, "line": {"width": width, "color": look.INK}}
         figure.add_scatter(x=[None], y=[None], mode="markers", name=name, marker=marker, hoverinfo="skip")

@@ -35,6 +35,8 @@ FURTHER = (look.GREEN, look.PURPLE, look.SKY, look.YELLOW, look.VERMILLION)
 """Colours of the words that are not in `DISCRETE`, in turn."""
 CELL = 30
 """Height of a cell, in pixels."""
+LEGEND_HEIGHT = 64
+"""Height of the colours with their names, in pixels."""
 RANKED = 20
 """How many heads the bars of a comparison show."""
 MEASURES = {
@@ -74,7 +76,10 @@ def heat_map(
     text = f"{column}: {meaning or column.replace('_', ' ')}. One cell is one head.{how}{expected}{signs}{beside}"
     frame = copy.deepcopy(_frame(tuple(tables), panel, int(table["head"].max())))
     frame["layout"]["title"]["text"] = f"{column.replace('_', ' ')} of every head"
-    frame["layout"] |= {"meta": {"caption": text}, "coloraxis": scale.axis()}
+    colours = scale.axis()
+    # The colours stand above the map, under the title: a page shows the top of a figure first.
+    colours["colorbar"] |= {"y": 1 - look.TITLE_HEIGHT / frame["layout"]["height"], "yanchor": "top"}
+    frame["layout"] |= {"meta": {"caption": text}, "coloraxis": colours}
     figure = go.Figure(frame)
     normal = f"<br>usual: {html.escape(usual)}" if usual else ""
     for (name, shown), place in zip(tables.items(), ({}, {"xaxis": "x2", "yaxis": "y2"}), strict=False):
@@ -96,7 +101,7 @@ def _frame(titles: tuple[str, ...], panel: int, last_head: int) -> dict[str, Any
         vertical_spacing=84 / (rows * panel + 84),
     )
     _head_axes(figure, last_head)
-    figure.update_layout(margin_b=124)
+    figure.update_layout(margin={"t": figure.layout.margin.t + LEGEND_HEIGHT, "b": 124 - LEGEND_HEIGHT})
     found: dict[str, Any] = figure.to_dict()
     return found
 

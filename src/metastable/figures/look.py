@@ -23,6 +23,8 @@ INK, GREY, FAINT = "#222222", "#6B6B6B", "#DDDDDD"
 
 PHASE_TINTS = {"concentration": "#E3F0F8", "plateau": "#E0F2EA", "terminal": "#FBEBDD"}
 """Backgrounds of the three phases of a run."""
+PHASE_COLOURS = {"concentration": "#8EC7EC", "plateau": GREEN, "terminal": ORANGE}
+"""The phases in full colour, in the hues of their backgrounds."""
 CLEAR = "rgba(0,0,0,0)"
 """No colour."""
 PLATEAU, BAND, GRID = "#F6EE9C", "rgba(0,114,178,0.18)", "#C4CAD0"
@@ -151,16 +153,24 @@ def band(figure: go.Figure, x: Any, low: Any, high: Any, colour: str, names: tup
     figure.add_scatter(**{**edge, "y": high, "name": names[1], "fill": "tonexty", "fillcolor": colour})
 
 
-def legend_below(figure: go.Figure, height: float | None = None) -> None:
-    """Put the legend under the axis, one entry a line: entries side by side do not fit a phone.
+def legend_below(figure: go.Figure, height: float | None = None, columns: int = 1) -> None:
+    """Put the legend under the axis, one entry a line: long entries side by side do not fit a phone.
 
     height : of axis title and legend, in pixels; by default as much as the traces need
+    columns : how many entries share a line; their names must be short
     """
-    lines = sum(trace.showlegend is not False for trace in figure.data)
+    lines = math.ceil(sum(trace.showlegend is not False for trace in figure.data) / columns)
     figure.update_layout(
         margin_b=60 + LEGEND_LINE * lines if height is None else height,
         legend={"yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "font": {"size": 13}, "traceorder": "normal"},
     )
+    if columns > 1:
+        figure.update_layout(
+            legend={
+                **{"orientation": "h", "xref": "container", "maxheight": 1},
+                **{"entrywidth": 1 / columns, "entrywidthmode": "fraction"},
+            }
+        )
 
 
 def caption(figure: go.Figure) -> str:
@@ -228,6 +238,7 @@ DARK = {
     BLUE: SKY,
     VERMILLION: "#F0803C",
     GREEN: "#2BB88D",
+    PHASE_COLOURS["concentration"]: "#2F7CB0",
     PHASE_TINTS["concentration"]: "#19303F",
     PHASE_TINTS["plateau"]: "#153A2C",
     PHASE_TINTS["terminal"]: "#402B18",
@@ -240,6 +251,9 @@ DARK = {
 
 def untitled(figure: go.Figure) -> go.Figure:
     """The same figure without its title and the space for it."""
+    bar = figure.layout.coloraxis.colorbar
+    if bar.yanchor == "top":
+        bar.y = 1
     figure.update_layout(title=None, margin_t=max(12, (figure.layout.margin.t or 0) - TITLE_HEIGHT + 12))
     return figure
 
@@ -273,6 +287,7 @@ def dark(figure: go.Figure) -> go.Figure:
 
 def enlarged(figure: go.Figure, factor: float) -> go.Figure:
     """The same figure with texts, lines, markers and margins `factor` times as large, for a projector."""
+    _resize_shapes(figure, factor)
     return _change(figure, lambda path, value: np.multiply(value, factor) if _in_pixels(path) else value)
 
 
@@ -306,6 +321,7 @@ def paper(figure: go.Figure, width: str | float = "single", font: str = "sans") 
     family = PAPER_FONTS[choice(font, "font", PAPER_FONTS)]
     still(figure)
     untitled(figure)
+    _resize_shapes(figure, PAPER_SCALE)
     _change(figure, lambda path, value: _on_paper(path, value) if _in_pixels(path) else value)
     axis: dict[str, Any] = {"linecolor": INK, "linewidth": 0.6, "gridwidth": 0.4, "tickwidth": 0.6, "ticklen": 3}
     axis |= {"title_font_size": PAPER_TEXT, "tickfont_size": PAPER_TEXT, "title_standoff": 4}
@@ -379,6 +395,13 @@ def _in_pixels(path: tuple[str, ...]) -> bool:
     if key == "size":
         return above.endswith("font") or above == "marker"
     return (above, key) == ("line", "width") or above == "margin" or key in ("xshift", "yshift", "thickness")
+
+
+def _resize_shapes(figure: go.Figure, factor: float) -> None:
+    """Make the shapes whose height is in pixels `factor` times as high."""
+    for shape in figure.layout.shapes:
+        if shape.ysizemode == "pixel":
+            shape.y0, shape.y1 = factor * shape.y0, factor * shape.y1
 
 
 def _change(figure: go.Figure, change: Callable[[tuple[str, ...], Any], Any]) -> go.Figure:

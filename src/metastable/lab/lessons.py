@@ -47,8 +47,8 @@ TOUR = (
     ),
     TourStep(
         "Two temperatures side by side",
-        "The first circle is β = 100, the second is β = 20. One time moves both. Compare the two bars at the top of "
-        "the curves: the green part is the plateau.",
+        "The first circle is β = 100, the second is β = 20. One time moves both. Compare the two bars above the "
+        "curves: the green part is the plateau.",
         replace(CIRCLE, compare="beta", other="20"),
     ),
     TourStep(

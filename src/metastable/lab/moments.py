@@ -17,7 +17,7 @@ def moments(run: Run, curves: DistanceCurves) -> list[Moment]:
     phases = curves.phases
     if phases is None:
         return _without_limit(run)
-    where, later = _limit(run), _later(run)
+    where = _limit(run)
     if math.isinf(run.theory().gap):
         return [(0.0, "No phases: no direction is preferred, so every token starts at its limit.")]
     if phases.course == "one time":
@@ -34,11 +34,11 @@ def moments(run: Run, curves: DistanceCurves) -> list[Moment]:
     found.append((phases.concentrated, plateau))
     if phases.terminal is None:
         return found
-    found.append((phases.terminal, f"Leaving: tokens move away from {where}{later}."))
+    found.append((phases.terminal, f"Leaving: {_pulled(run, where)}."))
     last = phases.plateaus[-1] if phases.plateaus else None
     if last is not None and last.end > phases.terminal:
-        rest = f"the distance to the limit law rests at {number(last.level)}"
-        found.append((max(last.start, phases.terminal), f"Terminal: tokens have left {where}, and {rest}."))
+        rest = f"the distance rests at {number(last.level)}"
+        found.append((max(last.start, phases.terminal), f"Terminal: tokens have left {where}; {rest}."))
         if last.end < phases.horizon:
             found.append((last.end, f"Terminal: tokens have left {where} and still move."))
     return [one for one, after in zip(found, [*found[1:], None], strict=True) if after is None or one[0] < after[0]]
@@ -74,12 +74,12 @@ def _limit(run: Run) -> str:
     return f"the unit sphere of E, the dominant space of M (dimension {theory.dim})"
 
 
-def _later(run: Run) -> str:
-    """Where V leads tokens that leave, in words; empty if it is not known."""
+def _pulled(run: Run, where: str) -> str:
+    """That tokens leave, and where V leads them if that is known."""
     terminal = run.theory().terminal
     if terminal is None:
-        return ""
+        return f"tokens move away from {where}"
     if terminal.rotates:
-        return f", and {terminal.name} turns them around"
-    space = "±v, its dominant direction" if terminal.dim == 1 else "its dominant space"
-    return f"; {terminal.name} pulls them towards {space}"
+        return f"tokens move away from {where}, and {terminal.name} turns them around"
+    space = "±v" if terminal.dim == 1 else "its dominant space"
+    return f"{terminal.name} pulls tokens away from {where}, towards {space}"

@@ -176,12 +176,15 @@ class State:
 
     @classmethod
     def from_query(cls, query: str) -> State:
-        """The state of a link, with or without its question mark. Eigenvalues that it does not give fit its d."""
+        """The state of a link, with or without its question mark.
+
+        Eigenvalues that it does not give fit its d, and a second value that it does not give is that of the page.
+        """
         try:
             if len(query) > LONGEST_QUERY:
                 raise ValueError
             texts = dict(parse_qsl(query.removeprefix("?"), keep_blank_values=True))
-            return cls.from_texts({**_spectra_of(texts.get("d", "")), **texts})
+            return cls.from_texts({**_spectra_of(texts.get("d", "")), **_other_of(texts), **texts})
         except ValueError as error:
             raise BadInput("the link is too long; the page shows its defaults") from error
 
@@ -191,8 +194,9 @@ class State:
         >>> State(d=2, interaction=(1.5, 0.6), value=(1.2, 0.9), beta=math.inf, compare="n", other="500").to_query()
         'd=2&interaction=1.5,0.6&beta=inf&compare=n&other=500'
         """
-        defaults = State().texts() | _spectra_of(self.texts()["d"])
-        pairs = [(name, text) for name, text in self.texts().items() if text != defaults[name]]
+        texts = self.texts()
+        defaults = State().texts() | _spectra_of(texts["d"]) | _other_of(texts)
+        pairs = [(name, text) for name, text in texts.items() if text != defaults[name]]
         return urlencode(pairs, safe=",:/", errors="replace")
 
     @classmethod
@@ -272,6 +276,24 @@ def _spectra_of(d: str) -> dict[str, str]:
             numbers.append(float(f"{0.8 * numbers[-1]:.3g}"))
         found[name] = _written(tuple(numbers[:dim]))
     return found
+
+
+def _other_of(texts: Mapping[str, str]) -> dict[str, str]:
+    """The text of the second value where two temperatures or two numbers of tokens are compared.
+
+    It is a tenth of β or a quarter of N, or a larger value if these are small, as on the page where the comparison is
+    chosen. A value that cannot be read has no second value.
+    """
+    compare = texts.get("compare")
+    if compare not in ("beta", "n"):
+        return {}
+    try:
+        first = FIELDS[compare].read(texts.get(compare, _written(getattr(State(), compare))))
+    except (ValueError, OverflowError):
+        return {}
+    if compare == "n":
+        return {"other": str((first + 2) // 4 if first > 400 else 1000)}
+    return {"other": _written(float(f"{min(first, 1e6) / 10:.3g}")) if first > 10 else "100"}
 
 
 def problems(state: State) -> dict[str, str]:

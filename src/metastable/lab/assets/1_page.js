@@ -35,8 +35,15 @@
     return plot && plot.layout && (plot.layout.meta || {}).key;
   };
 
+  /* The label of a field, which may be far below the figures. */
+  function called(name) {
+    const label = document.querySelector(`label[for=field-${name}]`);
+    return label ? `${label.textContent}: ` : "";
+  }
+
   function veil() {
-    if (Object.values(lab.problems).some(Boolean)) return "not computed: see the marked field";
+    const wrong = Object.keys(lab.problems).find((name) => lab.problems[name]);
+    if (wrong) return `not computed. ${called(wrong)}${lab.problems[wrong]}`;
     if (lab.wanted !== null && ENDED.includes(lab.status)) return lab.status;
     return lab.status === "asking" ? "not computed yet" : "computing …";
   }

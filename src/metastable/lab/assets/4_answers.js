@@ -102,6 +102,7 @@
     if (ENDED.includes(answer.status)) poll(false);
     if (answer.status === "failed" || answer.status === "stopped") lab.pause();
     if (answer.spheres.length) lab.drawn = Date.now(), lab.cost = lab.drawn - answer.asked;
+    forget(answer.spheres.map((_, i) => `sphere-${i + 1}`).concat(answer.curve ? ["curve"] : []));
     const figures = answer.spheres.map((figure, i) => lab.staged(figure, i));
     figures.forEach((figure, i) => entitle(`sphere-${i + 1}`, figure, answer.names[i]));
     if (figures.length === 1) lab.spheres[1] = null;
@@ -116,6 +117,14 @@
     setTimeout(lab.refresh, 0);
     return [figures[0] || nothing, figures[1] || nothing, answer.curve || nothing];
   };
+
+  /* Plotly keeps the space of a legend also for a new figure that has none. The new figure reserves its own space. */
+  function forget(names) {
+    for (const name of names) {
+      const drawn = (graph(name) || {})._fullLayout;
+      if (drawn && drawn._reservedMargin) drawn._reservedMargin = {};
+    }
+  }
 
   /* What the run did, in one sentence; of two runs the sentences about the time shown are enough. */
   function say(gist) {

@@ -20,6 +20,7 @@
     const steps = JSON.parse(by("tour").dataset.steps), entered = lab.tourStep < 0, step = steps[stop];
     lab.tourStep = step ? stop : -1;
     by("tour").hidden = !step;
+    lab.root.dataset.tour = step ? "yes" : "no";
     window.dispatchEvent(new Event("resize"));
     if (!step) return by("tour-start").focus();
     by("tour-title").textContent = `${stop + 1} of ${steps.length}: ${step.title}`;
