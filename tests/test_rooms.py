@@ -14,6 +14,7 @@ SOURCE = Path(metastable.__file__).parent
 ORDER = [
     *(
         "errors",
+        "versions",
         "addresses",
         "decimals",
         "notebook",

@@ -120,10 +120,10 @@ def _short(record: dict[str, Any]) -> Iterator[str]:
     yield from _item(
         "An AUROC is the probability that a shifted text scores higher than a clean one, in percent; 50 is chance. "
         "Clean texts are weighted to the same lengths. Ranges are over the domains. In brackets: AUROC of single "
-        "texts; percentage of these texts with p ≤ 0.01, which is 1 for clean texts."
+        "texts; percentage of these texts that are strange, that is with a `p_value` of at most 0.01."
     )
     cells = {
-        kind: f"{PLAINLY[kind]} ({_shown(ranges[kind])}; {_shown(_range(record, kind, 'marginal'))})" for kind in order
+        kind: f"{PLAINLY[kind]} ({_shown(ranges[kind])}; {_shown(_range(record, kind, 'conditional'))})" for kind in order
     }
     for words, kinds in (
         (f"**Caught** (AUROC of {CAUGHT:g} or more in every domain)", caught),
@@ -134,14 +134,13 @@ def _short(record: dict[str, Any]) -> Iterator[str]:
             yield from _item(f"{words}: {_listed([cells[kind] for kind in kinds])}.")
     batches = [_mean(found["groups"]["frozen"], "full", "batch") for found in domains.values()]
     yield from _item(f"**Batches of 8 texts**: the mean AUROC of all shifts is {_shown((min(batches), max(batches)))}.")
-    clean = [found["clean"]["full"]["marginal"] for found in domains.values()]
-    yield from _item(f"**False positives**: {min(clean):.2f} to {max(clean):.2f} % of clean texts have p ≤ 0.01.")
+    clean = [found["clean"]["full"]["conditional"] for found in domains.values()]
+    yield from _item(f"**False positives**: {min(clean):.2f} to {max(clean):.2f} % of clean texts are strange.")
     own = {n: found["clean streams"]["false alarms"]["full"]["alarm"] for n, found in domains.items()}
     cells = [f"{found['alarms']} of {found['streams']} (`{name}`)" for name, found in own.items()]
     yield from _item(
-        f"**False alarms**: {_listed(cells)} clean streams raised the alarm, which guarantees at most "
-        f"{100 * ALPHA:g} of 100 for independent texts. Streams of a domain share documents, so they are not "
-        "independent."
+        f"**False alarms**: for independent texts, at most {100 * ALPHA:g} of 100 clean streams raise an alarm. "
+        f"Measured: {_listed(cells)}. These streams share documents, so the promise does not cover them."
     )
     delays = {n: [_texts(d) for d in found["changed streams"]["full"].values()] for n, found in domains.items()}
     cells = [f"{np.median(found):g} (`{name}`)" for name, found in delays.items()]

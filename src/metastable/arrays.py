@@ -161,7 +161,8 @@ def set_own_threads(count: int, others: int) -> None:
     """Let torch use `count` threads in this thread. Threads that start later use `others`.
 
     The number is a setting of each thread. A thread takes the number that was set last in the process when it first
-    needs one. So this thread asks for its number before it sets it, and another thread is the last to set one.
+    needs one. So this thread asks for its number before it sets it, and another thread is the last to set one. A thread
+    of the host that first needs a number between these two moments takes `count`; torch has no way to prevent that.
     """
     torch.get_num_threads()
     torch.set_num_threads(count)

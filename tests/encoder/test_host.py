@@ -201,7 +201,12 @@ def test_the_number_of_threads_stays_after_audits_at_once(model):
     try:
         torch.set_num_threads(2)
 
+        begun = threading.Barrier(4)
+
         def audits():
+            # A thread that first asks for its number while another thread sets one would take that.
+            torch.get_num_threads()
+            begun.wait()
             ms.audit(model, beside_random=False)
             found.append(torch.get_num_threads())
 

@@ -18,7 +18,7 @@ def test_the_alarm_of_a_slice_and_the_field_are_told(tmp_path):
     summary["made"]["slice"] = "source"
     (folder / "summary.json").write_text(json.dumps(summary))
     _, headline, promise, _, tiles, *_ = LiveStream(folder).answer(None)
-    assert headline.startswith("Slice ‘b’ of source raised the alarm at text 18")
+    assert headline.startswith("The slice ‘b’ raised the alarm at text 18")
     assert "each slice" in promise
     assert "1 of 2" in str(tiles)
 

@@ -333,6 +333,25 @@ def test_the_figure_of_depths_has_the_medians_of_the_parts_and_of_strange_texts(
     assert block["strange texts"][5] == pytest.approx(float(np.median(p[p <= 0.01])))
     assert begin > 100
     assert "Where texts become unusual" not in render(changed)
+    for row in rows[:120]:
+        del row["p_by_depth"]
+    partly = watched(rows)
+    assert np.isnan(partly.p_by_depth[:120]).all()
+    np.testing.assert_allclose(partly.p_by_depth[120:, 2], p[120:], rtol=1e-6)
+    assert set(_depths(partly, {"before": slice(0, 100), "after": slice(100, 200)})) == {"after", "strange texts"}
+    assert "Where texts become unusual" in render(partly)
+
+
+def test_a_row_that_fits_no_column_is_damaged_and_the_others_stay_aligned():
+    rows = rows_of(np.linspace(0.1, 0.9, 9))
+    rows[4] |= {"first_layer": 70000}
+    for row in rows:
+        row["p_by_depth"] = {"0": row["p_value"]}
+    own = watched(rows)
+    assert (own.damaged, own.scored) == (1, 8)
+    np.testing.assert_allclose(own.p_by_depth[:, 0], own.columns.p_value, rtol=1e-6)
+    assert len(own.columns.slice) == 8
+    assert "1 lines of the records are damaged" in page_text(render(own))
 
 
 def test_the_numbers_of_one_text_and_the_words_of_the_terminal():

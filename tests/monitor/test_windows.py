@@ -9,6 +9,7 @@ from scipy.stats import binomtest
 
 from metastable.errors import BadInput
 from metastable.monitor import windows as module
+from metastable.monitor.alarm import worth_of_means
 from metastable.monitor.exposure import EXPOSURE
 from metastable.monitor.monitor import Monitor
 from metastable.monitor.record import Record
@@ -41,8 +42,8 @@ def traits(scale, table):
 def literal(scorer, own, seed):
     """p-value, by loops: means of the traits, a number a term, tail shares among all sets, sums, rank."""
     scale, n = scorer.scale, len(own)
-    pool = np.concatenate([own, scorer.traits])
-    chance = np.random.default_rng([seed, n, scorer.texts])
+    chance = np.random.default_rng([seed, n, int(scorer.independent_traits)])
+    pool = np.concatenate([own, scorer.traits[chance.permutation(scorer.texts)[: int(scorer.independent_traits)]]])
     sets = [list(range(n))] + [chance.choice(len(pool), n, replace=False, shuffle=False) for _ in range(DRAWS)]
     one, two = scale.members
     numbers = []
@@ -58,8 +59,15 @@ def literal(scorer, own, seed):
     return sum(total >= totals[0] - 1e-6 for total in totals) / len(totals)
 
 
-@pytest.mark.parametrize(("shift", "n"), [(0.0, 5), (0.0, 40), (0.5, 5), (0.3, 12)])
-def test_the_p_value_is_that_of_the_formula(scale, scorer, shift, n):
+@pytest.mark.parametrize("documents", [None, 100])
+@pytest.mark.parametrize(("shift", "n"), [(0.0, 5), (0.0, 30), (0.5, 5), (0.3, 12)])
+def test_the_p_value_is_that_of_the_formula(scale, shift, n, documents):
+    table = drawn(500, 3)
+    if documents is not None:
+        documents = np.repeat(np.arange(documents), 5)
+        table.columns["one"][:] += 0.5 * np.random.default_rng(0).normal(size=(100, 1))[documents]
+    scorer = Scorer.of(scale, table, documents)
+    assert (scorer.independent_traits < 450) == (documents is not None)
     own = traits(scale, drawn(n, 11, shift))
     found = compared(scorer, own, seed=4)
     assert found.p_value == pytest.approx(literal(scorer, own, 4), abs=2.1 / (DRAWS + 1))
@@ -83,6 +91,7 @@ def test_traits_are_adjusted_columns_and_log_odds(scale):
 def shares(scale, monkeypatch, shift, windows=400):
     """Of windows with p ≤ 0.05 and p ≤ 0.5; every window has calibration texts of its own."""
     monkeypatch.setattr(module, "DRAWS", 199)
+    monkeypatch.setattr(module, "LARGEST", 0.2)
     p = []
     for number in range(windows):
         own = Scorer.of(scale, drawn(60, 1000 + number))
@@ -129,13 +138,38 @@ def test_little_memory_gives_the_same_numbers(scale, scorer, monkeypatch):
     assert compared(scorer, own) == whole
 
 
-@pytest.mark.parametrize(("n", "words"), [(1, "give at least 2"), (501, "500 to compare with")])
+@pytest.mark.parametrize(
+    ("n", "words"), [(1, "give at least 2"), (51, "this baseline allows 50; give a random sample")]
+)
 def test_too_few_and_too_many_texts_are_refused(scale, scorer, n, words):
     with pytest.raises(BadInput, match=words):
         compared(scorer, traits(scale, drawn(n, 1)))
+    assert compared(scorer, traits(scale, drawn(50, 1))).texts == 50
 
 
-@pytest.mark.parametrize("size", [1, 0, -5, 2.5, 501])
+def test_the_worth_of_means_is_the_variance_of_the_mean():
+    """Against the variance over drawn sets of documents, and against loops; 1 text a document is worth itself."""
+    rng = np.random.default_rng(0)
+    documents = np.repeat(np.arange(40), 5)
+
+    def sample():
+        return rng.normal(size=(40, 2))[documents] * [1.0, 0.0] + rng.normal(size=(200, 2))
+
+    x = sample()
+    rest = x - x.mean(axis=0)
+    effects = [
+        sum(sum(rest[i, c] for i in np.flatnonzero(documents == k)) ** 2 for k in range(40)) / sum(rest[:, c] ** 2)
+        for c in range(2)
+    ]
+    assert worth_of_means(x, documents) == pytest.approx(200 / (sum(effects) / 2))
+    variances = np.array([sample().mean(axis=0) for _ in range(4000)]).var(axis=0)
+    true = np.mean(variances / (np.array([2.0, 1.0]) / 200))
+    assert np.mean([200 / worth_of_means(sample(), documents) for _ in range(200)]) == pytest.approx(true, rel=0.1)
+    assert worth_of_means(x, np.arange(200)) == pytest.approx(200)
+    assert worth_of_means(np.ones((200, 2)), documents) == 200
+
+
+@pytest.mark.parametrize("size", [1, 0, -5, 2.5, 51])
 def test_sizes_that_are_none_are_refused(scorer, size):
     with pytest.raises(BadInput, match="window is"):
         Windows(scorer, size)
@@ -181,8 +215,8 @@ def test_words_say_whether_the_smallest_p_value_was_reached(scale, scorer):
 
 def test_texts_are_tested_together_in_python(small, small_baseline_folder, stream):
     monitor = Monitor(small, small_baseline_folder, "full")
-    found = monitor.test([*stream[:20], "", *ODD * 10])
-    assert (found.texts, found.strange) == (60, True)
+    found = monitor.test([*stream[:20], "", *ODD * 7])
+    assert (found.texts, found.strange) == (48, True)
     assert not monitor.test(stream[20:60]).strange
     assert monitor.counts.texts == monitor.alarm.count == 0
     with pytest.raises(BadInput, match=r"1 of 3 texts can be scored, and 2 are needed; a text is empty"):
@@ -229,6 +263,11 @@ def test_windows_of_a_stream_are_kept_told_and_resumed_to_the_last_byte(watching
     other = invoke(*watching, path, "--window", 8, "--out", out, "--resume")
     assert (other.exit_code, contents(out)) == (2, before)
     assert "window 9, not 8" in other.stderr
+    # An --overwrite that was killed after it had removed the records: nothing of the stream before is left.
+    (out / "records.jsonl").unlink()
+    assert invoke(*asked, "--out", out).exit_code == result.exit_code
+    for name in ("records.jsonl", "windows.jsonl", "summary.json"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     (out / "windows.jsonl").write_bytes(b"".join(rows[1:]))
     damaged = invoke(*asked, "--out", out, "--resume")
     assert damaged.exit_code == 2

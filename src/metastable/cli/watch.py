@@ -58,7 +58,8 @@ def watch(
         typer.Option(
             metavar="N",
             help="Also test every N scored texts in a row together, which sees slight shifts that all of them have. "
-            "Each window gets a p-value, in windows.jsonl in --out. Alarm and exit code do not depend on it.",
+            "Each window gets a p-value, in windows.jsonl in --out. Alarm and exit code do not depend on it. After "
+            "--resume on a pipe, a new window begins.",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for records.jsonl, summary.json and report.html.")] = None,

@@ -119,23 +119,34 @@ def _log_tail(x: float, values: np.ndarray, sizes: np.ndarray, exact: bool) -> t
 
 
 def worth(scores: np.ndarray, documents: np.ndarray) -> float:
-    """How many independent texts the calibration texts are worth: m' = m/max(1, D), D the design effect.
+    """How many independent texts the calibration texts are worth to the alarm: `worth_of_means` of x.
 
-    D is the variance of the share of texts among the highest tenth of the scores, over that of independent texts. With
-    x_i = 1 for these texts and 0 for others, q the mean of x, and the sums over documents k and over their texts,
-
-        D = Σ_k (Σ_{i in k} (x_i − q))² / (m q (1 − q)).
-
-    It is 1 if every text is its own document.
+    x_i = 1 for texts among the highest tenth of the scores, and 0 for others.
 
     scores : (m,); documents : (m,) labels
     """
-    high = scores >= np.quantile(scores, 1 - TENTH)
-    q = high.mean()
-    if q in (0.0, 1.0):
-        return float(len(scores))
-    sums = np.bincount(np.unique(documents, return_inverse=True)[1], high - q)
-    return float(len(scores) / max(1.0, sums @ sums / (len(scores) * q * (1 - q))))
+    return worth_of_means((scores >= np.quantile(scores, 1 - TENTH)).astype(np.float64)[:, None], documents)
+
+
+def worth_of_means(x: np.ndarray, documents: np.ndarray) -> float:
+    """How many independent texts have means of x that vary as much: m' = m/max(1, D), D the design effect.
+
+    D is the variance of the mean of x over that of independent texts. With the sums over documents k and their texts,
+
+        D = Σ_k (Σ_{i in k} (x_i − x̄))² / Σ_i (x_i − x̄)²,
+
+    the mean of that over the columns of x, without columns that do not vary. It is 1 if every text is its own document.
+
+    x : (m, k); documents : (m,) labels
+    """
+    rest = x - x.mean(axis=0)
+    total = np.square(rest).sum(axis=0)
+    own = np.unique(documents, return_inverse=True)[1]
+    sums = np.zeros((own.max() + 1, x.shape[1]))
+    np.add.at(sums, own, rest)
+    vary = total > 1e-12 * np.maximum(1.0, np.square(x).sum(axis=0))
+    effects = np.square(sums).sum(axis=0)[vary] / total[vary]
+    return float(len(x) / max(1.0, effects.mean() if len(effects) else 1.0))
 
 
 @lru_cache(maxsize=8)

@@ -75,7 +75,6 @@ class Record:
     score : higher is more anomalous
     first_layer : the first depth at which the text is anomalous at level `alpha`, corrected for the number of depths;
         None for ordinary texts. Depth 0 is the first layer's input.
-    p_by_depth : the p-value of each depth, corrected for the number of depths, by the depth as a string
     tokens : the words that a detector of single words finds most unusual, at most three
     detector : the detector to which the text is most anomalous; "exposure" is the classifier of spoilt texts
     like : the kind of spoilt text that it is most like, if the classifier finds it most anomalous
@@ -93,6 +92,7 @@ class Record:
     because : what an anomaly means to `detector`, or why the text was rejected
     shown_by : the detector that `tokens` come from
     text : the text itself, if a sink asked for it; never in `to_dict`
+    p_by_depth : the p-value of each depth, corrected for the number of depths, by the depth as a string
     traits : (k,), what is averaged when texts are tested together, see `windows`; never in `to_dict`
     """
 
@@ -101,7 +101,6 @@ class Record:
     p_marginal: float | None = None
     score: float | None = None
     first_layer: int | None = None
-    p_by_depth: dict[str, float] = field(default_factory=dict)
     tokens: tuple[Word, ...] = ()
     detector: str | None = None
     like: str | None = None
@@ -121,6 +120,7 @@ class Record:
     because: str = ""
     shown_by: str | None = None
     text: str | None = None
+    p_by_depth: dict[str, float] = field(default_factory=dict)
     traits: np.ndarray | None = field(default=None, repr=False, compare=False)
 
     @classmethod

@@ -412,7 +412,8 @@ def _depths(watched: Watched, parts: Parts) -> dict[str, dict[int, float]]:
     """The median p-value at each depth: of each part, and of the strange texts."""
     chosen = {name: watched.p_by_depth[own] for name, own in parts.items()}
     chosen |= {"strange texts": watched.p_by_depth[watched.strange]} if watched.strange.any() else {}
-    medians = {name: np.nanmedian(p, axis=0) for name, p in chosen.items()}
+    known = {name: p[~np.isnan(p).any(axis=1)] for name, p in chosen.items()}
+    medians = {name: np.median(p, axis=0) for name, p in known.items() if len(p)}
     return {name: dict(zip(watched.depths, p.tolist(), strict=True)) for name, p in medians.items()}
 
 

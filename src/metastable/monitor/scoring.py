@@ -24,7 +24,7 @@ from torch import Tensor
 
 from metastable.arrays import whole
 from metastable.errors import BadInput
-from metastable.monitor.alarm import checked_worth, worth
+from metastable.monitor.alarm import checked_worth, worth, worth_of_means
 from metastable.monitor.conformal import Calibration, Surprise, ladder, worst
 from metastable.monitor.detectors.base import Detector
 from metastable.monitor.exposure import EXPOSURE, Exposure
@@ -451,6 +451,7 @@ class Scorer:
     calibration : of `Scores.total`; by_depth : of `Scores.worst_depth`
     traits : (m, k), of the calibration texts
     independent : how many independent texts the calibration texts are worth, see `alarm.worth`
+    independent_traits : the same for means of traits, see `alarm.worth_of_means`
     """
 
     scale: Scale
@@ -458,6 +459,7 @@ class Scorer:
     by_depth: Calibration
     traits: np.ndarray
     independent: float
+    independent_traits: float
 
     @classmethod
     def of(cls, scale: Scale, table: ColumnTable, documents: np.ndarray | None = None) -> Scorer:
@@ -468,7 +470,8 @@ class Scorer:
         scores = scale(table)
         documents = np.arange(len(table)) if documents is None else documents
         total, by_depth = Calibration(scores.total), Calibration(scores.worst_depth)
-        return cls(scale, total, by_depth, scores.traits, worth(scores.total, documents))
+        own = worth(scores.total, documents), worth_of_means(scores.traits.astype(np.float64), documents)
+        return cls(scale, total, by_depth, scores.traits, *own)
 
     @property
     def setting(self) -> Setting:
@@ -531,7 +534,8 @@ class Scorer:
         by_depth = Calibration(np.concatenate([self.by_depth.scores, scores.worst_depth]))
         traits = np.concatenate([self.traits, scores.traits])
         # Texts without a known spread over documents count as the present ones do.
-        return Scorer(self.scale, total, by_depth, traits, self.independent * total.texts / self.texts)
+        own = (worth * total.texts / self.texts for worth in (self.independent, self.independent_traits))
+        return Scorer(self.scale, total, by_depth, traits, *own)
 
     def assess(self, table: ColumnTable, tokens: Mapping[str, Tensor] | None = None) -> Assessment:
         usable = self.usable(table)
@@ -568,7 +572,8 @@ class Scorer:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything that is not in the arrays, for JSON."""
-        return {"members": [member.to_dict() for member in self.scale.members], "independent": self.independent}
+        worths = {"independent": self.independent, "independent_traits": self.independent_traits}
+        return {"members": [member.to_dict() for member in self.scale.members], **worths}
 
     @classmethod
     def from_arrays(cls, setting: Setting, kept: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Scorer:
@@ -586,7 +591,8 @@ class Scorer:
         own = Calibration(shaped(arrays, "by_depth", (calibration.texts,)))
         scale = Scale(setting, members, exposure, exposed, surprise, by_depth, tail)
         traits = shaped(arrays, "traits", (calibration.texts, scale.traits))
-        return cls(scale, calibration, own, traits, checked_worth(kept["independent"], calibration.texts))
+        worths = (checked_worth(kept[name], calibration.texts) for name in ("independent", "independent_traits"))
+        return cls(scale, calibration, own, traits, *worths)
 
 
 def _spread(values: np.ndarray, usable: np.ndarray) -> np.ndarray:

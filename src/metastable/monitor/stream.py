@@ -237,7 +237,7 @@ class StreamFolder:
             raise BadInput(f"{error}; --overwrite starts again") from error
 
     def write(self, rows: Sequence[dict[str, Any]], windows: Sequence[dict[str, Any]] = ()) -> None:
-        """Records first: a window that is missing after a kill is tested again."""
+        """Records first: a window of a regular file that is missing after a kill is tested again."""
         self._begin()
         self._lines.append(*rows)
         if windows:
@@ -295,9 +295,11 @@ class StreamFolder:
         """Begin a new stream, or refuse to."""
         path = self._lines.path
         if overwrite:
-            for old in (path, self.folder / TEXTS, self.folder / REPORT, self.folder / WINDOWS):
-                old.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         if not _size(path):
+            # Of a stream whose records are gone: its removal may have been interrupted.
+            for old in (self.folder / TEXTS, self.folder / REPORT, self.folder / WINDOWS):
+                old.unlink(missing_ok=True)
             self._begin()
             return
         if not resume:

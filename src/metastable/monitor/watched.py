@@ -1,4 +1,4 @@
-"""A watched stream as a whole, read from its records: in columns, with about 50 bytes per text in memory.
+"""A watched stream as a whole, read from its records: in columns, with about 80 bytes per text, and 4 for each depth.
 
 Reports and the live view of the lab are made from this. Records are rows as in records.jsonl, from a file that may
 still grow or from a monitor in memory.
@@ -235,11 +235,14 @@ class Watched:
             own_slice,
         )
         by_depth = {int(depth): float(p) for depth, p in (get("p_by_depth") or {}).items()}
-        if not self.scored:
+        # A value that does not fit its column is an error before any column grows.
+        new = [array(code, [value]) for code, value in zip(CODES.values(), values, strict=True)]
+        if not self.depths:
             self.depths = tuple(by_depth)
+            self._p_by_depth = array("f", [math.nan] * (self.scored * len(by_depth)))
         self._p_by_depth.extend(by_depth.get(depth, math.nan) for depth in self.depths)
-        for own, value in zip(self._columns.values(), values, strict=True):
-            own.append(value)
+        for own, value in zip(self._columns.values(), new, strict=True):
+            own.extend(value)
         self.cut += bool(get("cut"))
         if get("alarm"):
             self.alarms.append(number)
@@ -430,7 +433,13 @@ def read_windows(path: Path) -> list[dict[str, Any]]:
         row = _parsed(raw)
         numbers = [row.get(name) for name in ("number", "first", "last", "texts")]
         p = row.get("p_value")
-        if numbers[0] != number or not all(isinstance(n, int) for n in numbers) or not isinstance(p, float):
+        words = isinstance(row.get("detector"), str) and isinstance(row.get("strange"), bool)
+        if (
+            numbers[0] != number
+            or not all(isinstance(n, int) for n in numbers)
+            or not isinstance(p, float)
+            or not words
+        ):
             raise BadInput(f"{path} is damaged: line {number} is not window {number}")
         found.append(row)
     return found

@@ -7,18 +7,21 @@ spoilt texts) makes one number of the averages: see `Scale.of_windows`. The stat
 
 with tail probabilities estimated by `Surprise`. A shift that is slight in each text adds up over n texts.
 
-**The p-value.** n texts are drawn without replacement from the n texts of the window and the m calibration texts
-together, B times. The curves of `Surprise` are fitted on the numbers of all B + 1 sets, so that no set is treated
-differently, and
+**The p-value.** n texts are drawn without replacement from the n texts of the window and m' calibration texts together,
+B times. m' is how many independent texts the calibration texts are worth (see `alarm.worth_of_means`): all of them if
+every text is its own document, else as many of them, chosen at random. The mean of texts of few documents is less
+certain, and a pool of fewer texts allows for it. The curves of `Surprise` are fitted on the numbers of all B + 1 sets,
+so that no set is treated differently, and
 
     p = (1 + #{b : T_b ≥ T})/(1 + B).
 
 For texts that are exchangeable with the calibration texts, P(p ≤ t) ≤ t for every t, whatever the detectors are (a
 permutation test with random permutations: Phipson and Smyth, "Permutation p-values should never be zero", 2010).
 
-**The assumption.** Texts of a window are independent of each other, as the calibration texts are. Texts of one document
-are alike, and a window of them gets too small a p-value. The promise is about one window: of W clean windows, about
-αW have p ≤ α. The alarm over the stream is the promise about all texts.
+**The assumption.** Texts of a window are independent of each other. Texts of one document are alike, and a window of
+them gets too small a p-value. The promise is for one window, on average over calibration sets: all windows of a stream
+are compared with the same calibration texts, and for an unlucky set more than αW of W clean windows have p ≤ α. The
+larger n is against m', the more that varies, so n is at most m'/10. The alarm is the promise about a whole stream.
 """
 
 from __future__ import annotations
@@ -43,6 +46,8 @@ LEAST = 1 / (DRAWS + 1)
 GATHERED = 2**24
 # The fewest texts of a window: one text has its own p-value.
 FEWEST = 2
+# The most texts of a window, as a share of m'.
+LARGEST = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +95,15 @@ def compared(scorer: Scorer, traits: np.ndarray, alpha: float = 0.01, seed: int 
 
     seed : of the random sets
     """
-    n, m = len(traits), scorer.texts
+    n, m = len(traits), int(scorer.independent_traits + 1e-9)
     whole(n, "the number of texts that are tested together", FEWEST, f"give at least {FEWEST}")
-    if n > m:
-        raise BadInput(f"{n} texts are to be tested together, and the baseline has {m} to compare with; give fewer")
-    pool = np.concatenate([traits.astype(np.float32), scorer.traits])
+    if n > most_texts(scorer):
+        raise BadInput(
+            f"{n} texts are to be tested together, and this baseline allows {most_texts(scorer)}; give a random sample "
+            "of them, or calibrate with more documents"
+        )
     random = np.random.default_rng([seed, n, m])
+    pool = np.concatenate([traits.astype(np.float32), scorer.traits[random.permutation(scorer.texts)[:m]]])
     sets = np.stack([np.arange(n), *(random.choice(len(pool), n, replace=False, shuffle=False) for _ in range(DRAWS))])
     at_once = max(1, GATHERED // (n * pool.shape[1]))
     means = [pool[sets[i : i + at_once]].mean(axis=1, dtype=np.float64) for i in range(0, len(sets), at_once)]
@@ -109,6 +117,11 @@ def compared(scorer: Scorer, traits: np.ndarray, alpha: float = 0.01, seed: int 
     return Window(n, p_value, max(own, key=own.__getitem__), own, alpha)
 
 
+def most_texts(scorer: Scorer) -> int:
+    """The most texts that can be tested together."""
+    return int(LARGEST * scorer.independent_traits + 1e-9)
+
+
 class Windows:
     """The windows of a stream: every `size` scored texts in a row are tested together.
 
@@ -120,10 +133,8 @@ class Windows:
     def __init__(self, scorer: Scorer, size: int, alpha: float = 0.01) -> None:
         self.scorer, self.alpha = scorer, alpha
         self.size = whole(size, "window", FEWEST, "it must be a number of texts, at least 2")
-        if self.size > scorer.texts:
-            raise BadInput(
-                f"window is {size}, and the baseline has {scorer.texts} texts to compare with; make it smaller"
-            )
+        if self.size > most_texts(scorer):
+            raise BadInput(f"window is {size}, and this baseline allows {most_texts(scorer)} texts; make it smaller")
         self.number = self.strange = self.line = 0
         self._waiting: list[Record] = []
 
