@@ -111,7 +111,7 @@ class Method:
 
 def _batch_numbers(scale: Scale, table: ColumnTable, drawn: np.ndarray) -> np.ndarray:
     """(draws, terms): what the library's test of windows makes of each batch."""
-    return scale.of_windows(scale(table).traits[drawn].mean(axis=1))
+    return scale.of_windows(scale(table).traits[drawn].mean(axis=1, dtype=np.float64))
 
 
 @dataclass(frozen=True)

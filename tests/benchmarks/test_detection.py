@@ -226,7 +226,8 @@ def scale_of(weights, two_sided):
 @pytest.mark.parametrize("two_sided", [False, True])
 def test_a_batch_is_the_mean_of_its_texts_made_one_number(two_sided):
     rng = np.random.default_rng(0)
-    weights, z = np.array([1.0, 2.0, 0.5]), rng.normal(size=(20, 3))
+    # Traits are kept in float32.
+    weights, z = np.array([1.0, 2.0, 0.5]), rng.normal(size=(20, 3)).astype(np.float32).astype(np.float64)
     drawn = rng.integers(20, size=(6, 8))
     found = bench._batch_numbers(scale_of(weights, two_sided), ColumnTable({"d": z}, np.full(20, 10)), drawn)
     for batch, number in zip(drawn, found[:, 0], strict=True):
@@ -353,10 +354,14 @@ def test_windows_are_shown_where_they_were_recorded():
     document, record = module("document"), json.loads(RECORD.read_text(encoding="utf-8"))
     record.pop("windows", None)
     assert "## Windows" not in document.markdown(record) + document.tables(record)
-    found = {"clean": {"8": [1.0, 2.0], "50": [0.5, 1.5]}, "shifted": {"novel": 90.0, "HTML": 40.0, "negation": 20.0}}
+    found = {
+        "clean": {"8": [1.0, 2.0], "most": [0.5, 1.5]},
+        "most texts": [30, 40],
+        "shifted": {"novel": 90.0, "HTML": 40.0, "negation": 20.0},
+    }
     record["windows"] = {"commons": {"light": found, "full": found}}
     text = document.markdown(record)
-    assert "| commons | full | 1.5 (1.0 to 2.0) | 1.0 (0.5 to 1.5) | 40 | negation, HTML |" in text
+    assert "| commons | full | 1.5 (1.0 to 2.0) | 1.0 (0.5 to 1.5), 30 to 40 texts | 40 | negation, HTML |" in text
     assert "**Windows**" in text.split("## How it was measured")[0]
     assert "| negation | 20 | 20 |" in document.tables(record)
 
