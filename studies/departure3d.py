@@ -11,19 +11,18 @@ Departure is read in two ways: from W₂ to {±e}, the first time at which it is
 and from the angle between e and the mean of the mass that started on e's side, the first time after that of the least
 W₂ at which it is half of the angle between e and V's eigenvector ("half way").
 
-What the recorded runs say (β up to 200, four heads, uniform law; slopes between β = 100 and 200).
+What the recorded runs say (four heads, uniform law; the table is in studies/README.md).
 
 - Size of the cells, seed 4: at β = 30, h = 2, 1.5, 1, 0.75 give 8.32, 8.29, 8.30, 8.31; at β = 100, h = 2 and 1.4 give
   12.96 and 12.97. At h = 2 a different tolerance of the engine moved the first by 0.1: that is the scatter there.
-- By distance: 0.034 against a conjectured 0.039 (seed 4), 0.037 against 0.071 (24), 0.019 against 0.054 (9); none
-  within the run for seed 18, whose least W₂ is still 0.20.
-- Half way: 0.096 against 0.039 (4), 0.094 against 0.071 (24), 0.051 against 0.054 (9), 0.054 against 0.076 (18).
+- By distance, slopes between β = 200 and 400: 0.024 against a conjectured 0.039 (seed 4), 0.028 against 0.071 (24),
+  0.011 against 0.054 (9). They fall with β, and are closer to the smaller of the values G_k/κ_k.
+- Half way: 0.089 against 0.039 (4), 0.068 against 0.071 (24), 0.044 against 0.054 (9), 0.065 against 0.076 (18).
 
-Departure grows with β in every head. One reading in two heads is within 15 % of the conjecture, the other readings are
-off by factors of 1.3 to 2.8, and the two readings of a head do not agree with each other: at these β, W₂ has no flat
-plateau yet. So the conjecture is neither confirmed nor refuted here; that needs larger β.
+So the conjecture does not hold for the departure by distance at β ≤ 400. For the half-way time it is off by 4 to 19 % in
+three heads, and by a factor of 2.3 in the fourth.
 
-    python -m studies.departure3d            # every run (about half an hour on one core), written after each
+    python -m studies.departure3d            # every run (half an hour on one core up to β = 200, and hours beyond), written after each
     python -m studies.departure3d --words    # what the recorded runs say
 """
 
