@@ -12,6 +12,7 @@ import pytest
 
 import metastable as ms
 from metastable.theory.plateau import BANDS, _Tail
+from studies.departure3d import head_of, slopes
 from tests.docs.pages import DOCS, ROOT, filled, inserts
 
 
@@ -82,19 +83,34 @@ def staircase():
 def three_dimensions():
     runs = result("studies/results/departure3d.json")
     at = {(run["seed"], run["beta"]): run for run in runs if run["h"] == 2.0}
-    for seed in (4, 24):
-        slopes = [
-            (at[seed, b][kind] - at[seed, a][kind]) / (b - a)
-            for kind in ("departure", "half_way")
-            for a, b in ((30.0, 100.0), (100.0, 200.0))
-        ]
-        cells = "{:.3f}, {:.3f} | {:.3f}, {:.3f}".format(*slopes)
-        yield f"| {cells} |"
+    by_distance, half_way = {}, {}
+    for seed in (4, 24, 9, 18):
+        values = slopes(head_of(seed))
+        cells = [f"{seed}", ", ".join(f"{value:.4f}" for value in values.values())]
+        for kind, last in (("departure", by_distance), ("half_way", half_way)):
+            found = []
+            for a, b in ((30.0, 100.0), (100.0, 200.0), (200.0, 400.0)):
+                ends = at[seed, a][kind], at[seed, b][kind]
+                found.append("–" if None in ends else f"{(ends[1] - ends[0]) / (b - a):.3f}")
+                if None not in ends:
+                    last[seed] = (ends[1] - ends[0]) / (b - a)
+            cells.append("none seen below β = 400" if set(found) == {"–"} else ", ".join(found))
+        yield f"| {' | '.join(cells)} |"
+    values = {seed: slopes(head_of(seed)).values() for seed in (4, 24, 9, 18)}
+    shares = [f"{slope / max(values[seed]):.2f}" for seed, slope in by_distance.items()]
+    yield f"is {shares[0]}, {shares[1]} and {shares[2]} of the conjectured one in the three heads that have it"
+    shares = [f"{slope / min(values[seed]):.2f}" for seed, slope in by_distance.items()]
+    yield f"({shares[0]}, {shares[1]} and {shares[2]} of it)"
+    shares = {seed: slope / max(values[seed]) for seed, slope in half_way.items()}
+    yield "has {:.2f}, {:.2f} and {:.2f} of the conjectured slope in three heads".format(
+        *(shares[s] for s in (24, 9, 18))
+    )
+    yield f"and {shares[4]:.1f} of it in the fourth"
     fine = next(run for run in runs if (run["seed"], run["beta"], run["h"]) == (4, 30.0, 0.75))
     coarse = at[4, 30.0]
     yield f"moves the departure from {coarse['departure']:.2f} to {fine['departure']:.2f}"
     yield f"the least distance from {coarse['least']:.3f} to {fine['least']:.3f}"
-    least = sorted(run["least"] for (_, beta), run in at.items() if beta == 200.0)
+    least = sorted(run["least"] for (_, beta), run in at.items() if beta == 400.0)
     yield f"the least distance is still {least[0]:.2f} to {least[-1]:.2f}"
 
 
