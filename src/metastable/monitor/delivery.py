@@ -55,6 +55,7 @@ class _Job:
     written : texts that every sink has by now
     finished : whether the job is done
     given_up : whether the records that are not written yet are left out
+    forked : whether a fork has waited for the job in vain; later forks do not wait for it
     """
 
     make: Callable[[], Iterable[Record]] = tuple
@@ -65,6 +66,7 @@ class _Job:
     written: int = 0
     finished: bool = False
     given_up: bool = False
+    forked: bool = False
 
 
 class Delivery:
@@ -156,8 +158,11 @@ class Delivery:
             return
 
         def mine() -> bool:
-            here = (*self._jobs, *(() if self._job is None or self.given_up else (self._job,)))
-            return bool(self._untold and not self.given_up) or any(job.thread == me for job in here)
+            if self.given_up:
+                # Failures, and the closing of the sinks, are left to the thread in which the sink hangs.
+                return any(job.texts and job.thread == me for job in self._jobs)
+            here = (*self._jobs, *(() if self._job is None else (self._job,)))
+            return bool(self._untold) or any(job.thread == me for job in here)
 
         limit = FLUSH if self.given_up else None
         while self._write_next(mine, limit):
@@ -236,11 +241,16 @@ class Delivery:
     def hold(self, end: float) -> None:
         """Before a fork: wait until the thread that writes has done its job, or until `end`. None writes after that."""
         me = threading.get_ident()
+
+        def free() -> bool:
+            # A sink that forks does not wait for itself.
+            return self._writer in (None, me) or self._job is None or self._job.given_up or self._job.forked
+
         self._changed.acquire()
         self._forking = True
         try:
-            # A sink that forks does not wait for itself.
-            self._changed.wait_for(lambda: self._writer in (None, me) or self.given_up, end - time.monotonic())
+            if not self._changed.wait_for(free, end - time.monotonic()) and self._job is not None:
+                self._job.forked = True
         finally:
             self._forking = False
             self._changed.notify_all()
