@@ -399,36 +399,38 @@ def forked(work):
 def test_a_fork_waits_until_locks_inside_sinks_are_free(encoder, baseline, batch, monkeypatch):
     """It waits for the pass that is being written, and not for the passes that wait."""
     monkeypatch.setattr(delivery, "FORK", 60)
-    lock, inside, kept = threading.Lock(), threading.Event(), Kept()
+    lock, inside, quick, kept = threading.Lock(), threading.Event(), threading.Event(), Kept()
 
     def write(record):
         with lock:
             inside.set()
-            time.sleep(0.02)
+            quick.wait(0.02)
             kept.records.append(record)
 
     kept.write = write
     with torch.no_grad(), Monitor(encoder.model, baseline, sinks=[kept]) as monitor:
-        for _ in range(20):
+        for _ in range(100):
             encoder.model(**batch)
         assert inside.wait(60)
 
         def child():
             before = len(kept.records)
             encoder.model(**batch)
-            return before < 120 and monitor.flush(30) and len(kept.records) == before + 6
+            return before < 600 and monitor.flush(30) and len(kept.records) == before + 6
 
         assert forked(child) == 0
+        quick.set()
         assert monitor.flush(60)
-        assert len(kept.records) == 120
+        assert len(kept.records) == 600
         # And it waits for `examine` in another thread.
+    quick.clear()
     inside.clear()
     thread = threading.Thread(target=monitor.take, args=(monitor.records[:6],))
     thread.start()
     assert inside.wait(60)
     assert forked(lambda: monitor.take(monitor.records[:2])) == 0
     thread.join(60)
-    assert len(kept.records) == 126
+    assert len(kept.records) == 606
     assert monitor.failures == {}
 
 
@@ -440,8 +442,10 @@ def test_a_fork_waits_for_a_limited_time(encoder, baseline, batch, monkeypatch):
         assert stuck.inside.wait(60)
         assert forked(lambda: True) == 0
         # The next fork knows that the sink hangs.
-        monkeypatch.setattr(delivery, "FORK", 600)
+        monkeypatch.setattr(delivery, "FORK", 90)
+        began = time.monotonic()
         assert forked(lambda: True) == 0
+        assert time.monotonic() - began < 60
         stuck.release.set()
         assert monitor.flush(60)
     assert len(stuck.records) == 6
@@ -449,23 +453,26 @@ def test_a_fork_waits_for_a_limited_time(encoder, baseline, batch, monkeypatch):
 
 @pytest.mark.parametrize("live", [True, False])
 def test_a_sink_may_fork(encoder, baseline, stream, batch, live, monkeypatch):
-    monkeypatch.setattr(delivery, "FORK", 600)
-    kept, codes = Kept(), []
+    monkeypatch.setattr(delivery, "FORK", 90)
+    kept, codes, seconds = Kept(), [], []
 
     def write(record):
         kept.records.append(record)
         if not codes:
+            began = time.monotonic()
             codes.append(forked(lambda: True))
+            seconds.append(time.monotonic() - began)
 
     kept.write = write
     monitor = Monitor(encoder.model, baseline, sinks=[kept], tokenizer=encoder.tokenizer)
     if live:
         with monitor:
             encoder.model(**batch)
-            assert monitor.flush(60)
     else:
         monitor.examine(stream[:6])
     assert codes == [0]
+    # It has not waited for itself.
+    assert seconds[0] < 60
     assert p_values(kept.records) == p_values(monitor.records)
     assert monitor.failures == {}
 
