@@ -596,15 +596,15 @@ def test_a_client_that_does_not_read_its_answers_loses_its_connection(held, coun
 
 def test_a_slow_client_that_reads_gets_all_answers(held):
     """It takes longer for all of them than one answer may take."""
-    found = held(Limits(seconds=1), send_buffer=4096)
+    found = held(Limits(seconds=4), send_buffer=4096)
     with small_receiver(found.client.port) as slow:
-        slow.sendall(metrics_requests(60))
+        slow.sendall(metrics_requests(180))
         answers, began = b"", time.monotonic()
         while piece := slow.recv(3000):
             answers += piece
             time.sleep(0.05)
-        assert time.monotonic() - began > 2
-    assert answers.count(b" 200 OK\r\n") == 60
+        assert time.monotonic() - began > 5
+    assert answers.count(b" 200 OK\r\n") == 180
     assert answers.endswith(b"\n")
     assert answers.rpartition(b"# HELP ")[2].count(b"metastable_waiting_texts") == 3
 

@@ -5,12 +5,15 @@ or that hangs holds up no pass. If too much waits, further texts are dropped for
 given to `examine` outside of a live model are written in the thread of the caller, in the same order.
 
 The writing thread does not live on in a forked child. The child starts its own, with an empty queue: what waited during
-the fork is written by the parent.
+the fork is written by the parent. A fork waits for a sink that is just being called, so that locks inside the sink are
+free in the child. It does not wait longer than `FORK` seconds: in the child of such a fork, a sink may hang.
 """
 
 from __future__ import annotations
 
 import atexit
+import itertools
+import os
 import queue
 import threading
 import time
@@ -19,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from metastable.files import renewed_in_children
 from metastable.monitor.alarm import Alarm
@@ -30,6 +33,8 @@ from metastable.monitor.sinks import Sink
 WAITING = 4096
 # Seconds for which the end of a `with` block, or of the program, waits for the sinks.
 FLUSH = 5.0
+# Seconds for which a fork waits for the sinks.
+FORK = 1.0
 
 
 class Failed(Protocol):
@@ -49,7 +54,8 @@ class _Job:
     thread : where the job comes from
     written : texts that every sink has by now
     finished : whether the job is done
-    given_up : whether nobody waits for the job any more; the rest of its records is then left out
+    given_up : whether the records that are not written yet are left out
+    forked : whether a fork has waited for the job in vain; later forks do not wait for it
     """
 
     make: Callable[[], Iterable[Record]] = tuple
@@ -60,6 +66,7 @@ class _Job:
     written: int = 0
     finished: bool = False
     given_up: bool = False
+    forked: bool = False
 
 
 class Delivery:
@@ -78,7 +85,7 @@ class Delivery:
         self._failed = failed
         self.renew()
         renewed_in_children(self)
-        _ALL.add(self)
+        _ALL[next(_NUMBERS)] = self
 
     def renew(self) -> None:
         """Begin anew: in a forked child, which has neither the thread nor the work of its parent."""
@@ -92,6 +99,8 @@ class Delivery:
         self._writer: int | None = None
         self._job: _Job | None = None
         self._thread: threading.Thread | None = None
+        # Whether a thread that is about to fork waits until nobody writes.
+        self._forking = False
 
     @property
     def wants_state(self) -> bool:
@@ -100,24 +109,34 @@ class Delivery:
 
     def put(
         self, make: Callable[[], Iterable[Record]], texts: int, state: Alarm | None = None, wait: bool = False
-    ) -> int:
-        """Put records into the queue; returns how many texts are dropped because too many wait.
+    ) -> Exception | None:
+        """Put records into the queue. If they are dropped instead, returns the reason.
 
         state : the alarm after these texts; nobody else may change it
         wait : the caller will call `drain`, so nothing is dropped and no thread is needed
         """
         if not self.sinks:
-            return 0
+            return None
         with self._changed:
-            if not wait and (not self._start() or (self._waiting and self._waiting + texts > WAITING)):
-                if self._jobs and state is not None:
-                    # The state is that of the newest text, whether or not the text is dropped.
-                    self._jobs[-1].state = state
-                return texts
-            self._jobs.append(_Job(make, texts, state))
-            self._waiting += texts
-            self._changed.notify_all()
-        return 0
+            why = None if wait else self._obstacle(texts)
+            if why is None:
+                self._jobs.append(_Job(make, texts, state))
+                self._waiting += texts
+                self._changed.notify_all()
+            elif self._jobs and state is not None:
+                # The state is that of the newest text, whether or not the text is dropped.
+                self._jobs[-1].state = state
+        return why
+
+    def _obstacle(self, texts: int) -> Exception | None:
+        """Why texts of a live model are dropped, if they are."""
+        if not self._start():
+            return RuntimeError(f"no thread can be started that writes to the sinks, and {texts} texts are not written")
+        if self._waiting and self._waiting + texts > WAITING:
+            return queue.Full(
+                f"the sinks are too slow: {WAITING} texts wait for them, and {texts} more are not written"
+            )
+        return None
 
     def tell(self, kind: str, times: int = 1) -> None:
         """The sinks are told of failures, before they get the next records."""
@@ -130,32 +149,44 @@ class Delivery:
             self._changed.notify_all()
 
     def drain(self) -> None:
-        """Write, in this thread, until nothing waits that it has put. If a sink calls this, it returns at once."""
+        """Write, in this thread, until nothing waits that it has put. If a sink calls this, it returns at once.
+
+        If it is known that a sink hangs, this waits for `FLUSH` seconds and then drops what waits.
+        """
         me = threading.get_ident()
+        if self._writer == me:
+            return
 
         def mine() -> bool:
+            if self.given_up:
+                # Failures, and the closing of the sinks, are left to the thread in which the sink hangs.
+                return any(job.texts and job.thread == me for job in self._jobs)
             here = (*self._jobs, *(() if self._job is None else (self._job,)))
             return bool(self._untold) or any(job.thread == me for job in here)
 
-        while True:
-            with self._changed:
-                if self._writer == me:
-                    return
-                self._changed.wait_for(lambda: self._writer is None or not mine())
-                if not mine():
-                    return
-                taken = self._take()
-            self._finish(*taken)
+        limit = FLUSH if self.given_up else None
+        while self._write_next(mine, limit):
+            pass
+        with self._changed:
+            late = limit is not None and mine()
+        if late:
+            self.give_up()
 
     def flush(self, limit: float) -> bool:
-        """Wait for at most `limit` seconds until everything is written; returns whether it is."""
+        """Wait for at most `limit` seconds until all is written that was put so far; returns whether it is."""
         with self._changed:
             if self._writer == threading.get_ident():
                 return False
-            if (self._jobs or self._untold) and not self._start():
+            if not (self._jobs or self._untold or self._writer is not None):
+                return True
+            if not self._start():
                 return False
+            if not self._jobs:
+                self._jobs.append(_Job())
+            last = self._jobs[-1]
             self._changed.notify_all()
-            return self._changed.wait_for(self._idle, limit)
+            self._changed.wait_for(lambda: last.finished or last.given_up, limit)
+            return last.finished
 
     def leave(self) -> None:
         """The model is no longer live. Write what waits and close the sinks, for at most `FLUSH` seconds.
@@ -196,7 +227,9 @@ class Delivery:
             if self._job is not None and not self._job.given_up:
                 self._job.given_up = True
                 dropped += self._job.texts - self._job.written
-            # The sinks are closed all the same.
+            for job in self._jobs:
+                # The sinks are closed all the same.
+                job.given_up = not job.close
             self._jobs = deque(job for job in self._jobs if job.close)
             self._waiting = 0
             self._changed.notify_all()
@@ -205,8 +238,28 @@ class Delivery:
             self._failed("dropped", TimeoutError(words), dropped)
         return dropped
 
-    def _idle(self) -> bool:
-        return not self._jobs and not self._untold and self._writer is None
+    def hold(self, end: float) -> None:
+        """Before a fork: wait until the thread that writes has done its job, or until `end`. None writes after that."""
+        me = threading.get_ident()
+
+        def free() -> bool:
+            # A sink that forks does not wait for itself.
+            return self._writer in (None, me) or self._job is None or self._job.given_up or self._job.forked
+
+        self._changed.acquire()
+        self._forking = True
+        try:
+            if not self._changed.wait_for(free, end - time.monotonic()) and self._job is not None:
+                self._job.forked = True
+        finally:
+            self._forking = False
+            self._changed.notify_all()
+
+    def release(self) -> None:
+        """After a fork, in the parent: let threads write again."""
+        # What was made during the fork is not held.
+        with suppress(RuntimeError):
+            self._changed.release()
 
     def _start(self) -> bool:
         """Start the writing thread, if there is none; whether there is one now."""
@@ -222,38 +275,43 @@ class Delivery:
 
     def _work(self) -> None:
         """What the writing thread does."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._writer is None and (self._jobs or self._untold or not self.live))
-                if self._thread is not threading.current_thread():
-                    return
-                if not (self._jobs or self._untold):
-                    self._thread = None
-                    return
-                taken = self._take()
-            self._finish(*taken)
-            # A thread that waits keeps no records.
-            del taken
+        me = threading.current_thread()
+        while self._write_next(lambda: self._thread is me and bool(self.live or self._jobs or self._untold)):
+            pass
 
-    def _take(self) -> tuple[_Job | None, Counter[str]]:
-        """The next job, for this thread, and what is to be told before it."""
-        self._writer = threading.get_ident()
-        self._job = job = self._jobs.popleft() if self._jobs else None
-        self._waiting -= 0 if job is None else job.texts
-        untold, self._untold = self._untold, Counter()
-        return job, untold
+    def _write_next(self, wanted: Callable[[], bool], limit: float | None = None) -> bool:
+        """Write the next job in this thread, once there is one and no other thread writes; returns whether it did so.
 
-    def _finish(self, job: _Job | None, untold: Counter[str]) -> None:
+        wanted : asked with the lock; once it is false, nothing is written
+        limit : seconds to wait
+        """
+        me = threading.get_ident()
+
+        def ready() -> bool:
+            return self._writer is None and not self._forking and bool(self._jobs or self._untold)
+
         try:
-            self._tell(untold)
-            if job is not None:
-                self._write(job)
-        finally:
             with self._changed:
-                self._writer = self._job = None
-                if job is not None:
-                    job.finished = True
-                self._changed.notify_all()
+                waited = self._changed.wait_for(lambda: ready() or not wanted(), limit)
+                if not (waited and wanted()):
+                    if self._thread is threading.current_thread():
+                        self._thread = None
+                    return False
+                self._writer = me
+                job = self._job = self._jobs.popleft() if self._jobs else _Job()
+                self._waiting -= job.texts
+                untold, self._untold = self._untold, Counter()
+            self._tell(untold)
+            self._write(job)
+            return True
+        finally:
+            # An interrupt may come at any place above.
+            with self._changed:
+                if self._writer == me:
+                    if self._job is not None:
+                        self._job.finished = True
+                    self._writer = self._job = None
+                    self._changed.notify_all()
 
     def _tell(self, untold: Counter[str]) -> None:
         for kind in untold.elements():
@@ -289,18 +347,35 @@ class Delivery:
         return BaseException if threading.current_thread() is self._thread else Exception
 
 
-def too_many(texts: int) -> queue.Full:
-    """The error of texts that are dropped because too many wait."""
-    return queue.Full(f"the sinks are too slow: {WAITING} texts wait for them, and {texts} more are not written")
+# By the order in which they were made, which is the order in which a fork holds them.
+_ALL: WeakValueDictionary[int, Delivery] = WeakValueDictionary()
+_NUMBERS = itertools.count()
 
 
-_ALL: WeakSet[Delivery] = WeakSet()
+def _all() -> list[Delivery]:
+    # Other threads may make more meanwhile.
+    return [delivery for known in _ALL.valuerefs() if (delivery := known()) is not None]
 
 
 @atexit.register
 def _finish_all() -> None:
     """At the end of the program, the records of a monitor that was not left are written, unless a sink hangs."""
     end = time.monotonic() + FLUSH
-    for delivery in list(_ALL):
+    for delivery in _all():
         if not delivery.given_up and not delivery.flush(max(end - time.monotonic(), 0.0)):
             delivery.give_up()
+
+
+def _hold_all() -> None:
+    end = time.monotonic() + FORK
+    for delivery in _all():
+        delivery.hold(end)
+
+
+def _release_all() -> None:
+    for delivery in _all():
+        delivery.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold_all, after_in_parent=_release_all)

@@ -2,9 +2,9 @@
 
 It is a guest of the program that runs the model. Outputs and gradients are bit for bit those without the monitor.
 Errors inside the monitor (a full disk, a sink that raises, a bug) are counted and logged once per kind, and the model
-goes on. Only `KeyboardInterrupt` and `SystemExit` pass. A sink that is slow or hangs does not hold up the model, see
-`delivery`. A forked process can use the model and the monitor, even if another thread was inside the monitor during the
-fork.
+goes on. Only `KeyboardInterrupt` and `SystemExit` pass, and those that a sink of a live model raises are counted too.
+A sink that is slow or hangs does not hold up the model, see `delivery`. A forked process can use the model and the
+monitor, even if another thread was inside the monitor during the fork.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from metastable.errors import BadInput
 from metastable.files import Mutex
 from metastable.monitor.alarm import Alarm
 from metastable.monitor.baseline import Baseline
-from metastable.monitor.delivery import FLUSH, Delivery, too_many
+from metastable.monitor.delivery import FLUSH, Delivery
 from metastable.monitor.dependence import Dependence, warnings
 from metastable.monitor.episodes import Episodes, Evidence, Place
 from metastable.monitor.examiner import Examiner, one_line
@@ -66,7 +66,8 @@ class MonitorCounts:
     rejected : texts that could not be scored, by reason
     unreadable : passes that could not be scored, by reason; the number of texts in them is not known
     failures : errors inside the monitor, by place: "scoring" (a whole pass), "records", "alarm", "sink", "on_alarm";
-        and "dropped", the number of texts that the sinks did not get because they were too slow
+        and "dropped", the number of texts that the sinks did not get because they were too slow, or because no thread
+        could be started that writes to them
     """
 
     texts: int
@@ -90,8 +91,9 @@ class Monitor:
     `model.forward(…)`: torch runs no hooks there.) The texts get records, which go to `records` and to the sinks, and
     the alarm takes their p-values in the order in which passes end. A pass that cannot be scored (training mode,
     embeddings without token ids) is counted with its reason. A thread of the monitor writes to the sinks, and no pass
-    waits for it: `flush` does. Sinks that fall thousands of texts behind do not get the next texts, which are counted
-    as dropped. When the monitor is left, it waits a few seconds for the sinks and closes them.
+    waits for it. `flush` waits until the sinks have the records. Sinks that fall thousands of texts behind do not get
+    the next texts, which are counted as dropped. When the monitor is left, it waits a few seconds for the sinks and
+    closes them.
 
     A copy of the model that is made meanwhile has hooks that do nothing once the monitor is left; pickling the model
     fails until then. torch.compile skips hooks: compiled models are refused, and a model that is compiled while it is
@@ -344,6 +346,8 @@ class Monitor:
     def flush(self, timeout: float = FLUSH) -> bool:
         """Wait until the sinks have all records so far, for at most `timeout` seconds; returns whether they have.
 
+        Records of later passes are not waited for, and dropped ones are only counted.
+
         Leaving the monitor does this too, and so does the end of the program. Call it where a program ends without
         either, such as in a forked worker that ends with `os._exit`.
         """
@@ -385,8 +389,9 @@ class Monitor:
     def test(self, texts: Iterable[str], batch_size: int = 32) -> Window:
         """Whether texts together are like the clean texts: one p-value for all of them, see `windows`.
 
-        It has more power than the p-values of single texts. Texts that cannot be scored are left out. They do not count
-        as texts of the stream: nothing else changes.
+        It has more power than the p-values of single texts. Texts that cannot be scored are left out. None of the texts
+        counts as a text of the stream: they change no alarm, and the sinks get no records of them. Errors inside the
+        monitor are counted in `failures`, and sinks are told of them.
         """
         made = self.examiner().records(texts, batch_size, self._fail)
         if self._reader is None:
@@ -419,8 +424,11 @@ class Monitor:
             dropped = self._deliver(_Block(lambda: done), len(done), wait=alone)
         if alone:
             self._delivery.drain()
-        self._drop(dropped)
+        self._drop(dropped, len(done))
         self._announce(marks)
+        if alone:
+            # The sinks are told of a callback that failed.
+            self._delivery.drain()
         return done
 
     def replay(self, past: Iterable[Record]) -> None:
@@ -458,7 +466,7 @@ class Monitor:
                 return [replace(record, text=tokenizer.decode(ids[chosen])) for record, ids, chosen in rows]
 
             dropped = self._deliver(_Block(make), len(found.usable))
-        self._drop(dropped)
+        self._drop(dropped, len(found.usable))
         self._announce(marks)
 
     def _count(
@@ -506,8 +514,8 @@ class Monitor:
             slice_alarms=_rows(own, scored),
         )
 
-    def _deliver(self, block: _Block, texts: int, wait: bool = False) -> int:
-        """Keep records and put them into the queue of the sinks; returns how many texts are dropped there.
+    def _deliver(self, block: _Block, texts: int, wait: bool = False) -> Exception | None:
+        """Keep records and put them into the queue of the sinks. If they are dropped there, returns the reason.
 
         wait : the caller will wait until they are written, without the lock
         """
@@ -515,9 +523,10 @@ class Monitor:
         state = copy.copy(self.alarm) if self._delivery.wants_state else None
         return self._delivery.put(block.records, texts, state, wait)
 
-    def _drop(self, texts: int) -> None:
-        if texts:
-            self._fail("dropped", too_many(texts), texts)
+    def _drop(self, why: Exception | None, texts: int) -> None:
+        """Count texts as dropped, if there is a reason."""
+        if why is not None:
+            self._fail("dropped", why, texts)
 
     def _announce(self, marks: _Marks) -> None:
         if self._on_alarm is not None:
