@@ -99,8 +99,12 @@ def three_dimensions():
     values = {seed: slopes(head_of(seed)).values() for seed in (4, 24, 9, 18)}
     shares = [f"{slope / max(values[seed]):.2f}" for seed, slope in by_distance.items()]
     yield f"is {shares[0]}, {shares[1]} and {shares[2]} of the conjectured one in the three heads that have it"
-    shares = [f"{slope / min(values[seed]):.2f}" for seed, slope in by_distance.items()]
-    yield f"({shares[0]}, {shares[1]} and {shares[2]} of it)"
+    last = {kind: (at[4, 800.0][kind] - at[4, 400.0][kind]) / 400 for kind in ("departure", "half_way")}
+    yield (
+        f"it departs at {at[4, 800.0]['departure']:.2f}, and the slope between β = 400 and 800 is "
+        f"{last['departure']:.3f} by distance, {last['departure'] / max(values[4]):.2f} of the conjectured one, and "
+        f"{last['half_way']:.3f} for the half-way time"
+    )
     shares = {seed: slope / max(values[seed]) for seed, slope in half_way.items()}
     yield "has {:.2f}, {:.2f} and {:.2f} of the conjectured slope in three heads".format(
         *(shares[s] for s in (24, 9, 18))
@@ -111,7 +115,7 @@ def three_dimensions():
     yield f"moves the departure from {coarse['departure']:.2f} to {fine['departure']:.2f}"
     yield f"the least distance from {coarse['least']:.3f} to {fine['least']:.3f}"
     least = sorted(run["least"] for (_, beta), run in at.items() if beta == 400.0)
-    yield f"the least distance is still {least[0]:.2f} to {least[-1]:.2f}"
+    yield (f"it is {least[0]:.2f} to {least[-1]:.2f} at β = 400, and {at[4, 800.0]['least']:.3f} for seed 4 at β = 800")
 
 
 def audits():
