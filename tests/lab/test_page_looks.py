@@ -148,6 +148,7 @@ def test_labels_of_comparisons_and_of_blocks_do_not_overlap(tab, query):
         assert_fits(tab)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(EXAMPLES))
 def test_labels_of_the_examples_do_not_overlap(tab, name):
     tab.show(replace(EXAMPLES[name], n=60).to_query()).done()
