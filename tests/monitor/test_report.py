@@ -351,7 +351,7 @@ def test_a_row_that_fits_no_column_is_damaged_and_the_others_stay_aligned():
     assert (own.damaged, own.scored) == (1, 8)
     np.testing.assert_allclose(own.p_by_depth[:, 0], own.columns.p_value, rtol=1e-6)
     assert len(own.columns.slice) == 8
-    assert "1 lines of the records are damaged" in page_text(render(own))
+    assert "1 line of the records is damaged" in page_text(render(own))
 
 
 def test_the_numbers_of_one_text_and_the_words_of_the_terminal():

@@ -312,7 +312,8 @@ def notes(watched: Watched, change: ChangePoint | None) -> list[str]:
             "is clean again."
         )
     if watched.damaged:
-        found.append(f"{watched.damaged} lines of the records are damaged and left out.")
+        lines = "1 line of the records is" if watched.damaged == 1 else f"{watched.damaged} lines of the records are"
+        found.append(f"{lines} damaged and left out.")
     return found
 
 
