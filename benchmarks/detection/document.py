@@ -473,8 +473,8 @@ def _windows_in_words(windows: dict[str, Any]) -> str:
     clean = {size: _over_domains(windows, size) for size in ("8", "most")}
     shifted = [float(np.median(list(found["full"]["shifted"].values()))) for found in windows.values()]
     return (
-        f"**Windows** (`watch --window`), measured on {domains}: {_shown(clean['8'])} % of clean windows of 8 texts and "
-        f"{_shown(clean['most'])} % of those of as many texts as a baseline allows are strange at p ≤ 0.01. Of windows "
+        f"**Windows** (`watch --window`), measured on {domains}: {_shown(clean['8'])} % of clean windows of 8 texts "
+        f"and {_shown(clean['most'])} % of those of as many texts as a baseline allows are strange at p ≤ 0.01. Of windows "
         "of 8 shifted texts, "
         f"{_shown((min(shifted), max(shifted)))} % are, in the median over shifts."
     )
