@@ -474,8 +474,8 @@ def _windows_in_words(windows: dict[str, Any]) -> str:
     shifted = [float(np.median(list(found["full"]["shifted"].values()))) for found in windows.values()]
     return (
         f"**Windows** (`watch --window`), measured on {domains}: {_shown(clean['8'])} % of clean windows of 8 texts "
-        f"and {_shown(clean['most'])} % of those of as many texts as a baseline allows are strange at p ≤ 0.01. Of windows "
-        "of 8 shifted texts, "
+        f"and {_shown(clean['most'])} % of those of as many texts as a baseline allows are strange at p ≤ 0.01. "
+        "Of windows of 8 shifted texts, "
         f"{_shown((min(shifted), max(shifted)))} % are, in the median over shifts."
     )
 
